@@ -1,0 +1,1 @@
+"""The Pulumi program that carries out a FleetPlan on AWS."""

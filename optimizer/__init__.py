@@ -1,0 +1,1 @@
+"""From a model, a budget and a deadline to a FleetPlan."""

@@ -1,0 +1,1 @@
+"""Calls to AWS: clients, error classes, times to live."""

@@ -1,0 +1,1 @@
+"""Instance types, GPUs and prices."""

@@ -1,0 +1,59 @@
+"""The ``gpufleet`` command group; each command lives in ``optimizer/commands`` and is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from optimizer.errors import GpufleetError
+
+# Imported lazily, so that `gpufleet offers` never pays for pulumi and nothing here ever imports torch.
+COMMANDS = {
+    "recommend": "optimizer.commands.recommend",
+    "estimate": "optimizer.commands.estimate",
+    "offers": "optimizer.commands.offers",
+    "catalog": "optimizer.commands.catalog",
+    "stack": "optimizer.commands.stack",
+    "preview": "optimizer.commands.preview",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use; a module's command is its attribute named ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of a user's work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gpufleet")
+def cli() -> None:
+    """From a model, a budget and a deadline to a GPU fleet on AWS.
+
+    Results go to standard output, progress and errors to standard error. Exit status: 0 done, 1 failure, 2 wrong
+    usage or input, 3 nothing feasible, 4 data missing or too stale.
+    """
+
+
+def main() -> None:
+    """Run the command line; an error meant for the user ends with its message and exit status, never a traceback."""
+    try:
+        cli()
+    except GpufleetError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) went away: not an error of ours, and Python must not complain at exit either.
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,75 @@
+"""What all listing commands share: ``--format table|json|csv`` and the three writers behind it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def format_option(function: F) -> F:
+    """Add ``--format``, passed to the command as ``output_format``."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["table", "json", "csv"]),
+        default="table",
+        show_default=True,
+        help="How to print the result.",
+    )(function)
+
+
+def write_json(data: Any) -> None:
+    """Print ``data`` as indented JSON; a date prints as ISO 8601. NaN and infinity are errors, not invalid JSON."""
+    click.echo(json.dumps(data, indent=2, default=str, allow_nan=False))
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print ``rows`` as CSV with exactly ``columns``; None prints as an empty field."""
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(columns), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, title: str = "") -> None:
+    """Print ``rows`` as a table; ``columns`` maps field to heading. Numbers align right; None prints as a dash.
+
+    Written to a pipe or file, no row is cut to a terminal's width.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
+    for field, heading in columns.items():
+        numeric = any(isinstance(row.get(field), int | float) for row in rows)
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row.get(field)) for field in columns))
+    Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(table)
+
+
+def write_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], output_format: str, *, title: str = ""
+) -> None:
+    """Print ``rows`` in the chosen format with the fields of ``columns``, in their order."""
+    if output_format == "json":
+        write_json([{field: row.get(field) for field in columns} for row in rows])
+    elif output_format == "csv":
+        write_csv(rows, list(columns))
+    else:
+        write_table(rows, columns, title=title)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)

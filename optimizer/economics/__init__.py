@@ -1,0 +1,1 @@
+"""Dollars, hours and interruptions."""

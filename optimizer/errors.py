@@ -1,0 +1,61 @@
+"""Every error gpufleet raises on purpose, and the exit code each one ends a command with.
+
+    GpufleetError               1  something failed while doing what was asked
+    ├── InvalidInputError       2  the request, plan or file is wrong; the user must change it
+    ├── NothingFeasibleError    3  the request is sound, and no fleet meets it
+    └── DataMissingError        4  a price, a fact or a calibration is absent
+        └── DataStaleError      4  it is there, and too old to spend money on
+
+A message has four parts: what was got, the limit it broke, why the limit exists, and the next command to run.
+"""
+
+from __future__ import annotations
+
+
+class GpufleetError(Exception):
+    """Base of all errors meant for the user; ``exit_code`` is the process's exit status.
+
+    Args:
+        got: what was found, with its value ("--budget is -5 USD").
+        limit: what would have been accepted ("a budget is above 0 USD").
+        why: the reason the limit exists; empty where the limit says it.
+        next_step: a command or edit that helps; empty where there is none.
+    """
+
+    exit_code = 1
+
+    def __init__(self, got: str, *, limit: str = "", why: str = "", next_step: str = "") -> None:
+        self.got, self.limit, self.why, self.next_step = got, limit, why, next_step
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        parts = [self.got]
+        if self.limit:
+            parts.append(f"limit: {self.limit}")
+        if self.why:
+            parts.append(f"why: {self.why}")
+        if self.next_step:
+            parts.append(f"next: {self.next_step}")
+        return "\n  ".join(parts)
+
+
+class InvalidInputError(GpufleetError):
+    """A flag, file, request or plan that no data could make right."""
+
+    exit_code = 2
+
+
+class NothingFeasibleError(GpufleetError):
+    """No fleet meets the budget, the deadline and the memory at once."""
+
+    exit_code = 3
+
+
+class DataMissingError(GpufleetError):
+    """A fact the answer needs is not in the catalog or the calibration."""
+
+    exit_code = 4
+
+
+class DataStaleError(DataMissingError):
+    """The fact is there and older than its time to live."""

@@ -1,0 +1,106 @@
+"""What a GPU and an instance type are, and what an offer costs: the facts the catalog holds and the estimator reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Interconnect = Literal["none", "pcie", "nvlink", "nvswitch"]
+CpuArchitecture = Literal["x86_64", "arm64"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU model at one memory size, as its vendor's datasheet gives it.
+
+    Attributes:
+        key: unique name, model and memory ("a100-80gb"), as in tables of measured runs.
+        name: the model as people ask for it ("A100").
+        architecture: NVIDIA's name ("Ampere").
+        memory_gib: memory as EC2 reports it, GiB (SizeInMiB / 1024).
+        memory_bandwidth_gb_per_s: HBM or GDDR bandwidth, GB/s (10^9 bytes).
+        peak_tflop_per_s: dense peak by precision, TFLOP/s (10^12), without sparsity; a precision the GPU's matrix or
+            vector units do not run is absent.
+        nvlink_gb_per_s: NVLink bandwidth of one GPU, both directions together, GB/s; 0 without NVLink.
+        source: the datasheet's address.
+        as_of: when it was read.
+    """
+
+    key: str
+    name: str
+    architecture: str
+    memory_gib: float
+    memory_bandwidth_gb_per_s: float
+    peak_tflop_per_s: Mapping[str, float]
+    nvlink_gb_per_s: float
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceType:
+    """One EC2 instance type with NVIDIA GPUs, as DescribeInstanceTypes gives it.
+
+    Attributes:
+        name: "p5.48xlarge".
+        gpu: the GPU model.
+        gpu_count: GPUs of one instance; below 1 for a fractional GPU (g6f).
+        gpu_memory_gib: memory of one GPU (or of the fraction) as this type gets it, GiB.
+        vcpus, memory_gib: host processors and memory, GiB.
+        nvme_gb: local NVMe in total, GB; 0 for none.
+        network_gbit_per_s: baseline network bandwidth of one instance, all cards together, Gbit/s.
+        network_cards: network cards.
+        efa_cards: EFA interfaces the type can have (MaximumEfaInterfaces); 0 without EFA.
+        interconnect: how the instance's GPUs are linked.
+        cpu_architecture: "x86_64" or "arm64".
+        source, as_of: where the row comes from, and when it was read.
+    """
+
+    name: str
+    gpu: Gpu
+    gpu_count: float
+    gpu_memory_gib: float
+    vcpus: int
+    memory_gib: float
+    nvme_gb: float
+    network_gbit_per_s: float
+    network_cards: int
+    efa_cards: int
+    interconnect: Interconnect
+    cpu_architecture: CpuArchitecture
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """A price in USD per instance-hour, with where and when it was read."""
+
+    usd_per_hour: float
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """One instance type in one region with its prices; a price nobody published is None, never a guess.
+
+    Attributes:
+        instance: the type.
+        region: "us-east-1".
+        zone_ids: zone ids that offer the type ("use1-az6"), sorted; empty where unknown.
+        on_demand, reserved_1yr, spot: prices per instance-hour; reserved is one year, no upfront.
+        interruption_band: Spot Advisor's share of instances interrupted in a month, as (low, high); high is None for
+            the open band ">20%"; the whole field is None where the advisor has no row.
+    """
+
+    instance: InstanceType
+    region: str
+    zone_ids: tuple[str, ...]
+    on_demand: Price | None
+    reserved_1yr: Price | None
+    spot: Price | None
+    interruption_band: tuple[float, float | None] | None

@@ -1,0 +1,1 @@
+"""Memory and speed of a training step."""

@@ -1,0 +1,318 @@
+"""FleetPlan: the one contract between deciding and doing.
+
+The optimizer writes it; infra and bootstrap carry it out and never decide again, so it holds every fact they need.
+A plan is checked against itself when it is read: one edited by hand into nonsense is refused before it costs money.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SCHEMA_VERSION: Literal[1] = 1
+
+PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
+ActivationCheckpointing = Literal["none", "selective", "full"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be read, contradicts itself, or cannot be carried out; the message says where and why."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Node(_Model):
+    """The facts of one instance that infra and bootstrap need."""
+
+    gpu: str = Field(description="GPU model, as offers prints it (H100).")
+    gpu_count: Positive = Field(description="GPUs of one instance; below 1 for a fractional GPU.")
+    gpu_memory_gib: Positive = Field(description="Memory of one GPU, GiB.")
+    vcpus: Count
+    memory_gib: Positive = Field(description="Host memory, GiB.")
+    nvme_gb: NonNegative = Field(description="Local NVMe in total, GB; 0 for none.")
+    network_gbit_per_s: Positive = Field(description="Network bandwidth of one instance, Gbit/s.")
+    network_cards: Count
+    efa_cards: int = Field(ge=0, description="EFA interfaces to attach; 0 where the type has none.")
+    interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
+    cpu_architecture: Literal["x86_64", "arm64"]
+
+
+class Purchase(_Model):
+    """How the nodes are bought."""
+
+    option: PurchaseOption
+    on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
+    fallback: Literal["none", "on-demand"] = Field(
+        default="none",
+        description="What replaces spot capacity that does not come.",
+    )
+    capacity_reservation_id: str | None = Field(
+        default=None,
+        pattern=r"^cr-[0-9a-f]{8,17}$",
+        description="Existing reservation to run in; null with option reserved makes infra create one.",
+    )
+
+
+class Parallelism(_Model):
+    """How the model is spread over the GPUs; data × tensor × pipeline × context is the number of GPUs."""
+
+    data: Count
+    sharding: Sharding
+    tensor: Count = 1
+    pipeline: Count = 1
+    context: Count = 1
+    micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
+    grad_accum: Count
+    activation_checkpointing: ActivationCheckpointing
+
+
+class Memory(_Model):
+    """Peak GPU memory of the fullest rank."""
+
+    peak_gib: Positive
+    limit_gib: Positive = Field(description="What a process can have on this GPU, GiB.")
+    breakdown: dict[str, NonNegative] = Field(description="GiB by part; the parts add up to peak_gib.")
+
+
+class Spread(_Model):
+    """An expected value with its median and 95th percentile."""
+
+    expected: NonNegative
+    p50: NonNegative
+    p95: NonNegative
+
+
+class CostBreakdown(_Model):
+    """Expected USD by part."""
+
+    compute: NonNegative
+    volumes: NonNegative
+    storage: NonNegative
+    transfer: NonNegative = Field(description="VPC interface endpoints: hours and data.")
+    head_node: NonNegative
+
+    def total(self) -> float:
+        """Sum of the parts, USD."""
+        return self.compute + self.volumes + self.storage + self.transfer + self.head_node
+
+
+class Cost(Spread):
+    """Cost of the whole run in USD; the breakdown adds up to ``expected``."""
+
+    breakdown: CostBreakdown
+
+
+class Interruption(_Model):
+    """What spot interruptions are expected to do to the run; zeros for other purchase options."""
+
+    rate: NonNegative = Field(description="Interruptions per node-hour.")
+    source: str = Field(description="Where the rate comes from.")
+    expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
+    checkpoint_interval_s: Positive
+    lost_hours: NonNegative = Field(description="Expected hours lost to recomputation and restarts.")
+
+
+class Price(_Model):
+    """One price the plan's cost uses."""
+
+    item: str = Field(description='What is priced, like "spot p5.48xlarge us-east-1".')
+    usd: NonNegative
+    per: str = Field(description='Unit the price is for, like "hour" or "GB-month".')
+    source: str
+    as_of: date
+
+
+class Calibration(_Model):
+    """Where the speed estimate's efficiency comes from."""
+
+    source: str
+    relative_error: NonNegative = Field(description="Standard deviation of log(predicted/measured) time on its rows.")
+    rows: int = Field(ge=0, description="Measured rows behind it; 0 where the GPU has none.")
+
+
+class Volumes(_Model):
+    """EBS volume of each node."""
+
+    root_gib: Annotated[int, Field(ge=75, le=65536)] = 200
+    iops: Annotated[int, Field(ge=3000, le=80000)] = 3000
+    throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
+
+
+class Job(_Model):
+    """The training run the fleet is for."""
+
+    model: str
+    parameters: Count
+    samples: Count = Field(description="Sequences (or images) to train on.")
+    tokens: Count = Field(description="Tokens to train on; equals samples for a CNN.")
+    seq_len: Count = Field(description="Tokens of one sequence; 1 for a CNN.")
+    global_batch: Count = Field(description="Sequences (or images) of one optimizer step.")
+    steps: Count
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    optimizer: str
+    checkpoint_gib: NonNegative = Field(description="Size of one checkpoint (parameters and optimizer state).")
+    checkpoints_kept: Count = 3
+    budget_usd: Positive | None = None
+    deadline_hours: Positive | None = None
+
+
+class FleetPlan(_Model):
+    """One way to train one model: what to buy, how to spread the model over it, how long it takes and what it costs."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    instance_type: str = Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")
+    region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    zone_ids: tuple[Annotated[str, Field(pattern=r"^[a-z0-9]+-az\d+$")], ...] = Field(
+        description="Zones that offer the type; empty where unknown."
+    )
+    node_count: Annotated[int, Field(ge=1, le=1000)]
+    node: Node
+    volumes: Volumes = Volumes()
+    purchase: Purchase
+    job: Job
+    parallelism: Parallelism
+    memory: Memory
+    step_time_s: Positive
+    tokens_per_second: Positive = Field(description="Of the whole fleet; samples per second for a CNN.")
+    mfu: Annotated[float, Field(gt=0, le=1)]
+    hours: Spread
+    cost_usd: Cost
+    interruption: Interruption
+    prices: tuple[Price, ...]
+    calibration: Calibration
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        problems = self._problems()
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _problems(self) -> list[str]:
+        p, job, cost = self.parallelism, self.job, self.cost_usd
+        gpus = self.gpus
+        found = []
+        if p.data * p.tensor * p.pipeline * p.context != gpus:
+            found.append(
+                f"parallelism covers {p.data} x {p.tensor} x {p.pipeline} x {p.context} GPUs (data, tensor, pipeline, "
+                f"context), and {self.node_count} nodes of {self.node.gpu_count:g} GPUs have {gpus}"
+            )
+        if p.data * p.micro_batch * p.grad_accum != job.global_batch:
+            found.append(
+                f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not "
+                f"job.global_batch {job.global_batch}"
+            )
+        if job.steps != math.ceil(job.samples / job.global_batch):
+            found.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
+        if self.memory.peak_gib > self.memory.limit_gib:
+            found.append(f"memory.peak_gib {self.memory.peak_gib} is above limit_gib {self.memory.limit_gib}")
+        if self.memory.limit_gib > self.node.gpu_memory_gib:
+            found.append(f"memory.limit_gib {self.memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
+        if not math.isclose(sum(self.memory.breakdown.values()), self.memory.peak_gib, rel_tol=0.01, abs_tol=0.01):
+            found.append("memory.breakdown does not add up to memory.peak_gib")
+        if not math.isclose(cost.breakdown.total(), cost.expected, rel_tol=0.01, abs_tol=0.01):
+            found.append(
+                f"cost_usd.breakdown adds up to {cost.breakdown.total():.2f} USD, "
+                f"cost_usd.expected is {cost.expected:.2f}"
+            )
+        for name, spread in (("hours", self.hours), ("cost_usd", cost)):
+            if spread.p95 < spread.p50 or spread.p95 < spread.expected:
+                found.append(f"{name}.p95 {spread.p95} is below p50 {spread.p50} or expected {spread.expected}")
+        useful_hours = job.steps * self.step_time_s / 3600
+        if self.hours.expected < useful_hours * 0.99:
+            found.append(
+                f"hours.expected {self.hours.expected} is below {job.steps} steps x {self.step_time_s} s, "
+                f"{useful_hours:.3f} h"
+            )
+        if self.purchase.on_demand_base > self.node_count:
+            found.append(
+                f"purchase.on_demand_base {self.purchase.on_demand_base} is above node_count {self.node_count}"
+            )
+        if self.purchase.capacity_reservation_id and self.purchase.option not in ("reserved", "capacity-block"):
+            found.append(f"purchase.capacity_reservation_id does not go with option {self.purchase.option}")
+        if self.node.efa_cards > self.node.network_cards:
+            found.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
+        if not self.prices:
+            found.append("prices is empty: a plan says where each price comes from")
+        return found
+
+    @property
+    def gpus(self) -> int:
+        """Ranks of the whole fleet: one a GPU, and one a node where a node has a fraction of a GPU."""
+        return self.node_count * max(1, math.floor(self.node.gpu_count))
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The plan as JSON text."""
+        return json.dumps(self.model_dump(mode="json"), indent=indent)
+
+
+def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> FleetPlan:
+    """Read one FleetPlan, or the ``plan_number``-th (from 1, best first) of a ``recommend`` output.
+
+    Args:
+        text: JSON text.
+        plan_number: which plan of a ``recommend`` output; a lone FleetPlan has only 1.
+        origin: what to call the text in errors, like its file name.
+
+    Raises:
+        PlanError: not JSON, not a plan, a plan that contradicts itself, or no plan of that number.
+    """
+    try:
+        data: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{origin} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise PlanError(f"{origin} holds a JSON {type(data).__name__}, and a plan is an object")
+    if "plans" in data:
+        plans = data["plans"]
+        if not isinstance(plans, list) or not plans:
+            raise PlanError(f"{origin} is recommend output without plans: nothing met its limits")
+        if not 1 <= plan_number <= len(plans):
+            raise PlanError(f"{origin} holds {len(plans)} plans, there is no plan {plan_number}")
+        data = plans[plan_number - 1]
+    elif plan_number != 1:
+        raise PlanError(f"{origin} holds one plan, there is no plan {plan_number}")
+    return plan_from_dict(data, origin=origin)
+
+
+def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
+    """Check ``data`` as a FleetPlan.
+
+    Raises:
+        PlanError: each wrong field with its place, value and limit.
+    """
+    try:
+        return FleetPlan.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            place = ".".join(str(part) for part in problem["loc"]) or "plan"
+            value = problem.get("input")
+            shown = "" if isinstance(value, dict | list) or place == "plan" else f" (got {value!r})"
+            lines.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+        raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(lines)) from error
+
+
+def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
+    """Read a plan from a file; see ``read_plan``.
+
+    Raises:
+        PlanError: as ``read_plan``, or the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} cannot be read: {error}") from error
+    return read_plan(text, plan_number=plan_number, origin=str(path))

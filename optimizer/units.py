@@ -1,0 +1,43 @@
+"""Numbers as people write them (2B, 500M, 3d, 48h) and as gpufleet keeps them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+HOURS_PER_YEAR = 8760.0
+HOURS_PER_MONTH = HOURS_PER_YEAR / 12
+GIB = 2**30
+
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_HOURS = {"": 1.0, "h": 1.0, "d": 24.0, "w": 168.0, "m": 1 / 60, "min": 1 / 60}
+
+
+def parse_count(text: str | float) -> int:
+    """Read a count with an optional suffix: "2B" is 2,000,000,000; "1.5k" is 1500.
+
+    Raises:
+        ValueError: not a number with suffix k, M, B, G or T, not above zero, or not a whole number.
+    """
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a count; write a number with an optional suffix k, M, B or T, like 2B")
+    value = float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]]
+    if not math.isfinite(value) or value <= 0 or abs(value - round(value)) > 1e-6 * value:
+        raise ValueError(f"{text!r} is not a whole number above 0")
+    return round(value)
+
+
+def parse_hours(text: str | float) -> float:
+    """Read a duration in hours: "48h", "3d", "90min", "2w", or a bare number of hours.
+
+    Raises:
+        ValueError: not a duration, or not above zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(h|d|w|min|m)?\s*", str(text).lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)")
+    hours = float(match[1]) * _HOURS[match[2] or ""]
+    if not math.isfinite(hours) or hours <= 0:
+        raise ValueError(f"{text!r} is not a duration above 0")
+    return hours

@@ -1,0 +1,1 @@
+"""Models and what it takes to train them."""
