@@ -1,0 +1,128 @@
+"""From useful training hours to wall hours and dollars: checkpoint stalls, lost work, restarts, waiting for spot capacity.
+
+All functions take arrays of candidates (or scalars) of one shape and are elementwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.economics.checkpoint import interval_s, stall_s
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+
+Floats = NDArray[np.float64]
+
+# z of the 95th percentile of a normal distribution.
+_Z95 = 1.6448536269514722
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidates:
+    """Fleets to cost, one an element.
+
+    Attributes:
+        train_hours: useful hours of training without any interruption (the estimator's median).
+        log_error: standard deviation of the estimator's log error.
+        nodes, spot_nodes, gpus_per_node: nodes of the fleet, how many of them are spot, ranks of one node.
+        spot_rate: reclaims per spot node-hour.
+        spot_wait_hours: mean wait for a reclaimed node's replacement, hours.
+        checkpoint_gib: size of one checkpoint.
+        checkpoint_writers: nodes that write it together.
+    """
+
+    train_hours: Floats
+    log_error: Floats
+    nodes: Floats
+    spot_nodes: Floats
+    gpus_per_node: Floats
+    spot_rate: Floats
+    spot_wait_hours: Floats
+    checkpoint_gib: Floats
+    checkpoint_writers: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What the run of each candidate is expected to take.
+
+    Attributes:
+        hours_expected, hours_p50, hours_p95: wall hours from launch to the last step; infinite where interruptions
+            come faster than the job recovers from them.
+        hours_std: standard deviation of the wall hours.
+        running_hours: expected hours in which every node runs (and is paid).
+        waiting_hours: expected hours in which the job waits for a spot node (and the other nodes are paid).
+        rate: interruptions per hour of the whole fleet while it runs.
+        expected_count: expected interruptions of the run.
+        checkpoint_interval_s: interval that loses least, s.
+        lost_hours: hours of the expected wall hours that are not useful training.
+    """
+
+    hours_expected: Floats
+    hours_p50: Floats
+    hours_p95: Floats
+    hours_std: Floats
+    running_hours: Floats
+    waiting_hours: Floats
+    rate: Floats
+    expected_count: Floats
+    checkpoint_interval_s: Floats
+    lost_hours: Floats
+
+
+def outcome(c: Candidates) -> Outcome:
+    """Expected wall hours and their spread.
+
+    With r interruptions an hour, each costing a restart and half a checkpoint interval, M useful hours need
+    R = M / (1 - r (restart + interval / 2)) running hours: recovery itself can be interrupted. Waiting for capacity adds
+    to the wall clock only. The spread joins the estimator's error with the Poisson number of interruptions.
+    """
+    spot_rate = c.spot_rate * c.spot_nodes
+    rate = FAILURES_PER_GPU_HOUR * c.gpus_per_node * c.nodes + spot_rate
+    stall = stall_s(c.checkpoint_gib, c.checkpoint_writers)
+    interval = interval_s(stall, rate)
+    redo = interval / 3600 / 2
+    mean_useful = c.train_hours * np.exp(c.log_error**2 / 2) * (1 + stall / interval)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        progress = 1 - rate * (RESTART_HOURS + redo)
+        running = np.where(progress > 0, mean_useful / progress, np.inf)
+        waiting = np.where(spot_rate > 0, spot_rate * running * c.spot_wait_hours, 0.0)
+        wall = RESTART_HOURS + running + waiting
+        count = rate * running
+        # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
+        loss_square = (RESTART_HOURS + redo) ** 2 + (2 * redo) ** 2 / 12
+        wait_square = 2 * c.spot_wait_hours**2
+        variance = (
+            (running + waiting) ** 2 * np.expm1(c.log_error**2)
+            + count * loss_square
+            + np.where(spot_rate > 0, spot_rate * running * wait_square, 0.0)
+        )
+        std = np.sqrt(variance)
+        p50, p95 = lognormal_percentiles(wall, std)
+    return Outcome(
+        hours_expected=wall,
+        hours_p50=p50,
+        hours_p95=p95,
+        hours_std=std,
+        running_hours=RESTART_HOURS + running,
+        waiting_hours=waiting,
+        rate=rate,
+        expected_count=count,
+        checkpoint_interval_s=interval,
+        lost_hours=wall - c.train_hours * np.exp(c.log_error**2 / 2),
+    )
+
+
+def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
+    """Median and 95th percentile of a lognormal distribution of this mean and standard deviation.
+
+    The 95th percentile is never below the mean: a heavy tail moves the mean past it, and a limit must hold for both.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        log_variance = np.log1p((std / mean) ** 2)
+        p50 = mean / np.sqrt(1 + (std / mean) ** 2)
+        p95 = np.maximum(p50 * np.exp(_Z95 * np.sqrt(log_variance)), mean)
+    infinite = ~np.isfinite(mean) | ~np.isfinite(std)
+    return np.where(infinite, np.inf, p50), np.where(infinite, np.inf, p95)
