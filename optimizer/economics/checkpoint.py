@@ -32,4 +32,5 @@ def interval_s(stall: ArrayLike, rate_per_hour: ArrayLike) -> NDArray[np.float64
     """
     stall = np.asarray(stall, dtype=float)
     optimum = np.sqrt(2 * stall * 3600.0 / np.asarray(rate_per_hour, dtype=float))
-    return np.clip(optimum, np.maximum(MIN_INTERVAL_S, 2 * stall), np.maximum(MAX_INTERVAL_S, 2 * stall))
+    least = np.maximum(MIN_INTERVAL_S, 2 * stall)
+    return np.asarray(np.clip(optimum, least, np.maximum(MAX_INTERVAL_S, least)), dtype=float)

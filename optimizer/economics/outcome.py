@@ -1,4 +1,4 @@
-"""From useful training hours to wall hours and dollars: checkpoint stalls, lost work, restarts, waiting for spot capacity.
+"""From useful training hours to wall hours: checkpoint stalls, lost work, restarts, waiting for spot capacity.
 
 All functions take arrays of candidates (or scalars) of one shape and are elementwise.
 """
@@ -76,8 +76,8 @@ def outcome(c: Candidates) -> Outcome:
     """Expected wall hours and their spread.
 
     With r interruptions an hour, each costing a restart and half a checkpoint interval, M useful hours need
-    R = M / (1 - r (restart + interval / 2)) running hours: recovery itself can be interrupted. Waiting for capacity adds
-    to the wall clock only. The spread joins the estimator's error with the Poisson number of interruptions.
+    R = M / (1 - r (restart + interval / 2)) running hours: recovery itself can be interrupted. Waiting for capacity
+    adds to the wall clock only. The spread joins the estimator's error with the Poisson number of interruptions.
     """
     spot_rate = c.spot_rate * c.spot_nodes
     rate = FAILURES_PER_GPU_HOUR * c.gpus_per_node * c.nodes + spot_rate

@@ -1,0 +1,62 @@
+# Two commands do everything: `make demo` shows the main job, `make test` passes the tests. Both set up what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Workers of the test run; the engine and training tests start processes of their own.
+WORKERS ?= 2
+
+.PHONY: help demo demo-training test engine-tools lint docs benchmark clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
+
+# A stamp for each set of packages: `make demo` never downloads torch, `make test` adds it to the same environment.
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpufleet needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.core
+	@echo "Installing torch (once; several GB) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+demo: $(VENV)/.core ## Recommend a fleet for the example request and preview its resources and cost (offline)
+	@$(BIN)/python -m tools.demo
+
+demo-training: $(VENV)/.torch ## Train on two CPU processes, interrupt twice, end with the same parameters
+	@$(BIN)/python -m examples.interrupted_training
+
+engine-tools: ## Build the Pulumi CLI and Python language host the engine test uses, where none is on PATH
+	@$(MAKE) --no-print-directory -f tools/engine.mk
+
+test: $(VENV)/.dev engine-tools ## Run every test that needs no GPU and no AWS account
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	git ls-files '*.sh' .ci/run | xargs $(BIN)/shellcheck -x
+	git ls-files '*.sh' .ci/run | xargs $(BIN)/shfmt -d -i 2 -ci
+	$(BIN)/python -m tools.cli_reference --check
+
+docs: $(VENV)/.core ## Write docs/cli.md from the commands' own help
+	$(BIN)/python -m tools.cli_reference
+
+benchmark: $(VENV)/.dev ## Measure speed and accuracy; results land in tests/benchmarks/results
+	$(BIN)/python -m pytest -m benchmark tests/benchmarks
+
+clean: ## Remove what make built
+	rm -rf $(VENV) .tools

@@ -1,0 +1,150 @@
+"""Interruption rates, checkpoint intervals and what they do to a run's hours."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, stall_s
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
+from optimizer.economics.outcome import Candidates, lognormal_percentiles, outcome
+
+TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
+
+
+def candidates(**changes: float) -> Candidates:
+    values = {
+        "train_hours": 10.0,
+        "log_error": 0.0,
+        "nodes": 2.0,
+        "spot_nodes": 0.0,
+        "gpus_per_node": 8.0,
+        "spot_rate": 0.0,
+        "spot_wait_hours": 0.0,
+        "checkpoint_gib": 15.0,
+        "checkpoint_writers": 1.0,
+    } | changes
+    return Candidates(**{name: np.array([value]) for name, value in values.items()})
+
+
+def test_closed_band_is_read_at_its_upper_end() -> None:
+    hazard = spot_hazard((0.05, 0.10), multi_gpu=True, as_of="2025-07-28")
+    lost_in_a_month = 1 - np.exp(-hazard.rate_per_node_hour * 730)
+    assert lost_in_a_month == pytest.approx(0.10)
+    assert "2025-07-28" in hazard.source
+
+
+def test_open_and_missing_bands_take_the_measured_traces() -> None:
+    for band in ((0.20, None), None):
+        hazard = spot_hazard(band, multi_gpu=False, as_of="2025-07-28")
+        assert hazard.rate_per_node_hour == measured_hazard(multi_gpu=False).rate_per_node_hour
+        assert "p3.2xlarge" in hazard.source
+
+
+def test_larger_nodes_were_reclaimed_more_often() -> None:
+    assert measured_hazard(multi_gpu=True).rate_per_node_hour > measured_hazard(multi_gpu=False).rate_per_node_hour
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the raw traces are not beside the checkout")
+def test_trace_summary_agrees_with_the_raw_traces() -> None:
+    summary = Path(__file__).parents[4] / "optimizer" / "economics" / "data" / "spot_traces.csv"
+    with summary.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    for row in rows:
+        name = row["trace"].split("/")[1]
+        data = json.loads((TRACES / f"aws-2022-10-26-{name}.json").read_text())
+        up = [tick >= 1 for tick in data["data"]]
+        hours = data["metadata"]["gap_seconds"] / 3600
+        assert float(row["available_hours"]) == pytest.approx(sum(up) * hours, abs=1e-3)
+        assert float(row["unavailable_hours"]) == pytest.approx((len(up) - sum(up)) * hours, abs=1e-3)
+        assert int(row["interruptions"]) == sum(a and not b for a, b in itertools.pairwise(up))
+
+
+def test_interval_loses_least() -> None:
+    """The interval minimises stall per interval plus half an interval per interruption."""
+    stall, rate = 10.0, 0.5
+    best = float(interval_s(stall, rate))
+
+    def loss(interval: float) -> float:
+        return stall / interval + rate / 3600 * interval / 2
+
+    assert MIN_INTERVAL_S < best < MAX_INTERVAL_S
+    assert loss(best) < min(loss(best * 0.9), loss(best * 1.1))
+
+
+def test_interval_leaves_time_to_finish_a_save() -> None:
+    assert float(interval_s(5000.0, 1.0)) >= 10_000
+    assert float(interval_s(0.0, 1.0)) == MIN_INTERVAL_S
+
+
+def test_stall_shrinks_with_writers() -> None:
+    assert float(stall_s(15, 1)) == pytest.approx(7.4)
+    assert float(stall_s(15, 2)) == pytest.approx(3.7)
+
+
+def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
+    run = outcome(candidates())
+    rate = FAILURES_PER_GPU_HOUR * 16
+    assert run.rate[0] == pytest.approx(rate)
+    assert 10 + RESTART_HOURS < run.hours_expected[0] < 10.4
+    assert run.waiting_hours[0] == 0
+
+
+def test_interruptions_cost_what_a_simulation_says() -> None:
+    """Against a simulation of the run, second by second of its events, not against the formula again."""
+    rate, wait, hours = 0.4, 0.5, 20.0
+    run = outcome(candidates(train_hours=hours, spot_nodes=2.0, spot_rate=rate / 2, spot_wait_hours=wait))
+    interval = run.checkpoint_interval_s[0] / 3600
+    stall = 7.4 / 3600
+    total_rate = rate + FAILURES_PER_GPU_HOUR * 16
+    random = np.random.default_rng(0)
+    walls = []
+    for _ in range(4000):
+        wall, saved = RESTART_HOURS, 0.0
+        while True:
+            until = random.exponential(1 / total_rate)
+            need = (hours - saved) * (1 + stall / interval)
+            if until >= need:
+                wall += need
+                break
+            saved += interval * np.floor(until / (interval + stall))
+            # The model lets an interruption strike during the restart too; so does the rate of the next one here.
+            wall += until + RESTART_HOURS + (random.exponential(wait) if random.random() < rate / total_rate else 0)
+        walls.append(wall)
+    assert run.hours_expected[0] == pytest.approx(np.mean(walls), rel=0.05)
+    assert run.hours_p95[0] == pytest.approx(np.quantile(walls, 0.95), rel=0.08)
+
+
+def test_a_gang_that_cannot_recover_never_ends() -> None:
+    run = outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=1.0, spot_wait_hours=1.0))
+    assert np.isinf(run.hours_expected[0])
+    assert np.isinf(run.hours_p95[0])
+
+
+@given(
+    hours=st.floats(0.1, 1000),
+    error=st.floats(0, 0.5),
+    rate=st.floats(0, 0.2),
+    nodes=st.integers(1, 8),
+)
+def test_spread_is_ordered_and_loss_is_not_negative(hours: float, error: float, rate: float, nodes: int) -> None:
+    run = outcome(
+        candidates(train_hours=hours, log_error=error, nodes=nodes, spot_nodes=nodes, spot_rate=rate, spot_wait_hours=1)
+    )
+    assert run.hours_p50[0] <= run.hours_expected[0] <= run.hours_p95[0] or np.isinf(run.hours_p95[0])
+    assert run.lost_hours[0] >= 0
+
+
+def test_lognormal_percentiles_are_those_of_the_distribution() -> None:
+    draws = np.random.default_rng(1).lognormal(1.0, 0.4, 400_000)
+    p50, p95 = lognormal_percentiles(np.array([draws.mean()]), np.array([draws.std()]))
+    assert p50[0] == pytest.approx(np.quantile(draws, 0.5), rel=0.01)
+    assert p95[0] == pytest.approx(np.quantile(draws, 0.95), rel=0.01)
