@@ -1,0 +1,124 @@
+"""Arguments, and who runs: torchrun's rank, or the supervisor of this node's ranks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_CPU_PROCESSES = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the smoke test; 0 all passed, 1 something failed, 2 wrong usage."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    asked = parser.parse_args(given)
+    if importlib.util.find_spec("torch") is None:
+        sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
+        return 1
+    # torch takes seconds to import; --help and wrong usage do not wait for it.
+    import torch
+
+    from bootstrap.smoke import bandwidth, supervisor, worker
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_gpu = asked.device == "cuda" or (asked.device == "auto" and gpus > 0)
+    device: Literal["cpu", "cuda"] = "cuda" if on_gpu else "cpu"
+    if on_gpu and not gpus:
+        sys.stderr.write("smoke: --device cuda, and torch sees no GPU; next: nvidia-smi\n")
+        return 1
+    options = worker.Options(
+        device=device,
+        sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
+        min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
+        min_scaling_efficiency=asked.min_scaling_efficiency,
+        timeout_s=asked.timeout_s,
+        out=asked.out,
+    )
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if asked.nproc is not None:
+            parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
+        return worker.run(options)
+    nproc = asked.nproc or (gpus if device == "cuda" else DEFAULT_CPU_PROCESSES)
+    if device == "cuda" and nproc > gpus:
+        sys.stderr.write(f"smoke: --nproc {nproc} needs as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
+        return 1
+    return supervisor.run(options, nproc)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bootstrap.smoke",
+        description="DDP smoke test: gradients, all-reduce bandwidth and scaling efficiency. "
+        "Starts one rank a GPU (or --nproc on CPU) of this node; under torchrun it is one of torchrun's ranks. "
+        "The JSON report goes to stdout or --out, progress to stderr.",
+        epilog="Exit code: 0 all passed, 1 a test or a rank failed, 2 wrong usage.",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--nproc", type=_count, help="ranks to start (default: every GPU; 2 on CPU)")
+    parser.add_argument(
+        "--sizes-mib",
+        type=_sizes,
+        metavar="N[,N...]",
+        help="all-reduce buffer sizes, MiB (default: 1,8,64,256,1024 on GPU; 1,4,16 on CPU)",
+    )
+    parser.add_argument(
+        "--min-bus-bandwidth-gb-per-s",
+        type=_positive,
+        metavar="GB_PER_S",
+        help="fail below this all-reduce bus bandwidth at the largest size, GB/s (10^9 bytes)",
+    )
+    parser.add_argument(
+        "--min-scaling-efficiency",
+        type=_fraction,
+        metavar="FRACTION",
+        help="fail below this share of linear scaling, above 0 up to 1",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=_positive,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="end and fail after this long (default: %(default)g)",
+    )
+    parser.add_argument("--out", type=_writable, metavar="FILE", help="report file (default: stdout)")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = _positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text} is above 1, linear scaling")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _sizes(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _writable(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: its folder is missing, or it is one")
+    return path

@@ -1,0 +1,122 @@
+"""Are the gradients after a DDP backward right: the same bits on every rank, and those of one process on all data?"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bootstrap.smoke import models
+from bootstrap.smoke.ranks import Ranks
+from bootstrap.smoke.report import Result
+
+# 1.9 million parameters in buckets of 2 MB make several all-reduces, as in a real run.
+SHAPE = models.Shape(layers=2, hidden=256, heads=4, vocabulary=512, seq_len=32, batch=2)
+BUCKET_MB = 2
+SEED = 20260101
+
+# DDP and one process add up the same terms in another order, so they differ by rounding, in units of the type's epsilon
+# (2.2e-16 for float64, 1.2e-7 for float32). Measured: 4 epsilon on two CPU ranks. One wrong term among N ranks is an
+# error of about 1/N of a gradient, so a limit of 1000 epsilon (float64 2.2e-13, float32 1.2e-4) is far from both.
+LIMIT_EPSILONS = 1000
+
+
+def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One forward and backward pass; the gradient of each parameter by its name, as training would see it."""
+    model.zero_grad(set_to_none=True)
+    model(tokens).backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name.removeprefix("module.")] = parameter.grad
+    return gradients
+
+
+def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
+    """Compare gradients between ranks (bitwise) and with one process (within LIMIT_EPSILONS) in ``dtype``.
+
+    Each rank takes its share of one batch and, apart from that, computes the whole batch alone: both must give the
+    mean gradient of the batch. A difference is reported with its rank and parameter.
+    """
+    began = time.perf_counter()
+    # TF32 keeps 10 bits of a float32's mantissa and would hide a real error behind the tolerance it needs.
+    torch.set_float32_matmul_precision("highest")
+    tokens = models.random_tokens(SHAPE, SHAPE.batch * ranks.world_size, seed=SEED).to(ranks.device)
+    share = tokens[ranks.rank * SHAPE.batch : (ranks.rank + 1) * SHAPE.batch]
+
+    model = models.build(SHAPE, seed=SEED, device=ranks.device, dtype=dtype)
+    alone = {name: gradient.clone() for name, gradient in named_gradients(model, tokens).items()}
+    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
+    together = named_gradients(DistributedDataParallel(model, device_ids, bucket_cap_mb=BUCKET_MB), share)
+
+    digests = {name: digest(gradient) for name, gradient in together.items()}
+    errors = {name: relative_error(gradient, alone[name]) for name, gradient in together.items()}
+    answers = ranks.gather(f"gradients {dtype}", {"digests": digests, "errors": errors})
+    duration_s = time.perf_counter() - began
+    name = str(dtype).removeprefix("torch.")
+    return [
+        equal_on_all_ranks(f"gradients_equal_on_all_ranks_{name}", [a["digests"] for a in answers], duration_s),
+        _equal_to_one_process(name, [a["errors"] for a in answers], torch.finfo(dtype).eps, duration_s),
+    ]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's bytes: equal digests mean equal bits."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference of an element, as a share of the reference's largest element."""
+    scale = reference.abs().max().item()
+    difference = (value - reference).abs().max().item()
+    if scale == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return float(difference / scale)
+
+
+def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: float) -> Result:
+    """Count (rank, tensor) pairs whose bits differ from what most ranks have (rank 0 where there is no majority)."""
+    odd = []
+    for tensor in digests[0]:
+        usual = Counter(of_rank[tensor] for of_rank in digests).most_common(1)[0][0]
+        odd += [(rank, tensor) for rank, of_rank in enumerate(digests) if of_rank[tensor] != usual]
+    return Result(
+        name=name,
+        value=len(odd),
+        unit="tensors",
+        limit=0,
+        must_be="at_most",
+        duration_s=duration_s,
+        note=_naming(odd, "has other bits than the other ranks in"),
+        details={"tensors": len(digests[0]), "ranks": len(digests), "different": [list(pair) for pair in odd[:20]]},
+    )
+
+
+def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: float, duration_s: float) -> Result:
+    limit = LIMIT_EPSILONS * epsilon
+    # "not <=" so that NaN counts as an error.
+    wrong = [(rank, name) for rank, mine in enumerate(errors) for name, error in mine.items() if not error <= limit]
+    all_errors = [error for mine in errors for error in mine.values()]
+    worst = max(all_errors) if all(error == error for error in all_errors) else float("nan")
+    return Result(
+        name=f"gradients_equal_one_process_{dtype}",
+        value=worst,
+        unit="relative error",
+        limit=limit,
+        must_be="at_most",
+        duration_s=duration_s,
+        note=_naming(wrong, "differs from a single process in"),
+        details={"epsilon": epsilon, "wrong": [list(pair) for pair in wrong[:20]]},
+    )
+
+
+def _naming(pairs: list[tuple[int, str]], what: str) -> str:
+    if not pairs:
+        return ""
+    first_rank, first_tensor = pairs[0]
+    more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+    return f"rank {first_rank} {what} {first_tensor}{more}"

@@ -1,0 +1,164 @@
+"""The process's place among the ranks: device, process group, and a control channel that uses neither GPU nor NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# torch re-exports the stores only where it is built with distributed, which mypy does not follow.
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+# Variables that change what NCCL, EFA or gloo do, so that a slow result can be explained from the report alone.
+_REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """This rank and its peers.
+
+    ``gather`` and ``barrier`` go through the rendezvous store: a rank waiting there leaves its GPU idle (a NCCL
+    barrier would spin a kernel on it), and a rank that does not come is named.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    store: Store
+    timeout: timedelta
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Every rank's JSON ``value``, by rank. All ranks call it with the same ``what``.
+
+        Raises:
+            TimeoutError: a rank did not answer within the timeout; the message names it.
+        """
+        self._calls[what] += 1
+        prefix = f"{what}/{self._calls[what]}"
+        self.store.set(f"{prefix}/{self.rank}", json.dumps(value))
+        values = []
+        for peer in range(self.world_size):
+            key = f"{prefix}/{peer}"
+            try:
+                self.store.wait([key], self.timeout)
+            except RuntimeError as error:  # torch raises DistStoreError, a RuntimeError
+                raise TimeoutError(
+                    f"rank {peer} did not answer within {self.timeout.total_seconds():.0f} s at {what!r}: "
+                    "it hangs or died"
+                ) from error
+            values.append(json.loads(self.store.get(key)))
+        return values
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here, with this rank's GPU idle."""
+        self.synchronize()
+        self.gather(f"barrier {what}", None)
+
+    def leave(self) -> None:
+        """End the process group; the rank that may host the store leaves last."""
+        # Together: tearing down a NCCL communicator may wait for its peers.
+        dist.destroy_process_group()
+        self.store.set(f"left/{self.rank}", "")
+        if self.rank == 0:
+            self.store.wait([f"left/{peer}" for peer in range(self.world_size)], self.timeout)
+
+    def synchronize(self) -> None:
+        """Wait for this rank's GPU; nothing to do on CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def join(device_type: str, *, timeout_s: float) -> Ranks:
+    """Join the ranks that torchrun or the supervisor announced in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        device_type: "cpu" (gloo) or "cuda" (NCCL, GPU number LOCAL_RANK).
+        timeout_s: limit of the rendezvous and of every collective and gather.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    root, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+    store = PrefixStore("gpufleet_smoke", root)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if device_type == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        # The ranks of a node share its cores; the same share alone and together, or the scaling test compares
+        # different machines.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
+    dist.init_process_group(
+        backend="nccl" if device_type == "cuda" else "gloo",
+        store=PrefixStore("process_group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        # With its device named, NCCL connects now and a bad link fails here, not in the first collective.
+        device_id=device if device_type == "cuda" else None,
+    )
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        device=device,
+        store=store,
+        timeout=timeout,
+    )
+
+
+def facts(ranks: Ranks) -> dict[str, Any]:
+    """What the report says about software, hosts and devices; every rank calls it."""
+    if ranks.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(ranks.device)
+        device = {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 2)}
+    else:
+        device = {"name": platform.processor() or platform.machine(), "memory_gib": None}
+    mine = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": socket.gethostname(), **device}
+    everyone = ranks.gather("facts", mine)
+    on_gpu = ranks.device.type == "cuda"
+    return {
+        "device": ranks.device.type,
+        "backend": dist.get_backend(),
+        "world_size": ranks.world_size,
+        "nodes": len({one["hostname"] for one in everyone}),
+        "ranks": everyone,
+        "software": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda if on_gpu else None,
+            "nccl": _nccl_version() if on_gpu else None,
+            "driver": _driver_version() if on_gpu else None,
+            "kernel": platform.release(),
+        },
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_REPORTED_PREFIXES)},
+    }
+
+
+def _nccl_version() -> str:
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def _driver_version() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    lines = done.stdout.split()
+    return lines[0] if done.returncode == 0 and lines else None

@@ -1,0 +1,120 @@
+"""The smoke test's report: its fields, how a value is judged, and how it is written. No torch in here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One judged value.
+
+    Attributes:
+        name: what was tested.
+        value: what was measured; None where the test does not apply (``note`` says why).
+        unit: unit of value and limit.
+        limit: what the value is held against; None where there is no limit.
+        must_be: how it is held against it.
+        duration_s: wall-clock seconds of the measurement, shared by the results of one measurement.
+        note: one line for people: which rank or tensor failed, or why the test does not apply.
+        details: every number behind the value.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    limit: float | None = None
+    must_be: Literal["at_most", "at_least"]
+    duration_s: float = 0.0
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value keeps its limit; a value that is not a number keeps none."""
+        if self.value is None or self.limit is None:
+            return self.value is None or math.isfinite(self.value)
+        # Written so that NaN fails: every comparison with NaN is false.
+        return self.value <= self.limit if self.must_be == "at_most" else self.value >= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields of the report, in its order."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "value": self.value,
+            "unit": self.unit,
+            "limit": self.limit,
+            "must_be": self.must_be,
+            "duration_s": round(self.duration_s, 3),
+            "note": self.note,
+            "details": self.details,
+        }
+
+    def line(self) -> str:
+        """One line for a terminal or a log."""
+        shown = "-" if self.value is None else f"{self.value:.4g}"
+        limit = "" if self.limit is None else f" ({self.must_be.replace('_', ' ')} {self.limit:.4g})"
+        note = f": {self.note}" if self.note else ""
+        return f"{'pass' if self.passed else 'FAIL'} {self.name} {shown} {self.unit}{limit}{note}"
+
+
+def build(
+    *,
+    started_at: str,
+    duration_s: float,
+    arguments: dict[str, Any],
+    facts: dict[str, Any],
+    results: list[Result],
+    error: str | None,
+) -> dict[str, Any]:
+    """The report as a dictionary; ``passed`` needs every result to pass, at least one result, and no error."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "passed": error is None and bool(results) and all(result.passed for result in results),
+        "error": error,
+        "started_at": started_at,
+        "duration_s": round(duration_s, 3),
+        "arguments": arguments,
+        **facts,
+        "tests": [result.as_dict() for result in results],
+    }
+
+
+def to_json(report: dict[str, Any]) -> str:
+    """The report as JSON text; a number JSON cannot hold becomes text ("nan", "inf")."""
+    return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(report: dict[str, Any], out: Path | None) -> None:
+    """Write to ``out`` in one step (a reader never sees half a report), or to stdout without it."""
+    text = to_json(report)
+    if out is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(out)
+
+
+def progress(message: str) -> None:
+    """One line to stderr, where a log collector and a person both look."""
+    sys.stderr.write(f"smoke: {message}\n")
+    sys.stderr.flush()

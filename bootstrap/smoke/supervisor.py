@@ -1,0 +1,115 @@
+"""Start one process a rank on this node, end them all when one fails, and write the report.
+
+torchrun does the first two for a gang of nodes; here there is one node and nobody to restart, and the report must name
+the rank that died even where that is rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+# torch re-exports the stores only where it is built with distributed, which mypy does not follow.
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from bootstrap.smoke import report, worker
+
+# A failed rank's peers get this long to say what they saw before they are killed.
+GRACE_S = 5.0
+POLL_S = 0.1
+
+
+def run(options: worker.Options, nproc: int) -> int:
+    """Run ``nproc`` ranks and return the exit code, 0 or 1.
+
+    The rendezvous store lives in this process on a port the kernel picks, so no port can be taken in between and no
+    rank's death takes the store with it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    processes = [_start(rank, nproc, store.port, options.as_arguments()) for rank in range(nproc)]
+    report.progress(f"{nproc} ranks on {options.device}, pids {' '.join(str(p.pid) for p in processes)}")
+    try:
+        # The workers end themselves at timeout_s and say where they were; the grace is for that.
+        error = _watch(processes, deadline=began + options.timeout_s + GRACE_S)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [told for rank in range(nproc) if (told := _read(store, f"{worker.ERROR_KEY}/{rank}"))]
+    text = _read(store, worker.REPORT_KEY)
+    final: dict[str, Any] = (
+        json.loads(text)
+        if text
+        else report.build(
+            started_at=started_at,
+            duration_s=0,
+            arguments=options.as_dict(),
+            facts={},
+            results=[],
+            error="no rank reported",
+        )
+    )
+    if error or said:
+        final["passed"] = False
+        final["error"] = "; ".join([*([error] if error else []), *said])
+    final["duration_s"] = round(time.monotonic() - began, 3)
+    report.write(final, options.out)
+    if final["error"]:
+        report.progress(f"FAIL {final['error']}")
+    return 0 if final["passed"] else 1
+
+
+def _start(rank: int, nproc: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # torch's name for "the store is there already; connect to it".
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        worker.SUPERVISED: "1",
+    }
+    return subprocess.Popen([sys.executable, "-m", "bootstrap.smoke", *arguments], env=environment)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> str | None:
+    """Wait until all ranks are done, or one failed and its peers had their grace; say which rank ended how."""
+    failed_at: float | None = None
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        if now > deadline:
+            hanging = [rank for rank, process in enumerate(processes) if process.poll() is None]
+            return f"ranks {hanging} still ran after the time limit and were killed"
+        if failed_at is None and any(process.poll() for process in processes):
+            failed_at = now
+        if failed_at is not None and now > failed_at + GRACE_S:
+            break
+        time.sleep(POLL_S)
+    # Code 1 is a rank's own verdict, told in the report; anything else is the end of a process that could not tell.
+    odd = [_ending(rank, p.returncode) for rank, p in enumerate(processes) if p.returncode not in (None, 0, 1)]
+    return "; ".join(odd) or None
+
+
+def _ending(rank: int, code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    return f"rank {rank} exited with code {code}"
+
+
+def _read(store: Store, key: str) -> str:
+    key = f"gpufleet_smoke/{key}"
+    return str(store.get(key), "utf-8") if store.check([key]) else ""

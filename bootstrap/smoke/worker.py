@@ -1,0 +1,152 @@
+"""One rank: join, measure, judge, report; and end in time whatever happens."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
+
+# Set by the supervisor, which then writes the report: it also knows how a killed rank ended.
+SUPERVISED = "GPUFLEET_SMOKE_SUPERVISED"
+REPORT_KEY = "gpufleet_smoke_report"
+ERROR_KEY = "gpufleet_smoke_error"
+# One collective or hand-over may take at most this long: a turn of the scaling test on a slow CPU takes a few seconds,
+# loading CUDA's libraries from a cold EBS volume up to a minute.
+COLLECTIVE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to test and how strictly.
+
+    Attributes:
+        device: where the ranks compute.
+        sizes_mib: all-reduce buffers, MiB, ascending.
+        min_bus_bandwidth_gb_per_s: floor for the largest buffer, GB/s; None for none.
+        min_scaling_efficiency: floor for the scaling efficiency, 0 to 1; None for none.
+        timeout_s: limit of the whole run, s.
+        out: report file; None for stdout.
+    """
+
+    device: Literal["cpu", "cuda"]
+    sizes_mib: tuple[int, ...]
+    min_bus_bandwidth_gb_per_s: float | None
+    min_scaling_efficiency: float | None
+    timeout_s: float
+    out: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report's ``arguments``."""
+        return {
+            "device": self.device,
+            "sizes_mib": list(self.sizes_mib),
+            "min_bus_bandwidth_gb_per_s": self.min_bus_bandwidth_gb_per_s,
+            "min_scaling_efficiency": self.min_scaling_efficiency,
+            "timeout_s": self.timeout_s,
+        }
+
+    def as_arguments(self) -> list[str]:
+        """The command line that gives a rank these options (not ``out``: the supervisor writes)."""
+        flags = {f"--{name.replace('_', '-')}": value for name, value in self.as_dict().items()}
+        flags["--sizes-mib"] = ",".join(map(str, self.sizes_mib))
+        return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
+
+
+class _Reporter:
+    """The report as it grows: after each measurement the file holds what is known, and that the run is not over."""
+
+    def __init__(self, options: Options, rank: int) -> None:
+        self.options, self.rank = options, rank
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.began = time.monotonic()
+        self.facts: dict[str, Any] = {}
+        self.results: list[report.Result] = []
+        self.store: Any = None
+
+    def add(self, results: list[report.Result]) -> None:
+        self.results += results
+        if self.rank == 0:
+            for result in results:
+                report.progress(result.line())
+        self.publish("the run ended before its last test", final=False)
+
+    def publish(self, error: str | None, *, final: bool) -> bool:
+        """Hand the report over; True where it passed. Only rank 0 hands over, all ranks reach the same verdict."""
+        text = report.build(
+            started_at=self.started_at,
+            duration_s=time.monotonic() - self.began,
+            arguments=self.options.as_dict(),
+            facts=self.facts,
+            results=self.results,
+            error=error,
+        )
+        if self.rank == 0:
+            if SUPERVISED in os.environ:
+                if self.store is not None:
+                    self.store.set(REPORT_KEY, report.to_json(text))
+            elif final or self.options.out is not None:
+                report.write(text, self.options.out)
+        return bool(text["passed"])
+
+
+def run(options: Options) -> int:
+    """Run this rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which) and return its exit code, 0 or 1."""
+    rank = int(os.environ["RANK"])
+    reporter = _Reporter(options, rank)
+    watchdog = threading.Timer(options.timeout_s, _give_up, [options, reporter])
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        place = ranks.join(options.device, timeout_s=min(COLLECTIVE_TIMEOUT_S, options.timeout_s / 2))
+        reporter.store = place.store
+        reporter.facts = ranks.facts(place)
+        for measure in measurements(place, options):
+            reporter.add(measure())
+        passed = reporter.publish(None, final=True)
+        place.leave()
+    except Exception as error:  # noqa: BLE001 - whatever a rank meets, the report says it and the exit code is 1
+        message = f"rank {rank}: {type(error).__name__}: {error}".splitlines()[0]
+        report.progress(message)
+        _tell_supervisor(reporter, message)
+        reporter.publish(message, final=True)
+        # Not sys.exit: destructors of a broken NCCL communicator can hang.
+        os._exit(1)
+    finally:
+        watchdog.cancel()
+    return 0 if passed else 1
+
+
+def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list[report.Result]]]:
+    """What is measured, in order: right before fast."""
+    return [
+        lambda: gradients.check(place, torch.float64),
+        lambda: gradients.check(place, torch.float32),
+        lambda: bandwidth.check(
+            place, options.sizes_mib, min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s
+        ),
+        lambda: scaling.check(place, min_scaling_efficiency=options.min_scaling_efficiency),
+    ]
+
+
+def _tell_supervisor(reporter: _Reporter, message: str) -> None:
+    if SUPERVISED in os.environ and reporter.store is not None:
+        reporter.store.set(f"{ERROR_KEY}/{reporter.rank}", message)
+
+
+def _give_up(options: Options, reporter: _Reporter) -> None:
+    message = f"rank {reporter.rank} is not done after --timeout-s {options.timeout_s:g}"
+    report.progress(message)
+    try:
+        _tell_supervisor(reporter, message)
+        reporter.publish(message, final=True)
+    finally:
+        os._exit(1)
