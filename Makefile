@@ -32,7 +32,7 @@ $(VENV)/.dev: $(VENV)/.torch
 	@touch $@
 
 demo: $(VENV)/.core ## Recommend a fleet for the example request and preview its resources and cost (offline)
-	@$(BIN)/python -m tools.demo
+	@tools/demo.sh
 
 demo-training: $(VENV)/.torch ## Train on two CPU processes, interrupt twice, end with the same parameters
 	@$(BIN)/python -m examples.interrupted_training

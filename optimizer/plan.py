@@ -16,6 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 SCHEMA_VERSION: Literal[1] = 1
 
+# The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices them.
+# ec2 (find the peers), autoscaling (lifecycle hooks, protection), sqs (node events), logs, ssm and ssmmessages (Session
+# Manager instead of SSH, parameters). Not kms, sts and monitoring: S3, SQS and EBS call KMS themselves, credentials come
+# from IMDS, nodes publish no metrics; and not ec2messages, which the agent no longer needs since 3.3.40
+# (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
+INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "sqs", "ssm", "ssmmessages")
+
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
@@ -115,9 +122,9 @@ class Cost(Spread):
 
 
 class Interruption(_Model):
-    """What spot interruptions are expected to do to the run; zeros for other purchase options."""
+    """What failures and spot interruptions are expected to do to the run."""
 
-    rate: NonNegative = Field(description="Interruptions per node-hour.")
+    rate: NonNegative = Field(description="Interruptions per node-hour: hardware failures, and reclaims of spot nodes.")
     source: str = Field(description="Where the rate comes from.")
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive

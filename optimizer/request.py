@@ -35,7 +35,7 @@ class Workload(_Model):
         default=None, description="Sequences (or images) of one optimizer step; null lets the search choose."
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
-    optimizer: str = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

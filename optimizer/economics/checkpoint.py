@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from optimizer.performance.inputs import OPTIMIZERS
+from optimizer.units import GIB
+
 # torch.distributed.checkpoint, synchronous save of 15 GiB of state on one node of four H200: training stood still for
 # 7.4 s (measured 2026; the rate of one node).
 SAVE_GIB_PER_S_PER_NODE = 15 / 7.4
@@ -13,6 +16,12 @@ SAVE_GIB_PER_S_PER_NODE = 15 / 7.4
 MAX_INTERVAL_S = 3600.0
 # Below this, an interval is mostly overhead of starting to save.
 MIN_INTERVAL_S = 60.0
+
+
+def checkpoint_gib(parameters: int, optimizer: str) -> float:
+    """Size of one checkpoint, GiB: fp32 parameters and the optimizer's state."""
+    state_bytes = OPTIMIZERS[optimizer][0]
+    return parameters * (4.0 + state_bytes) / GIB
 
 
 def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> NDArray[np.float64]:

@@ -1,0 +1,171 @@
+"""From a row of the search's tables to a FleetPlan, with every price it used, its source and its date."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from optimizer.catalog import Catalog, UnitItem
+from optimizer.economics.checkpoint import checkpoint_gib
+from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.hardware import InstanceType
+from optimizer.performance import CHECKPOINTINGS, SHARDINGS, Calibration
+from optimizer.plan import FleetPlan, Job, Node, Price, Volumes
+from optimizer.request import FleetRequest
+from optimizer.search import Amount, Purchase, Table
+from optimizer.workload import ModelSpec
+
+
+def node(instance: InstanceType) -> Node:
+    """The facts of one instance that infra and bootstrap need."""
+    return Node(
+        gpu=instance.gpu.name,
+        gpu_count=instance.gpu_count,
+        gpu_memory_gib=instance.gpu_memory_gib,
+        vcpus=instance.vcpus,
+        memory_gib=instance.memory_gib,
+        nvme_gb=instance.nvme_gb,
+        network_gbit_per_s=instance.network_gbit_per_s,
+        network_cards=instance.network_cards,
+        efa_cards=instance.efa_cards,
+        interconnect=instance.interconnect,
+        cpu_architecture=instance.cpu_architecture,
+    )
+
+
+def assemble(
+    table: Table,
+    row: int,
+    *,
+    request: FleetRequest,
+    model: ModelSpec,
+    amount: Amount,
+    catalog: Catalog,
+    calibration: Calibration,
+) -> FleetPlan:
+    """The plan of candidate ``row`` of ``table``."""
+    fastest, way = table.fastest, table.purchases[table.purchase[row]]
+    config = int(table.config[row])
+    cell = int(fastest.rows[config])
+    estimates, instance = fastest.estimates, fastest.instance
+    nodes = int(fastest.nodes[config])
+    data = nodes * max(1, math.floor(instance.gpu_count))
+    micro, accum = int(fastest.micro_batch[config]), int(fastest.grad_accum[config])
+    run, cost = table.run, table.cost
+    rate = float(run.rate[row])
+    size = checkpoint_gib(model.parameters, request.workload.optimizer)
+    return FleetPlan.model_validate(
+        {
+            "instance_type": instance.name,
+            "region": way.offer.region,
+            "zone_ids": way.offer.zone_ids,
+            "node_count": nodes,
+            "node": node(instance),
+            "purchase": {
+                "option": way.option,
+                "on_demand_base": way.base,
+                "capacity_reservation_id": way.reservation.capacity_reservation_id if way.reservation else None,
+            },
+            "job": {
+                "model": model.name,
+                "parameters": model.parameters,
+                "samples": amount.samples,
+                "tokens": amount.samples * amount.seq_len,
+                "seq_len": amount.seq_len,
+                "global_batch": data * micro * accum,
+                "steps": int(fastest.steps[config]),
+                "precision": request.workload.precision,
+                "optimizer": request.workload.optimizer,
+                "checkpoint_gib": _round(size),
+                "budget_usd": request.constraints.budget_usd,
+                "deadline_hours": request.constraints.deadline_hours,
+            },
+            "parallelism": {
+                "data": data,
+                "sharding": SHARDINGS[fastest.sharding[config]],
+                "micro_batch": micro,
+                "grad_accum": accum,
+                "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
+            },
+            "memory": {
+                "peak_gib": _round(estimates.peak_memory_gib[cell]),
+                "limit_gib": _round(estimates.limit_gib[cell]),
+                "breakdown": {part: _round(values[cell]) for part, values in estimates.memory_gib.items()},
+            },
+            "step_time_s": _round(estimates.step_time_s[cell]),
+            "tokens_per_second": _round(estimates.tokens_per_second[cell]),
+            "mfu": _round(estimates.mfu[cell]),
+            "hours": {
+                "expected": _round(run.hours_expected[row]),
+                "p50": _round(run.hours_p50[row]),
+                "p95": _round(run.hours_p95[row]),
+            },
+            "cost_usd": {
+                "expected": _cents(cost.expected[row]),
+                "p50": _cents(cost.p50[row]),
+                "p95": _cents(cost.p95[row]),
+                "breakdown": {
+                    "compute": _cents(cost.compute[row]),
+                    "volumes": _cents(cost.volumes[row]),
+                    "storage": _cents(cost.storage[row]),
+                    "transfer": _cents(cost.transfer[row]),
+                    # No head node in this version: the fleet's own nodes hold the rendezvous.
+                    "head_node": 0.0,
+                },
+            },
+            "interruption": {
+                "rate": _round(rate / nodes),
+                "source": f"{way.hazard.source}; {FAILURE_SOURCE}" if way.hazard else FAILURE_SOURCE,
+                "expected_count": _round(run.expected_count[row]),
+                "checkpoint_interval_s": _round(run.checkpoint_interval_s[row]),
+                "lost_hours": _round(run.lost_hours[row]),
+            },
+            "prices": [*_node_prices(way), *_unit_prices(way.offer.region, catalog)],
+            "calibration": {
+                "source": calibration.source(instance.gpu),
+                "relative_error": _round(fastest.relative_error),
+                "rows": calibration.rows(instance.gpu),
+            },
+        }
+    )
+
+
+def _node_prices(way: Purchase) -> list[Price]:
+    offer, name = way.offer, f"{way.offer.instance.name} {way.offer.region}"
+    label = {
+        "on-demand": "on-demand",
+        "spot": "spot",
+        "reserved": "owned reservation" if way.reservation else "reserved, one year, no upfront, paid to its end",
+        "capacity-block": "capacity block",
+    }[way.option]
+    prices = [_price(f"{label} {name}", way.price.usd_per_hour, "hour", way.price.source, way.price.as_of)]
+    if way.base and offer.on_demand:
+        base = offer.on_demand
+        prices.append(_price(f"on-demand {name}", base.usd_per_hour, "hour", base.source, base.as_of))
+    return prices
+
+
+def _unit_prices(region: str, catalog: Catalog) -> list[Price]:
+    items: list[UnitItem] = ["gp3-storage"]
+    volumes = Volumes()
+    if volumes.iops > GP3_INCLUDED_IOPS:
+        items.append("gp3-iops")
+    if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
+        items.append("gp3-throughput")
+    items += ["s3-standard-storage", "kms-key", "vpc-endpoint"]
+    found = (catalog.unit_price(item, region) for item in items)
+    return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in found]
+
+
+def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> Price:
+    return Price(item=item, usd=usd, per=per, source=source, as_of=as_of)
+
+
+def _round(value: float) -> float:
+    """Six significant digits: more than any estimate has, and short to read."""
+    return float(f"{float(value):.6g}")
+
+
+def _cents(value: float) -> float:
+    return round(float(value), 2)

@@ -1,0 +1,209 @@
+"""``gpufleet recommend``: the best fleets for a model, a budget and a deadline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.catalog import load
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
+from optimizer.performance import load_calibration
+from optimizer.plan import FleetPlan
+from optimizer.recommend import Recommendation, recommend
+from optimizer.request import read_request_file, request_from_dict
+
+COLUMNS = {
+    "rank": "#",
+    "instance_type": "type",
+    "region": "region",
+    "node_count": "nodes",
+    "gpus": "GPUs",
+    "option": "purchase",
+    "sharding": "sharding",
+    "micro_batch": "micro",
+    "global_batch": "batch",
+    "mfu": "MFU",
+    "hours_expected": "hours",
+    "hours_p95": "p95 h",
+    "cost_usd_expected": "USD",
+    "cost_usd_p95": "p95 USD",
+    "measured_rows": "runs",
+}
+REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --budget 3000 --deadline 48h
+  gpufleet recommend request.yaml --objective time --format json > plans.json
+"""
+)
+@click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--model", help="Preset, Hugging Face config.json, or parameter count (7B).")
+@click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
+@click.option("--samples", help="Sequences or images to train on.")
+@click.option("--steps", help="Optimizer steps; needs --global-batch.")
+@click.option("--seq-len", help="Tokens of one sequence.")
+@click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
+@click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
+@click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
+@click.option("--budget", metavar="USD", help="Most the run may cost, at the 95th percentile.")
+@click.option("--deadline", metavar="48h|3d", help="Longest the run may take, at the 95th percentile.")
+@click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
+@click.option(
+    "--purchase",
+    "purchase_options",
+    multiple=True,
+    metavar="OPTION",
+    help="on-demand, spot, reserved or capacity-block; repeatable.  [default: on-demand, spot]",
+)
+@click.option(
+    "--instance-type",
+    "instance_types",
+    multiple=True,
+    metavar="T",
+    help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable.",
+)
+@click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
+@click.option("--objective", help="cost, time or pareto.  [default: cost]")
+@click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
+)
+@format_option
+def command(request_file: Path | None, output_format: str, save: Path | None, **flags: Any) -> None:
+    """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
+
+    The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
+    the 95th percentile of the estimate. Exit status 3: no fleet keeps the limits, and each type's reason is listed.
+    """
+    data = read_request_file(request_file) if request_file else {}
+    request = request_from_dict(_overlay(data, flags), origin=str(request_file) if request_file else "the request")
+    catalog = load()
+    for note in catalog.notes:
+        click.echo(f"note: {note}", err=True)
+    answer = recommend(request, catalog, load_calibration())
+    if save:
+        _save(save, answer)
+    if output_format == "json":
+        write_json(answer.to_dict())
+    elif output_format == "csv":
+        write_csv(_rows(answer), list(COLUMNS))
+    else:
+        _print_tables(answer)
+    if not answer.plans:
+        _explain_nothing(answer)
+    if request.workload.global_batch is None and answer.plans:
+        click.echo("note: no global batch given, so the search chose it; --global-batch fixes it", err=True)
+
+
+def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The request file's mapping with the given flags laid over it."""
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v not in (None, ())}
+    out = dict(data)
+    workload = _section(out, "workload")
+    amounts = {"tokens", "samples", "steps"} & given.keys()
+    if amounts:  # an amount on the command line replaces the file's, whatever its kind
+        workload = {name: value for name, value in workload.items() if name not in ("tokens", "samples", "steps")}
+    for name in ("tokens", "samples", "steps", "seq_len", "global_batch", "precision", "optimizer"):
+        if name in given:
+            workload[name] = given[name]
+    constraints = _section(out, "constraints")
+    renamed = {"budget": "budget_usd", "deadline": "deadline_hours"}
+    for name in ("budget", "deadline", "regions", "purchase_options", "instance_types", "max_nodes"):
+        if name in given:
+            constraints[renamed.get(name, name)] = given[name]
+    out |= {"workload": workload, "constraints": constraints}
+    out |= {name: given[name] for name in ("model", "objective") if name in given}
+    if "model" not in out:
+        raise InvalidInputError(
+            "no model is given",
+            limit="a request names one model",
+            next_step="gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192",
+        )
+    return out
+
+
+def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise InvalidInputError(f"{name} is {section!r}", limit="a mapping", next_step="see examples/request.yaml")
+    return dict(section)
+
+
+def _rows(answer: Recommendation) -> list[dict[str, Any]]:
+    return [_row(rank, plan) for rank, plan in enumerate(answer.plans, start=1)]
+
+
+def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
+    base = plan.purchase.on_demand_base
+    return {
+        "rank": rank,
+        "instance_type": plan.instance_type,
+        "region": plan.region,
+        "node_count": plan.node_count,
+        "gpus": plan.gpus,
+        "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
+        "sharding": plan.parallelism.sharding,
+        "micro_batch": plan.parallelism.micro_batch,
+        "global_batch": plan.job.global_batch,
+        "mfu": plan.mfu,
+        "hours_expected": plan.hours.expected,
+        "hours_p95": plan.hours.p95,
+        "cost_usd_expected": plan.cost_usd.expected,
+        "cost_usd_p95": plan.cost_usd.p95,
+        "measured_rows": plan.calibration.rows,
+    }
+
+
+def _print_tables(answer: Recommendation) -> None:
+    if answer.plans:
+        write_table(_rows(answer), COLUMNS, title=f"Plans, best {answer.request.objective} first")
+        if any(not plan.calibration.rows for plan in answer.plans):
+            click.echo("runs 0: no training run of that GPU was measured; its speed is a bound with a wide error.")
+    if answer.rejected:
+        click.echo()
+        write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
+    click.echo(
+        f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; prices as of "
+        f"{answer.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
+    )
+
+
+def _save(path: Path, answer: Recommendation) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answer.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
+
+
+def _explain_nothing(answer: Recommendation) -> None:
+    """End an answer without plans: with 4 where prices are what is missing, else with 3.
+
+    Raises:
+        DataMissingError: every considered type lacks a price of the asked purchase options.
+        NothingFeasibleError: the limits leave nothing.
+    """
+    limits = answer.request.constraints
+    if answer.rejected and all(entry["binding_constraint"] == "price" for entry in answer.rejected):
+        raise DataMissingError(
+            f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
+            why="a fleet without a price cannot be held to a budget",
+            next_step="gpufleet catalog refresh, or another --purchase",
+        )
+    wanted = [f"budget {limits.budget_usd:,.2f} USD"] if limits.budget_usd is not None else []
+    wanted += [f"deadline {limits.deadline_hours:g} h"] if limits.deadline_hours is not None else []
+    counts: dict[str, int] = {}
+    for entry in answer.rejected:
+        counts[entry["binding_constraint"]] = counts.get(entry["binding_constraint"], 0) + 1
+    raise NothingFeasibleError(
+        f"no fleet trains {answer.request.model} within the limits",
+        limit=", ".join(wanted) or "the memory and prices of the considered types",
+        why="of the considered types " + ", ".join(f"{count} break {name}" for name, count in sorted(counts.items())),
+        next_step="raise the limit that binds (each type's reason is listed), or consider more types or regions",
+    )

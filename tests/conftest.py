@@ -1,0 +1,39 @@
+"""No test reaches any address but this machine, or a real account's credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_socket import socket_allow_hosts
+
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_SESSION_TOKEN": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    # A closed port: a call a test forgot to point at its own endpoint fails here instead of leaving the machine.
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+}
+
+
+@pytest.fixture(autouse=True)
+def _this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    for name, value in _CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.delenv("GPUFLEET_CATALOG", raising=False)
+    # A user's own refreshed catalog must not change what a test sees.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
+    yield
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).parent.parent
