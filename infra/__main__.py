@@ -1,0 +1,103 @@
+"""The Pulumi program: configuration → components → exports."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import bundle, config, images
+from infra.fleet import Fleet, FleetArgs
+from infra.naming import Names, tags
+from infra.network import Network, NetworkArgs
+from infra.observability import Observability, ObservabilityArgs
+from infra.security import Security, SecurityArgs
+from infra.storage import Storage, StorageArgs
+
+
+def main() -> None:
+    """Declare every resource of the stack.
+
+    Raises:
+        infra.config.ConfigError: the configuration or plan cannot be carried out.
+    """
+    settings = config.load()
+    plan = settings.plan
+    image = images.look_up(settings)
+    names = Names(
+        stack=settings.stack,
+        account_id=aws.get_caller_identity().account_id,
+        region=plan.region,
+        partition=aws.get_partition().partition,
+    )
+    labels = tags(settings.stack, plan.job.model, settings.tags)
+    archive = bundle.build()
+
+    network = Network("network", NetworkArgs(settings=settings, names=names, tags=labels))
+    security = Security(
+        "security",
+        SecurityArgs(
+            settings=settings,
+            names=names,
+            tags=labels,
+            vpc_id=network.vpc_id,
+            endpoint_group_id=network.endpoint_group_id,
+            s3_prefix_list_id=network.s3_prefix_list_id,
+        ),
+    )
+    storage = Storage(
+        "storage",
+        StorageArgs(settings=settings, names=names, tags=labels, key_arn=security.key_arn, bundle=archive),
+    )
+    observability = Observability(
+        "observability",
+        ObservabilityArgs(settings=settings, names=names, tags=labels, key_arn=security.key_arn),
+    )
+    fleet = Fleet(
+        "fleet",
+        FleetArgs(
+            settings=settings,
+            names=names,
+            tags=labels,
+            image=image,
+            bundle_sha256=archive.sha256,
+            bundle_key=storage.bundle_key,
+            bucket=storage.bucket,
+            queue_url=observability.queue_url,
+            log_group=observability.log_group,
+            key_arn=security.key_arn,
+            service_role_arn=security.service_role_arn,
+            instance_profile_arn=security.instance_profile_arn,
+            node_group_id=security.node_group_id,
+            subnet_ids=network.subnet_ids,
+            zone_name=network.zone_name,
+            placement_group=network.placement_group,
+        ),
+        # A node needs its endpoints, permissions and bundle the moment it starts; and goes before they do.
+        pulumi.ResourceOptions(depends_on=[network, security, storage, observability]),
+    )
+
+    pulumi.export("region", plan.region)
+    pulumi.export("group_name", fleet.group_name)
+    pulumi.export("launch_template_id", fleet.launch_template_id)
+    pulumi.export("capacity_reservation_id", fleet.capacity_reservation_id)
+    pulumi.export("bucket", storage.bucket)
+    pulumi.export("checkpoints", storage.bucket.apply(lambda name: f"s3://{name}/{names.checkpoint_prefix}/"))
+    pulumi.export("key_arn", security.key_arn)
+    pulumi.export("queue_url", observability.queue_url)
+    pulumi.export("log_group", observability.log_group)
+    pulumi.export("image", {"id": image.id, "name": image.name})
+    pulumi.export(
+        "plan",
+        {
+            "model": plan.job.model,
+            "nodes": f"{plan.node_count} x {plan.instance_type}",
+            "purchase": plan.purchase.option,
+            "expected_hours": plan.hours.expected,
+            "expected_cost_usd": plan.cost_usd.expected,
+            "p95_cost_usd": plan.cost_usd.p95,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

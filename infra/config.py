@@ -1,0 +1,177 @@
+"""The stack's configuration, typed and checked before anything is created."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+from optimizer.plan import FleetPlan, PlanError, plan_from_dict
+
+
+class ConfigError(ValueError):
+    """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What a stack is told; the keys are described in Pulumi.yaml.
+
+    Attributes:
+        stack: Pulumi stack name.
+        plan: the FleetPlan to carry out.
+        vpc_id, subnet_ids: an existing network, or both empty to create one.
+        vpc_cidr: IPv4 range of the VPC to create.
+        zone_id: zone to run in; empty for the plan's first.
+        ami_id, ami_name: image override; both empty for the pinned one.
+        train_command: what the nodes run; empty for nothing.
+        alarm_email: who is told; empty for nobody.
+        tags: the user's own tags.
+        force_destroy: whether destroy may delete the checkpoints.
+    """
+
+    stack: str
+    plan: FleetPlan
+    vpc_id: str
+    subnet_ids: tuple[str, ...]
+    vpc_cidr: ipaddress.IPv4Network
+    zone_id: str
+    ami_id: str
+    ami_name: str
+    train_command: str
+    alarm_email: str
+    tags: dict[str, str]
+    force_destroy: bool
+
+    @property
+    def gang(self) -> bool:
+        """Whether the nodes train together: then one zone, one placement group."""
+        return self.plan.node_count > 1
+
+
+def load() -> Settings:
+    """Read and check the current stack's configuration.
+
+    Raises:
+        ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
+    """
+    config = pulumi.Config("gpufleet")
+    stack = pulumi.get_stack()
+    plan_data = config.get_object("plan")
+    if plan_data is None:
+        raise ConfigError(f"stack {stack} has no gpufleet:plan: run `gpufleet stack set PLAN --stack {stack}` first")
+    try:
+        plan = plan_from_dict(plan_data, origin="gpufleet:plan")
+    except PlanError as error:
+        raise ConfigError(f"{error}\nwrite it anew: gpufleet stack set PLAN --stack {stack}") from error
+    settings = Settings(
+        stack=stack,
+        plan=plan,
+        vpc_id=config.get("vpcId") or "",
+        subnet_ids=tuple(_strings("subnetIds", config.get_object("subnetIds") or [])),
+        vpc_cidr=_network(config.get("vpcCidr") or DEFAULT_VPC_CIDR),
+        zone_id=config.get("zoneId") or "",
+        ami_id=config.get("amiId") or "",
+        ami_name=config.get("amiName") or "",
+        train_command=config.get("trainCommand") or "",
+        alarm_email=config.get("alarmEmail") or "",
+        tags=_tags(config.get_object("tags") or {}),
+        force_destroy=config.get_bool("forceDestroy") or False,
+    )
+    problems = refusals(settings, region=pulumi.Config("aws").get("region") or "")
+    if problems:
+        raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
+    return settings
+
+
+# Also the default in Pulumi.yaml, which the CLI fills in; here for programs run without the CLI (preview, tests).
+DEFAULT_VPC_CIDR = "10.42.0.0/16"
+
+
+def refusals(settings: Settings, *, region: str) -> list[str]:
+    """Everything that stops the stack from being deployed, not only the first; empty when nothing does."""
+    plan, found = settings.plan, []
+    rewrite = f"gpufleet stack set PLAN --stack {settings.stack}"
+    if region != plan.region:
+        found.append(
+            f"aws:region is {region or 'not set'} and the plan is for {plan.region}: prices and zones differ by "
+            f"region; `{rewrite}` writes both"
+        )
+    if plan.region.startswith("cn-"):
+        found.append(
+            f"{plan.region} is in the China partition, whose service names and endpoints differ; this version does not "
+            "carry plans out there"
+        )
+    if plan.purchase.option == "capacity-block":
+        found.append(
+            "purchase.option capacity-block is not carried out by this version (on-demand, spot and reserved are): "
+            "choose another plan with --plan N"
+        )
+    if plan.purchase.fallback == "on-demand":
+        found.append(
+            "purchase.fallback on-demand needs a controller that watches the spot fleet, which this version does not "
+            "have: raise purchase.on_demand_base, or choose a plan with fallback none"
+        )
+    if bool(settings.vpc_id) != bool(settings.subnet_ids):
+        found.append("gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither")
+    one_zone = settings.gang or plan.purchase.option == "reserved"
+    if one_zone and len(settings.subnet_ids) > 1:
+        found.append(
+            f"gpufleet:subnetIds has {len(settings.subnet_ids)} subnets and this fleet runs in one zone "
+            f"({plan.node_count} nodes, {plan.purchase.option}): traffic between zones is slow and billed, and EFA "
+            f"does not cross them; keep one"
+        )
+    if settings.zone_id and plan.zone_ids and settings.zone_id not in plan.zone_ids:
+        found.append(
+            f"gpufleet:zoneId {settings.zone_id} does not offer {plan.instance_type}: the plan has "
+            f"{', '.join(plan.zone_ids)}"
+        )
+    if settings.ami_id and settings.ami_name:
+        found.append("gpufleet:amiId and gpufleet:amiName are both set: keep one")
+    if settings.ami_id and not re.fullmatch(r"ami-[0-9a-f]{8,17}", settings.ami_id):
+        found.append(f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)")
+    if not settings.train_command.isprintable():
+        found.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
+    if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
+        found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
+    interfaces = plan.node.efa_cards, plan.node.network_cards
+    if plan.node.efa_cards and plan.node.network_cards - plan.node.efa_cards not in (0, 1):
+        found.append(f"{interfaces[0]} EFA cards of {interfaces[1]} network cards: which cards have EFA is not known")
+    return found
+
+
+def _strings(key: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(f"gpufleet:{key} is {value!r}, and must be a list of strings")
+    return value
+
+
+def _network(text: str) -> ipaddress.IPv4Network:
+    try:
+        network = ipaddress.IPv4Network(text)
+    except ValueError as error:
+        raise ConfigError(f"gpufleet:vpcCidr {text!r} is not an IPv4 range: {error}") from error
+    # https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html
+    if not 16 <= network.prefixlen <= 28:
+        raise ConfigError(f"gpufleet:vpcCidr {text} has a /{network.prefixlen} mask: a VPC takes /16 to /28")
+    return network
+
+
+def _tags(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"gpufleet:tags is {value!r}, and must map tag to value")
+    # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html; 40 leaves room for ours.
+    for key, text in value.items():
+        if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(str(text)) > 256:
+            raise ConfigError(
+                f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to 256, and no aws: prefix"
+            )
+    if len(value) > 6:
+        # An S3 object takes 10 tags, and gpufleet adds its own: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
+        raise ConfigError(
+            f"gpufleet:tags has {len(value)} tags: the limit is 6, as an S3 object takes 10 with gpufleet's own"
+        )
+    return {key: str(text) for key, text in value.items()}

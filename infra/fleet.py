@@ -1,0 +1,292 @@
+"""The nodes: a launch template that says what one is, and an Auto Scaling group that keeps as many as the plan says."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.config import Settings
+from infra.images import Image
+from infra.naming import Names
+from infra.user_data import NodeFacts, user_data
+from optimizer.plan import Node
+
+# Until a node must have passed its health checks and smoke test: booting 2 TiB of memory, mounting NVMe and, on an
+# image without them, installing driver, CUDA and EFA takes up to half an hour. The bootstrap extends it with heartbeats.
+LAUNCH_TIMEOUT_S = 1800
+# For a last checkpoint on scale-in. A spot interruption ends the node after two minutes all the same.
+TERMINATE_TIMEOUT_S = 300
+# The launch hook has proven the node, so a failed status check counts soon after.
+HEALTH_CHECK_GRACE_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetArgs:
+    """What the nodes are and where they go."""
+
+    settings: Settings
+    names: Names
+    tags: dict[str, str]
+    image: Image
+    bundle_sha256: str
+    bundle_key: pulumi.Input[str]
+    bucket: pulumi.Input[str]
+    queue_url: pulumi.Input[str]
+    log_group: pulumi.Input[str]
+    key_arn: pulumi.Input[str]
+    service_role_arn: pulumi.Input[str]
+    instance_profile_arn: pulumi.Input[str]
+    node_group_id: pulumi.Input[str]
+    subnet_ids: list[pulumi.Input[str]]
+    zone_name: str
+    placement_group: aws.ec2.PlacementGroup | None
+
+
+def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+    """One interface a network card: card 0 carries IP and, where it can, EFA; the others EFA only, without an address.
+
+    Using one of four cards in silence is the classic loss, two addresses of one host the classic puzzle:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    """
+    cards = range(node.network_cards if node.efa_cards else 1)
+    # One card more than EFA interfaces: card 0 has no EFA, as DescribeInstanceTypes says of p6-b300.48xlarge.
+    first = "efa" if node.efa_cards == node.network_cards else "interface"
+    return [
+        aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+            network_card_index=card,
+            device_index=0 if card == 0 else 1,
+            interface_type=first if card == 0 else "efa-only",
+            # EC2 takes this argument for a single interface only, and gives no public address to several:
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
+            associate_public_ip_address="false" if len(cards) == 1 else None,
+            delete_on_termination="true",
+            security_groups=[security_group_id],
+        )
+        for card in cards
+    ]
+
+
+class Fleet(pulumi.ComponentResource):
+    """Launch template, Auto Scaling group with its lifecycle hooks, and a capacity reservation where the plan buys one.
+
+    Attributes:
+        group_name: the Auto Scaling group.
+        launch_template_id: the template.
+        capacity_reservation_id: the reservation the nodes run in; None without one.
+    """
+
+    def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpufleet:infra:Fleet", name, None, opts)
+        self._args = args
+        self._own = pulumi.ResourceOptions(parent=self)
+        self.capacity_reservation_id = self._reservation()
+        template = self._template()
+        group = self._group(template)
+        self.group_name = group.name
+        self.launch_template_id = template.id
+        self.register_outputs({"group_name": self.group_name})
+
+    def _reservation(self) -> pulumi.Input[str] | None:
+        args, plan = self._args, self._args.settings.plan
+        if plan.purchase.option != "reserved":
+            return None
+        if plan.purchase.capacity_reservation_id:
+            return plan.purchase.capacity_reservation_id
+        # Billed from the moment it exists, used or not, until destroyed. Made in the placement group, as instances of a
+        # cluster group use no capacity from outside it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+        reservation = aws.ec2.CapacityReservation(
+            f"{args.names.prefix}-nodes",
+            instance_type=plan.instance_type,
+            instance_count=plan.node_count,
+            instance_platform="Linux/UNIX",
+            availability_zone=args.zone_name,
+            ebs_optimized=True,
+            instance_match_criteria="targeted",
+            end_date_type="unlimited",
+            placement_group_arn=args.placement_group.arn if args.placement_group else None,
+            tags={**args.tags, "Name": args.names.group},
+            opts=self._own,
+        )
+        return reservation.id
+
+    def _template(self) -> aws.ec2.LaunchTemplate:
+        args, plan = self._args, self._args.settings.plan
+        tags = {**args.tags, "Name": args.names.group}
+        placement = reservation = None
+        if args.placement_group:
+            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
+        if self.capacity_reservation_id is not None:
+            reservation = aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
+                capacity_reservation_target=(
+                    aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
+                        capacity_reservation_id=self.capacity_reservation_id
+                    )
+                )
+            )
+        return aws.ec2.LaunchTemplate(
+            f"{args.names.prefix}-node",
+            description=f"gpufleet {args.names.stack}: {plan.instance_type} for {plan.job.model}",
+            image_id=args.image.id,
+            instance_type=plan.instance_type,
+            user_data=self._user_data(),
+            update_default_version=True,
+            ebs_optimized="true",
+            instance_initiated_shutdown_behavior="terminate",
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=args.instance_profile_arn),
+            # Tokens, and one hop: a container or a forged request cannot read the role's credentials.
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled",
+                http_tokens="required",
+                http_put_response_hop_limit=1,
+                instance_metadata_tags="disabled",
+            ),
+            monitoring=aws.ec2.LaunchTemplateMonitoringArgs(enabled=False),
+            block_device_mappings=[
+                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                    device_name=args.image.root_device,
+                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                        volume_type="gp3",
+                        volume_size=plan.volumes.root_gib,
+                        iops=plan.volumes.iops,
+                        throughput=plan.volumes.throughput_mib_per_s,
+                        encrypted="true",
+                        kms_key_id=args.key_arn,
+                        delete_on_termination="true",
+                    ),
+                )
+            ],
+            network_interfaces=interfaces(plan.node, args.node_group_id),
+            placement=placement,
+            capacity_reservation_specification=reservation,
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                for kind in ("instance", "volume", "network-interface")
+            ],
+            tags=tags,
+            opts=self._own,
+        )
+
+    def _user_data(self) -> pulumi.Output[str]:
+        args, names, settings = self._args, self._args.names, self._args.settings
+
+        def encode(known: dict[str, str]) -> str:
+            facts = NodeFacts(
+                stack=names.stack,
+                group=names.group,
+                launch_hook=names.launch_hook,
+                terminate_hook=names.terminate_hook,
+                checkpoint_prefix=names.checkpoint_prefix,
+                train_command=settings.train_command,
+                ami_kind=args.image.kind,
+                bundle_sha256=args.bundle_sha256,
+                **known,
+            )
+            return base64.b64encode(user_data(settings.plan, facts).encode()).decode()
+
+        known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
+            bucket=args.bucket,
+            bundle_key=args.bundle_key,
+            key_arn=args.key_arn,
+            queue_url=args.queue_url,
+            log_group=args.log_group,
+        )
+        return known.apply(encode)
+
+    def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
+        args, plan = self._args, self._args.settings.plan
+        hooks = (
+            (args.names.launch_hook, "autoscaling:EC2_INSTANCE_LAUNCHING", LAUNCH_TIMEOUT_S),
+            (args.names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", TERMINATE_TIMEOUT_S),
+        )
+        spot = plan.purchase.option == "spot"
+        group = aws.autoscaling.Group(
+            f"{args.names.prefix}-nodes",
+            name=args.names.group,
+            # A training gang has one size; nothing may scale it behind the plan's back.
+            min_size=plan.node_count,
+            max_size=plan.node_count,
+            desired_capacity=plan.node_count,
+            vpc_zone_identifiers=args.subnet_ids,
+            launch_template=None if spot else self._plain(template),
+            mixed_instances_policy=self._mixed(template) if spot else None,
+            service_linked_role_arn=args.service_role_arn,
+            # Spot capacity may take hours to come; `pulumi up` has done its work when the group exists.
+            wait_for_capacity_timeout="0",
+            # On a rebalance recommendation Auto Scaling would start a replacement and kill a node that most likely
+            # lives: of 30 nodes noticed 9 died. The notice goes to the queue and means "checkpoint now".
+            capacity_rebalance=False,
+            # Only a node itself, done with its work, may lift it.
+            protect_from_scale_in=True,
+            # It would terminate healthy nodes to even out zones.
+            suspended_processes=["AZRebalance"],
+            health_check_type="EC2",
+            health_check_grace_period=HEALTH_CHECK_GRACE_S,
+            # Deletes the group with its instances at once. Without it, destroy sets the size to 0 and waits for
+            # protected instances and terminate hooks that never come, ten minutes, then fails:
+            # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
+            force_delete=True,
+            enabled_metrics=[
+                aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
+                aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
+            ],
+            # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
+            initial_lifecycle_hooks=[
+                aws.autoscaling.GroupInitialLifecycleHookArgs(
+                    name=name, lifecycle_transition=transition, heartbeat_timeout=timeout, default_result="ABANDON"
+                )
+                for name, transition, timeout in hooks
+            ],
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in sorted(args.tags.items())
+            ],
+            # The provider reads and updates the hooks only as resources of their own (below).
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["initialLifecycleHooks"]),
+        )
+        for name, transition, timeout in hooks:
+            # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).
+            aws.autoscaling.LifecycleHook(
+                f"{args.names.prefix}-{name}",
+                name=name,
+                autoscaling_group_name=group.name,
+                lifecycle_transition=transition,
+                heartbeat_timeout=timeout,
+                default_result="ABANDON",
+                opts=self._own,
+            )
+        return group
+
+    def _plain(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.GroupLaunchTemplateArgs:
+        return aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=_version(template))
+
+    def _mixed(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
+        plan = self._args.settings.plan
+        return aws.autoscaling.GroupMixedInstancesPolicyArgs(
+            instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+                on_demand_base_capacity=plan.purchase.on_demand_base,
+                on_demand_percentage_above_base_capacity=0,
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-fleet-allocation-strategy.html
+                spot_allocation_strategy="price-capacity-optimized",
+            ),
+            launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+                launch_template_specification=(
+                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+                        launch_template_id=template.id, version=_version(template)
+                    )
+                ),
+                # One type: the plan's memory and speed are this type's, and a gang runs at its slowest node's pace.
+                overrides=[
+                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(
+                        instance_type=plan.instance_type
+                    )
+                ],
+            ),
+        )
+
+
+def _version(template: aws.ec2.LaunchTemplate) -> pulumi.Output[str]:
+    # The number, not "$Latest": the group's state then says which template its next node gets.
+    return template.latest_version.apply(str)

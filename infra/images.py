@@ -1,0 +1,98 @@
+"""Which machine image a plan's nodes boot, by exact name and never "latest": the same plan boots the same software.
+
+AWS also publishes each image's id as a public SSM parameter (/aws/service/deeplearning/ami/x86_64/
+base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id), but only of the newest release; a fleet that replaces a node
+weeks later would run two driver versions in one job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pulumi_aws as aws
+
+from infra.config import ConfigError, Settings
+
+# Release notes of 2026-10-08, driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python 3.12:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
+# and the x86_64 image of the same release.
+PINNED = {
+    "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
+    "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """One machine image.
+
+    Attributes:
+        id: "ami-…".
+        name: its published name.
+        kind: "dlami" when the image brings driver, CUDA, NCCL and EFA; "custom" when the bootstrap must check and
+            install them.
+        root_device: device name of its root volume.
+    """
+
+    id: str
+    name: str
+    kind: Literal["dlami", "custom"]
+    root_device: str
+
+
+def pinned_name(settings: Settings) -> str:
+    """Name of the image for the plan when neither amiId nor amiName is set.
+
+    Raises:
+        ConfigError: no pinned image drives the plan's GPU.
+    """
+    node = settings.plan.node
+    other = "set gpufleet:amiId to an image of your own that drives it: pulumi config set gpufleet:amiId ami-…"
+    if node.gpu == "V100":
+        # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
+        raise ConfigError(
+            f"{settings.plan.instance_type} has V100 GPUs; the pinned Deep Learning AMI has NVIDIA's open driver, "
+            f"which starts with Turing; {other}"
+        )
+    if node.gpu_count < 1:
+        raise ConfigError(
+            f"{settings.plan.instance_type} has {node.gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU "
+            f"(GRID) driver, which the pinned Deep Learning AMI does not have "
+            f"(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html); {other}"
+        )
+    return PINNED[node.cpu_architecture]
+
+
+def look_up(settings: Settings) -> Image:
+    """Find the image of the plan in its region.
+
+    Raises:
+        ConfigError: no pinned image fits, or the image is for another CPU architecture or has a larger root volume.
+    """
+    plan = settings.plan
+    if settings.ami_id:
+        wanted = settings.ami_id
+        found = aws.ec2.get_ami(filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])])
+    else:
+        wanted = settings.ami_name or pinned_name(settings)
+        # Without most_recent, two images of one name are an error instead of a silent choice.
+        found = aws.ec2.get_ami(owners=["amazon"], filters=[aws.ec2.GetAmiFilterArgs(name="name", values=[wanted])])
+    if found.architecture != plan.node.cpu_architecture:
+        raise ConfigError(
+            f"AMI {wanted!r} is for {found.architecture}, and {plan.instance_type} is {plan.node.cpu_architecture}: "
+            f"choose an image of that architecture with gpufleet:amiName or gpufleet:amiId"
+        )
+    for mapping in found.block_device_mappings:
+        size_gib = int(mapping.ebs.get("volume_size") or 0)
+        if mapping.device_name == found.root_device_name and size_gib > plan.volumes.root_gib:
+            raise ConfigError(
+                f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
+                f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
+            )
+    return Image(
+        id=found.id,
+        name=found.name,
+        kind="custom" if settings.ami_id else "dlami",
+        root_device=found.root_device_name,
+    )

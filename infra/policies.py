@@ -1,0 +1,280 @@
+"""Every policy document of the stack, as plain data: who may do what, and why each "*" is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.naming import Names
+
+Statement = dict[str, Any]
+
+# EventBridge rules and the event each passes on; security needs their ARNs, observability makes them.
+EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle")
+
+
+def document(*statements: Statement) -> dict[str, Any]:
+    """A policy of ``statements``."""
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def assume_role(service: str) -> dict[str, Any]:
+    """Trust policy of a role for one AWS service."""
+    return document({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
+
+
+def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> dict[str, Any]:
+    """Policy of the stack's KMS key. In a key policy "Resource": "*" means this key and nothing else.
+
+    https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-overview.html
+    """
+    statements: list[Statement] = [
+        {
+            # Without it nobody could ever change or delete the key; it grants nothing by itself, IAM policies do:
+            # https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-default.html
+            "Sid": "AccountAdministersKey",
+            "Effect": "Allow",
+            "Principal": {"AWS": names.account_root_arn},
+            "Action": "kms:*",
+            "Resource": "*",
+        },
+        {
+            # Auto Scaling launches instances with encrypted volumes: the two statements of
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
+            "Sid": "AutoScalingUsesKey",
+            "Effect": "Allow",
+            "Principal": {"AWS": service_role_arn},
+            "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+            "Resource": "*",
+        },
+        {
+            "Sid": "AutoScalingAttachesVolumes",
+            "Effect": "Allow",
+            "Principal": {"AWS": service_role_arn},
+            "Action": "kms:CreateGrant",
+            "Resource": "*",
+            "Condition": {"Bool": {"kms:GrantIsForAWSResource": "true"}},
+        },
+        {
+            # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
+            "Sid": "EventBridgeSendsToQueue",
+            "Effect": "Allow",
+            "Principal": {"Service": "events.amazonaws.com"},
+            "Action": ["kms:GenerateDataKey", "kms:Decrypt"],
+            "Resource": "*",
+            "Condition": {"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}},
+        },
+        {
+            # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html
+            "Sid": "LogsEncryptsGroup",
+            "Effect": "Allow",
+            "Principal": {"Service": f"logs.{names.region}.amazonaws.com"},
+            "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+            "Resource": "*",
+            "Condition": {"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": names.log_group_arn}},
+        },
+    ]
+    if alarms:
+        statements.append(
+            {
+                # https://docs.aws.amazon.com/sns/latest/dg/sns-key-management.html
+                "Sid": "AlarmsPublish",
+                "Effect": "Allow",
+                "Principal": {"Service": "cloudwatch.amazonaws.com"},
+                "Action": ["kms:GenerateDataKey", "kms:Decrypt"],
+                "Resource": "*",
+                "Condition": {"StringEquals": {"aws:SourceAccount": names.account_id}},
+            }
+        )
+    return document(*statements)
+
+
+def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
+    """What a node may do: this stack's checkpoints, events, logs and lifecycle, and nothing of any other stack."""
+    checkpoints = f"{names.bucket_arn}/{names.checkpoint_prefix}/*"
+    return document(
+        {
+            "Sid": "ReadBootstrap",
+            "Effect": "Allow",
+            "Action": "s3:GetObject",
+            "Resource": f"{names.bucket_arn}/{names.bootstrap_prefix}/*",
+        },
+        {
+            # DeleteObject leaves a version behind (the bucket is versioned), and no version can be deleted by a node.
+            "Sid": "KeepCheckpoints",
+            "Effect": "Allow",
+            "Action": [
+                "s3:GetObject",
+                "s3:PutObject",
+                "s3:DeleteObject",
+                "s3:AbortMultipartUpload",
+                "s3:ListMultipartUploadParts",
+            ],
+            "Resource": checkpoints,
+        },
+        {
+            "Sid": "ListCheckpoints",
+            "Effect": "Allow",
+            "Action": "s3:ListBucket",
+            "Resource": names.bucket_arn,
+            "Condition": {"StringLike": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
+        },
+        {
+            # Only through S3 and SQS: a node cannot decrypt anything with the key by itself.
+            "Sid": "UseKeyThroughServices",
+            "Effect": "Allow",
+            "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+            "Resource": key_arn,
+            "Condition": {
+                "StringEquals": {
+                    "kms:ViaService": [f"s3.{names.region}.amazonaws.com", f"sqs.{names.region}.amazonaws.com"]
+                }
+            },
+        },
+        {
+            "Sid": "TakeNodeEvents",
+            "Effect": "Allow",
+            "Action": [
+                "sqs:ReceiveMessage",
+                "sqs:DeleteMessage",
+                "sqs:ChangeMessageVisibility",
+                "sqs:GetQueueAttributes",
+            ],
+            "Resource": names.queue_arn,
+        },
+        {
+            "Sid": "AnswerLifecycleHooks",
+            "Effect": "Allow",
+            "Action": [
+                "autoscaling:CompleteLifecycleAction",
+                "autoscaling:RecordLifecycleActionHeartbeat",
+                "autoscaling:SetInstanceProtection",
+            ],
+            "Resource": names.group_arn,
+        },
+        {
+            # Describe calls have no resource-level permissions, and these three show metadata only:
+            # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+            # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+            "Sid": "FindPeers",
+            "Effect": "Allow",
+            "Action": [
+                "ec2:DescribeInstances",
+                "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeAutoScalingInstances",
+            ],
+            "Resource": "*",
+            "Condition": {"StringEquals": {"aws:RequestedRegion": names.region}},
+        },
+        {
+            "Sid": "WriteLogs",
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+            "Resource": [names.log_group_arn, f"{names.log_group_arn}:*"],
+        },
+        {
+            "Sid": "ReadParameters",
+            "Effect": "Allow",
+            "Action": ["ssm:GetParameter", "ssm:GetParameters", "ssm:GetParametersByPath"],
+            "Resource": [
+                names.arn("ssm", f"parameter{names.parameter_path}"),
+                names.arn("ssm", f"parameter{names.parameter_path}/*"),
+            ],
+        },
+        {
+            # Session Manager, the way in without SSH. The channels have no resource-level permissions; this is the
+            # smallest policy AWS documents, short of its s3 and kms statements for session logs:
+            # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+            "Sid": "SessionManagerChannels",
+            "Effect": "Allow",
+            "Action": [
+                "ssmmessages:CreateControlChannel",
+                "ssmmessages:CreateDataChannel",
+                "ssmmessages:OpenControlChannel",
+                "ssmmessages:OpenDataChannel",
+            ],
+            "Resource": "*",
+        },
+        {
+            "Sid": "SessionManagerRegisters",
+            "Effect": "Allow",
+            "Action": "ssm:UpdateInstanceInformation",
+            "Resource": f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
+        },
+    )
+
+
+def bucket_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
+    """Policy of the checkpoint bucket: only TLS 1.2 and up, only this key."""
+    everything = [names.bucket_arn, f"{names.bucket_arn}/*"]
+    return document(
+        {
+            "Sid": "OnlyTls",
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": everything,
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        },
+        {
+            "Sid": "OnlyTls12",
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": everything,
+            "Condition": {"NumericLessThan": {"s3:TlsVersion": "1.2"}},
+        },
+        # An upload that names no encryption gets the bucket's default, this key; one that names another is refused. The
+        # Null test is needed, as StringNotEquals also holds for an absent key:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
+        # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+        _deny_other("OnlyKms", names, "s3:x-amz-server-side-encryption", "aws:kms"),
+        _deny_other("OnlyThisKey", names, "s3:x-amz-server-side-encryption-aws-kms-key-id", key_arn),
+    )
+
+
+def _deny_other(sid: str, names: Names, header: str, value: str) -> Statement:
+    return {
+        "Sid": sid,
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:PutObject",
+        "Resource": f"{names.bucket_arn}/*",
+        "Condition": {"StringNotEquals": {header: value}, "Null": {header: "false"}},
+    }
+
+
+def queue_policy(names: Names, *, queue_arn: str) -> dict[str, Any]:
+    """Policy of a queue of node events: this stack's rules may send, and nobody without TLS may do anything."""
+    return document(
+        {
+            # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-use-resource-based.html#eb-sqs-permissions
+            "Sid": "RulesSend",
+            "Effect": "Allow",
+            "Principal": {"Service": "events.amazonaws.com"},
+            "Action": "sqs:SendMessage",
+            "Resource": queue_arn,
+            "Condition": {"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}},
+        },
+        {
+            "Sid": "OnlyTls",
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "sqs:*",
+            "Resource": queue_arn,
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        },
+    )
+
+
+def topic_policy(names: Names, *, topic_arn: str) -> dict[str, Any]:
+    """Policy of the alarm topic: CloudWatch alarms of this account may publish."""
+    return document(
+        {
+            "Sid": "AlarmsPublish",
+            "Effect": "Allow",
+            "Principal": {"Service": "cloudwatch.amazonaws.com"},
+            "Action": "sns:Publish",
+            "Resource": topic_arn,
+            "Condition": {"StringEquals": {"aws:SourceAccount": names.account_id}},
+        }
+    )

@@ -1,0 +1,139 @@
+"""What the program would create, without an account or the Pulumi CLI: the real program run against stand-in answers.
+
+Every resource and argument comes from ``infra.__main__`` itself; only what AWS would answer (account, zones, image,
+identifiers) is made up, and ``PLACEHOLDERS`` says what.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+from pulumi.runtime import mocks
+from pulumi.runtime.stack import run_pulumi_func
+
+from infra import images
+from optimizer.plan import FleetPlan
+
+PLACEHOLDER_ACCOUNT = "000000000000"
+PLACEHOLDERS = (
+    f"account {PLACEHOLDER_ACCOUNT}, zone names, the AMI's id and every identifier are placeholders: only "
+    "`pulumi preview` with an account knows them"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resource:
+    """One resource the program declares.
+
+    Attributes:
+        type: Pulumi's type token, like "aws:ec2/launchTemplate:LaunchTemplate".
+        name: logical name.
+        parent: logical name of the component it belongs to; empty at the top.
+        inputs: its arguments.
+        protected: whether destroy refuses to delete it.
+    """
+
+    type: str
+    name: str
+    parent: str
+    inputs: Mapping[str, Any]
+    protected: bool
+
+
+class _Answers(mocks.Mocks):
+    """AWS's part: identifiers and look-ups."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self._plan = plan
+
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        known = {
+            "arn": f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}",
+            "keyId": f"{args.name}-id",
+            "url": f"https://sqs.{self._plan.region}.amazonaws.com/{PLACEHOLDER_ACCOUNT}/{args.name}",
+            "latestVersion": 1,
+            "prefixListId": "pl-00000000",
+            "name": args.name,
+        }
+        return f"{args.name}-id", {**known, **args.inputs}
+
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        return self._answer(args.token, args.args), []
+
+    def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
+        plan = self._plan
+        # Where the catalog names no zones, three stand for the region's.
+        zone_ids = plan.zone_ids or tuple(f"{plan.region.replace('-', '')}-az{number}" for number in (1, 2, 3))
+        match token.split(":")[-1]:
+            case "getCallerIdentity":
+                return {"accountId": PLACEHOLDER_ACCOUNT}
+            case "getPartition":
+                return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
+            case "getAvailabilityZones":
+                return {"names": [f"{plan.region}{chr(97 + n)}" for n in range(len(zone_ids))], "zoneIds": zone_ids}
+            case "getInstanceTypeOfferings":
+                return {"locations": zone_ids}
+            case "getSubnet":
+                return {"availabilityZone": f"{plan.region}a"}
+            case "getAmi":
+                (filter_,) = given["filters"]
+                (wanted,) = filter_["values"]
+                is_id = filter_["name"] == "image-id"
+                return {
+                    "id": wanted if is_id else "ami-00000000000000000",
+                    "name": wanted,
+                    "architecture": plan.node.cpu_architecture,
+                    "rootDeviceName": "/dev/sda1",
+                    "blockDeviceMappings": [],
+                }
+        raise AssertionError(f"infra calls {token}, and the preview has no answer for it")
+
+
+class _Recorder(mocks.MockMonitor):  # type: ignore[misc]
+    """Pulumi's stand-in engine, which also keeps parents and protection."""
+
+    def __init__(self, answers: mocks.Mocks) -> None:
+        super().__init__(answers)
+        self.seen: list[Resource] = []
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+        response = super().RegisterResource(request)
+        if request.type != "pulumi:pulumi:Stack":
+            parent = (
+                request.parent.rpartition("::")[2] if "pulumi:pulumi:Stack" not in request.parent.split("$")[-1] else ""
+            )
+            self.seen.append(
+                Resource(
+                    type=request.type,
+                    name=request.name,
+                    parent=parent,
+                    inputs=pulumi.runtime.rpc.deserialize_properties(request.object),
+                    protected=request.protect,
+                )
+            )
+        return response
+
+
+def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None) -> list[Resource]:
+    """Every resource of ``stack`` carrying out ``plan``, components before their children.
+
+    Args:
+        plan: the plan.
+        stack: stack name, for the names of things.
+        config: further configuration, ``gpufleet:key`` to text (JSON for lists and objects).
+
+    Raises:
+        infra.config.ConfigError: the program refuses the plan or configuration.
+    """
+    from infra.__main__ import main
+
+    recorder = _Recorder(_Answers(plan))
+    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack=stack, preview=False, monitor=recorder)
+    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
+    pulumi.runtime.test(main)()
+    order = {resource.name: index for index, resource in enumerate(recorder.seen) if not resource.parent}
+    return sorted(recorder.seen, key=lambda found: (order.get(found.parent or found.name, -1), bool(found.parent)))

@@ -1,0 +1,123 @@
+"""What a node runs at first boot: write the plan's facts to a file, fetch the bootstrap bundle, check it, run it.
+
+Pure: a plan and names go in, text comes out. User data can be read by every process on the node and by everyone who may
+describe the launch template, so no secret belongs here; secrets are SSM parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.bundle import ENTRY_POINT
+from optimizer.plan import FleetPlan
+
+# Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+LIMIT_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """What a node must know besides the plan; all of it is known when the launch template is made."""
+
+    stack: str
+    group: str
+    launch_hook: str
+    terminate_hook: str
+    bucket: str
+    checkpoint_prefix: str
+    key_arn: str
+    queue_url: str
+    log_group: str
+    train_command: str
+    ami_kind: str
+    bundle_key: str
+    bundle_sha256: str
+
+
+def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
+    """Variables of /etc/gpufleet/node.env: the contract with the bootstrap, which reads nothing else.
+
+    Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the whole fleet's expected price of compute.
+    Deadline, budget and training command are empty where there are none.
+    """
+    budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
+    return {
+        "GPUFLEET_STACK": facts.stack,
+        "GPUFLEET_REGION": plan.region,
+        "GPUFLEET_ASG_NAME": facts.group,
+        "GPUFLEET_LAUNCH_HOOK": facts.launch_hook,
+        "GPUFLEET_TERMINATE_HOOK": facts.terminate_hook,
+        "GPUFLEET_BUCKET": facts.bucket,
+        "GPUFLEET_CHECKPOINT_PREFIX": facts.checkpoint_prefix,
+        "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
+        "GPUFLEET_QUEUE_URL": facts.queue_url,
+        "GPUFLEET_LOG_GROUP": facts.log_group,
+        "GPUFLEET_NODE_COUNT": str(plan.node_count),
+        "GPUFLEET_GPUS_PER_NODE": str(max(1, math.floor(plan.node.gpu_count))),
+        "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
+        "GPUFLEET_GPU": plan.node.gpu,
+        "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
+        "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
+        "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
+        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.cost_usd.breakdown.compute / plan.hours.expected),
+        "GPUFLEET_TRAIN_COMMAND": facts.train_command,
+        "GPUFLEET_AMI_KIND": facts.ami_kind,
+    }
+
+
+def environment_file(variables: Mapping[str, str]) -> str:
+    """``variables`` as lines a shell reads back exactly, whatever the values hold.
+
+    Raises:
+        ValueError: a value has a line break or another control character.
+    """
+    for name, value in variables.items():
+        if not value.isprintable():
+            raise ValueError(f"{name} has a line break or control character: {value!r}")
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def user_data(plan: FleetPlan, facts: NodeFacts) -> str:
+    """The script, at most 16 KiB.
+
+    Raises:
+        ValueError: a value has a control character, or the script is too long.
+    """
+    quote = shlex.quote
+    text = f"""#!/bin/bash
+# Written by gpufleet; a change takes effect on nodes launched afterwards. Log: /var/log/cloud-init-output.log
+set -euo pipefail
+
+# A node that cannot even start its bootstrap must not idle at full price until its launch hook times out. The launch
+# template turns shutdown into termination, and the group launches another; the console log keeps what happened.
+trap 'echo "gpufleet: user data failed in line ${{LINENO}}, shutting down" >&2; shutdown -h now' ERR
+
+install -d -m 0755 /etc/gpufleet /opt/gpufleet
+# No line below can equal the delimiter: each begins with a variable's name, and no value has a line break.
+cat >/etc/gpufleet/node.env <<'END_OF_NODE_ENV'
+{environment_file(environment(plan, facts))}END_OF_NODE_ENV
+chmod 0644 /etc/gpufleet/node.env
+
+bundle=$(mktemp)
+aws s3 cp --only-show-errors --region {quote(plan.region)} \\
+  {quote(f"s3://{facts.bucket}/{facts.bundle_key}")} "${{bundle}}"
+echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
+tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
+rm -f "${{bundle}}"
+
+trap - ERR
+exec /opt/gpufleet/{ENTRY_POINT}
+"""
+    size = len(text.encode())
+    if size > LIMIT_BYTES:
+        raise ValueError(
+            f"user data is {size} bytes, the limit is {LIMIT_BYTES}: put a long gpufleet:trainCommand into a script"
+        )
+    return text
+
+
+def _number(value: float) -> str:
+    return format(value, ".10g")
