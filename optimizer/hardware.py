@@ -77,11 +77,15 @@ class InstanceType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """A price in USD per instance-hour, with where and when it was read."""
+    """A price in USD per instance-hour, with where and when it was read.
+
+    ``zone_id`` is the zone it holds in ("use1-az6"); empty for a price of the whole region.
+    """
 
     usd_per_hour: float
     source: str
     as_of: date
+    zone_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,130 @@
+"""What must hold in every catalog, shipped or refreshed: run by tests, ``catalog verify``, and before a refresh is kept."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.catalog.model import UNIT_ITEMS, Catalog
+from optimizer.catalog.sources.offerings import zone_prefix
+from optimizer.hardware import InstanceType, Offer, Price
+
+REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Violation:
+    """One broken rule: which, where, and with what value."""
+
+    rule: str
+    place: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.value} (rule: {self.rule})"
+
+
+def check(catalog: Catalog, *, today: date | None = None) -> list[Violation]:
+    """Every broken rule of ``catalog``; empty when it is sound.
+
+    Args:
+        catalog: the catalog to check.
+        today: no fact may be dated after it; by default the day the snapshot was made.
+    """
+    latest = today or catalog.made_at.date()
+    found: list[Violation] = []
+
+    def note(rule: str, place: str) -> Callable[[str], None]:
+        return lambda value: found.append(Violation(rule=rule, place=place, value=value))
+
+    for key, count in Counter(instance.name for instance in catalog.instance_types).items():
+        if count > 1:
+            note("a type has one row", key)(f"{count} rows")
+    for (name, region), count in Counter((offer.instance.name, offer.region) for offer in catalog.offers).items():
+        if count > 1:
+            note("a type has one offer in a region", f"{name} in {region}")(f"{count} offers")
+    for instance in catalog.instance_types:
+        for rule, value in _type_problems(instance, latest):
+            note(rule, instance.name)(value)
+    for offer in catalog.offers:
+        for rule, value in _offer_problems(offer, latest):
+            note(rule, f"{offer.instance.name} in {offer.region}")(value)
+    for unit in catalog.unit_prices:
+        if not 0 < unit.usd < float("inf"):
+            note("a price is above 0 USD", f"{unit.item} in {unit.region}")(str(unit.usd))
+        if not unit.source or unit.as_of > latest:
+            note("a price has a source and a date not in the future", f"{unit.item} in {unit.region}")(
+                f"{unit.source!r}, {unit.as_of}"
+            )
+    for item, count in Counter(UNIT_ITEMS).items():
+        if not any(unit.item == item for unit in catalog.unit_prices):
+            note("every unit price is known in at least one region", item)(f"{count - 1} regions")
+    return found
+
+
+def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
+    gpu = gpu_table().get(instance.gpu.key)
+    if gpu is None:
+        yield "a type's GPU is in the GPU table", instance.gpu.key
+        return
+    fraction = min(1.0, instance.gpu_count)
+    if abs(instance.gpu_memory_gib - gpu.memory_gib * fraction) > 0.01:
+        yield (
+            "GPU memory is the GPU table's, times the fraction",
+            f"{instance.gpu_memory_gib} GiB, and {fraction:g} of {gpu.key} is {gpu.memory_gib * fraction:g} GiB",
+        )
+    if instance.gpu_count < 1 and 1 / instance.gpu_count != round(1 / instance.gpu_count):
+        yield "a fractional GPU is one part of a whole", f"{instance.gpu_count} GPUs"
+    if instance.gpu_count >= 1 and instance.gpu_count != round(instance.gpu_count):
+        yield "a type has whole GPUs or one fraction", f"{instance.gpu_count} GPUs"
+    if instance.vcpus < 1 or not instance.memory_gib > 0 or not instance.nvme_gb >= 0:
+        yield (
+            "a type has processors and memory",
+            f"{instance.vcpus} vCPUs, {instance.memory_gib} GiB, NVMe {instance.nvme_gb} GB",
+        )
+    if not instance.network_gbit_per_s > 0 or instance.network_cards < 1:
+        yield "a type has a network", f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
+    if not 0 <= instance.efa_cards <= instance.network_cards:
+        yield "EFA cards are network cards", f"{instance.efa_cards} EFA of {instance.network_cards} cards"
+    if (instance.interconnect == "none") != (instance.gpu_count <= 1):
+        yield "GPUs are linked where there are several", f"{instance.gpu_count:g} GPUs, {instance.interconnect}"
+    if instance.interconnect in ("nvlink", "nvswitch") and not gpu.nvlink_gb_per_s > 0:
+        yield "a type linked by NVLink has a GPU with NVLink", f"{instance.interconnect}, {gpu.key}"
+    if not instance.source or instance.as_of > latest:
+        yield "a fact has a source and a date not in the future", f"{instance.source!r}, {instance.as_of}"
+
+
+def _offer_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
+    prices: dict[str, Price | None] = {
+        "on-demand": offer.on_demand,
+        "reserved": offer.reserved_1yr,
+        "spot": offer.spot,
+    }
+    for kind, price in prices.items():
+        if price is None:
+            continue
+        if not 0 < price.usd_per_hour < float("inf"):
+            yield "a price is above 0 USD per hour", f"{kind} {price.usd_per_hour}"
+        if not price.source or price.as_of > latest:
+            yield "a price has a source and a date not in the future", f"{kind}: {price.source!r}, {price.as_of}"
+        if kind != "on-demand" and offer.on_demand and price.usd_per_hour > offer.on_demand.usd_per_hour:
+            yield (
+                f"{kind} is at most on-demand",
+                f"{price.usd_per_hour} above {offer.on_demand.usd_per_hour} USD per hour",
+            )
+    if not REGION.fullmatch(offer.region):
+        yield "a region is named as AWS names it", offer.region
+    else:
+        foreign = [zone for zone in offer.zone_ids if not re.fullmatch(zone_prefix(offer.region) + "-az[0-9]+", zone)]
+        if foreign:
+            yield "zone ids are the region's", ", ".join(foreign)
+    if offer.spot and offer.spot.zone_id and offer.zone_ids and offer.spot.zone_id not in offer.zone_ids:
+        yield "a spot price is of a zone that offers the type", offer.spot.zone_id
+    if offer.interruption_band is not None:
+        low, high = offer.interruption_band
+        if not 0 <= low < (1 if high is None else high) <= 1:
+            yield "an interruption band is a share of instances", f"{low} to {high}"

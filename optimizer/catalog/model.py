@@ -1,0 +1,195 @@
+"""What a loaded catalog is, and the look-ups the rest of gpufleet makes in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.hardware import Gpu, InstanceType, Offer
+
+UnitItem = Literal[
+    "gp3-storage",
+    "gp3-iops",
+    "gp3-throughput",
+    "s3-standard-storage",
+    "vpc-endpoint",
+    "vpc-endpoint-data",
+    "kms-key",
+]
+UNIT_ITEMS: tuple[UnitItem, ...] = get_args(UnitItem)
+
+# What one unit of each item is. EBS and S3 bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
+UNIT_PER: dict[UnitItem, str] = {
+    "gp3-storage": "GiB-month",
+    "gp3-iops": "IOPS-month above 3000",
+    "gp3-throughput": "MiB/s-month above 125",
+    "s3-standard-storage": "GiB-month",
+    "vpc-endpoint": "endpoint-zone-hour",
+    "vpc-endpoint-data": "GB",
+    "kms-key": "key-month",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitPrice:
+    """A price of something other than an instance: ``usd`` for one ``per`` of ``item`` in ``region``."""
+
+    item: UnitItem
+    region: str
+    usd: float
+    per: str
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One origin of catalog facts.
+
+    Attributes:
+        name: what it gives ("on-demand prices").
+        origin: where it was read ("AWS public price list").
+        as_of: date of its oldest fact still in the catalog.
+        newest: date of its newest fact.
+        rows: facts it gave.
+    """
+
+    name: str
+    origin: str
+    as_of: date
+    newest: date
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """All offers with the facts behind them.
+
+    Attributes:
+        offers: one a type and region, sorted by type and region; prices nobody published are None.
+        instance_types: every type with sound facts, sorted by name, also those no region has a price for.
+        gpus: the GPU table.
+        unit_prices: prices of volumes, buckets, endpoints and keys, one an item and region.
+        sources: where the facts come from.
+        made_at: when this snapshot was put together, UTC.
+        as_of: date of the oldest on-demand price: the catalog is nowhere older than this for a price one can pay.
+        origin: the directory it was read from, or "shipped".
+        notes: what a user should know about the choice of snapshot (one that could not be read and was passed over).
+    """
+
+    offers: tuple[Offer, ...]
+    instance_types: tuple[InstanceType, ...]
+    gpus: tuple[Gpu, ...]
+    unit_prices: tuple[UnitPrice, ...]
+    sources: tuple[Source, ...]
+    made_at: datetime
+    as_of: date
+    origin: str = "shipped"
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def _types(self) -> dict[str, InstanceType]:
+        return {instance.name: instance for instance in self.instance_types}
+
+    @cached_property
+    def _offers(self) -> dict[tuple[str, str], Offer]:
+        return {(offer.instance.name, offer.region): offer for offer in self.offers}
+
+    @cached_property
+    def _unit_prices(self) -> dict[tuple[str, str], UnitPrice]:
+        return {(price.item, price.region): price for price in self.unit_prices}
+
+    def regions(self) -> tuple[str, ...]:
+        """Every region with an offer, sorted."""
+        return tuple(sorted({offer.region for offer in self.offers}))
+
+    def gpu_names(self) -> tuple[str, ...]:
+        """Every GPU model an instance type has, as people ask for it ("H100"), sorted."""
+        return tuple(sorted({instance.gpu.name for instance in self.instance_types}))
+
+    def instance_type(self, name: str) -> InstanceType:
+        """The facts of one type.
+
+        Raises:
+            InvalidInputError: the catalog has no such type.
+        """
+        if name not in self._types:
+            raise unknown("instance type", name, self._types)
+        return self._types[name]
+
+    def check_region(self, region: str) -> str:
+        """``region`` itself, where the catalog has an offer in it.
+
+        Raises:
+            InvalidInputError: the catalog has no offer in that region.
+        """
+        if region not in self.regions():
+            raise unknown("region", region, self.regions())
+        return region
+
+    def offer(self, instance_type: str, region: str) -> Offer | None:
+        """The offer of one type in one region, or None where the type is not offered.
+
+        Raises:
+            InvalidInputError: the type or the region is unknown.
+        """
+        self.instance_type(instance_type)
+        self.check_region(region)
+        return self._offers.get((instance_type, region))
+
+    def unit_price(self, item: UnitItem, region: str) -> UnitPrice:
+        """The price of one unit of ``item`` in ``region``.
+
+        Where no figure is known for the region, the highest figure known for any region is returned, and its source
+        says that it is an upper bound: a cost may then be over-stated, never silently under-stated.
+
+        Raises:
+            DataMissingError: no region has a figure for the item.
+        """
+        found = self._unit_prices.get((item, region))
+        if found is not None:
+            return found
+        known = [price for price in self.unit_prices if price.item == item]
+        if not known:
+            raise DataMissingError(
+                f"the catalog ({self.origin}) has no price of {item}",
+                limit="one figure for at least one region",
+                why="a cost without it would be a guess",
+                next_step=f"gpufleet catalog refresh --region {region}",
+            )
+        highest = max(known, key=lambda price: price.usd)
+        bound = f"upper bound: highest of {len(known)} known regions ({highest.region}), no figure for {region}"
+        return replace(highest, region=region, source=f"{bound}; {highest.source}")
+
+    def describe(self) -> dict[str, Any]:
+        """The ``catalog`` field of JSON answers: as_of, made_at and the sources with their dates."""
+        return {
+            "as_of": self.as_of.isoformat(),
+            "made_at": self.made_at.isoformat(),
+            "sources": [
+                {
+                    "name": source.name,
+                    "origin": source.origin,
+                    "as_of": source.as_of.isoformat(),
+                    "newest": source.newest.isoformat(),
+                    "rows": source.rows,
+                }
+                for source in self.sources
+            ],
+        }
+
+
+def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
+    """An error that names what is known, the nearest first."""
+    near = difflib.get_close_matches(value.lower(), sorted(known), n=3, cutoff=0.6)
+    hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
+    return InvalidInputError(
+        f"{kind} {value!r} is not in the catalog",
+        limit=f"one of {', '.join(sorted(known))}",
+        next_step=hint,
+    )

@@ -1,0 +1,134 @@
+"""EC2 DescribeInstanceTypes: what each instance type is.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from optimizer.catalog.gpus import find_gpu, interconnects
+from optimizer.catalog.sources import Skipped, UnusableRowError
+from optimizer.hardware import CpuArchitecture, InstanceType, Interconnect
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+NAME = "instance types"
+ORIGIN = "EC2 DescribeInstanceTypes"
+
+# Families that hold a GPU. The API has no filter on GPUs; the pattern keeps an answer to a tenth of all types.
+FAMILIES = ("p*", "g*")
+# Kepler (compute capability 3.7) is not in CUDA 12, so no current framework trains on it.
+LEFT_OUT_GPUS = {"K80": "compute capability 3.7, which CUDA 12 and current PyTorch no longer support"}
+
+
+def fetch(client: EC2Client) -> list[dict[str, Any]]:
+    """Every answer of DescribeInstanceTypes in the client's region, of the families that may hold a GPU."""
+    pages = client.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in FAMILIES]}]
+    )
+    return [dict(info) for page in pages for info in page["InstanceTypes"]]
+
+
+def parse(
+    infos: Iterable[Mapping[str, Any]], *, source: str, as_of: date
+) -> tuple[dict[str, InstanceType], list[Skipped]]:
+    """Instance types with NVIDIA GPUs, by name; others pass silently, unusable ones are reported.
+
+    Args:
+        infos: InstanceTypeInfo structures.
+        source: where they were read, kept in every row.
+        as_of: when.
+    """
+    found: dict[str, InstanceType] = {}
+    skipped: list[Skipped] = []
+    for info in infos:
+        gpus = info.get("GpuInfo", {}).get("Gpus", [])
+        if not any(gpu.get("Manufacturer") == "NVIDIA" for gpu in gpus):
+            continue
+        name = str(info.get("InstanceType", "?"))
+        try:
+            found[name] = _instance_type(name, info, source=source, as_of=as_of)
+        except UnusableRowError as error:
+            skipped.append(Skipped(source=NAME, place=name, reason=str(error)))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            skipped.append(Skipped(source=NAME, place=name, reason=f"malformed answer: {error!r}"))
+    return found, skipped
+
+
+def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: date) -> InstanceType:
+    gpus = info["GpuInfo"]["Gpus"]
+    if len(gpus) != 1:
+        raise UnusableRowError(f"{len(gpus)} GPU models in one instance")
+    device = gpus[0]
+    if device["Name"] in LEFT_OUT_GPUS:
+        raise UnusableRowError(f"{device['Name']}: {LEFT_OUT_GPUS[device['Name']]}")
+    # A fractional GPU has Count 0, LogicalGpuCount 1 and its share in GpuPartitionSize; its memory is the share's.
+    # Answers recorded before 2026 lack the last two fields, and have whole GPUs only.
+    fraction = float(device.get("GpuPartitionSize", 1.0))
+    logical = int(device.get("LogicalGpuCount", device["Count"]))
+    memory_mib = int(device["MemoryInfo"]["SizeInMiB"])
+    if not 0 < fraction <= 1 or logical < 1 or memory_mib <= 0:
+        raise UnusableRowError(f"{logical} GPUs of partition {fraction} with {memory_mib} MiB")
+    gpu = find_gpu(device["Name"], memory_mib / fraction)
+    if gpu is None:
+        raise UnusableRowError(
+            f"GPU {device['Name']!r} with {memory_mib / fraction:.0f} MiB is not in data/gpus.csv; "
+            "add its datasheet figures there"
+        )
+    network = info["NetworkInfo"]
+    efa_cards = int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0))
+    (architecture,) = info["ProcessorInfo"]["SupportedArchitectures"]
+    return InstanceType(
+        name=name,
+        gpu=gpu,
+        gpu_count=logical * fraction,
+        gpu_memory_gib=memory_mib / 1024,
+        vcpus=int(info["VCpuInfo"]["DefaultVCpus"]),
+        memory_gib=int(info["MemoryInfo"]["SizeInMiB"]) / 1024,
+        nvme_gb=float(info.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)),
+        network_gbit_per_s=_network_gbit_per_s(network, efa_cards),
+        network_cards=int(network["MaximumNetworkCards"]),
+        efa_cards=efa_cards,
+        interconnect=_interconnect(name, logical),
+        cpu_architecture=_architecture(architecture),
+        source=source,
+        as_of=as_of,
+    )
+
+
+def _network_gbit_per_s(network: Mapping[str, Any], efa_cards: int) -> float:
+    """Bandwidth an instance keeps up, all cards together, Gbit/s.
+
+    With EFA it is the type's headline ("3200 Gigabit", "4x 100 Gigabit"): the cards' own figures are those of ENA,
+    which on P6-B200 is half of EFA's. Without, it is the cards' baseline: the headline of "Up to 10 Gigabit" (and of
+    p3.8xlarge's "10 Gigabit") is a burst.
+    """
+    headline = re.fullmatch(r"(?:([0-9]+)x )?([0-9.]+) Gigabit", network["NetworkPerformance"])
+    if efa_cards and headline:
+        return int(headline[1] or 1) * float(headline[2])
+    return float(sum(card["BaselineBandwidthInGbps"] for card in network["NetworkCards"]))
+
+
+def _interconnect(name: str, gpus: int) -> Interconnect:
+    if gpus == 1:
+        return "none"
+    family = name.split(".", maxsplit=1)[0]
+    try:
+        return interconnects()[family]
+    except KeyError:
+        raise UnusableRowError(
+            f"how the {gpus} GPUs of family {family} are linked is not in data/interconnects.csv; add the family there"
+        ) from None
+
+
+def _architecture(name: str) -> CpuArchitecture:
+    if name == "x86_64":
+        return "x86_64"
+    if name == "arm64":
+        return "arm64"
+    raise UnusableRowError(f"processor architecture {name!r}")

@@ -1,0 +1,64 @@
+"""EC2 DescribeInstanceTypeOfferings: in which zones of a region a type is offered.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from optimizer.catalog.sources.instance_types import FAMILIES
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+NAME = "zones"
+ORIGIN = "EC2 DescribeInstanceTypeOfferings"
+
+# Zone ids are the region's short form: eu-central-1 has euc1-az1, ap-northeast-2 has apne2-az1.
+# https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+_DIRECTIONS = {
+    "north": "n",
+    "south": "s",
+    "east": "e",
+    "west": "w",
+    "central": "c",
+    "northeast": "ne",
+    "northwest": "nw",
+    "southeast": "se",
+    "southwest": "sw",
+    "gov": "g",
+}
+
+
+def zone_prefix(region: str) -> str:
+    """What the ids of a region's zones begin with: "use1" for us-east-1."""
+    area, *directions, number = region.split("-")
+    return area + "".join(_DIRECTIONS.get(part, part) for part in directions) + number
+
+
+def fetch(client: EC2Client) -> list[dict[str, Any]]:
+    """Every offering by zone id in the client's region, of the families that may hold a GPU."""
+    pages = client.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone-id",
+        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in FAMILIES]}],
+    )
+    return [dict(offering) for page in pages for offering in page["InstanceTypeOfferings"]]
+
+
+def parse(offerings: Iterable[Mapping[str, Any]], region: str) -> dict[str, tuple[str, ...]]:
+    """Zone ids by type, sorted. Local and Wavelength Zones (usw2-lax1-az1) are left out: their prices differ.
+
+    Args:
+        offerings: InstanceTypeOffering structures with zone ids.
+        region: the region they are of.
+    """
+    zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
+    found: dict[str, set[str]] = {}
+    for offering in offerings:
+        name, location = str(offering.get("InstanceType")), str(offering.get("Location"))
+        if zone.fullmatch(location):
+            found.setdefault(name, set()).add(location)
+    return {name: tuple(sorted(zone_ids)) for name, zone_ids in found.items()}
