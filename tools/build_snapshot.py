@@ -42,8 +42,8 @@ def main() -> None:
     begin, end = "<!-- written by tools/build_snapshot.py -->\n", "<!-- end -->"
     head, rest = text.split(begin)
     provenance.write_text(head + begin + provenance_table(rows, manifest) + end + rest.split(end)[1], encoding="utf-8")
-    print(*skipped, sep="\n")
-    print({name: len(table) for name, table in rows.items()})
+    sys.stderr.write("".join(f"{line}\n" for line in skipped))
+    sys.stdout.write(json.dumps(manifest["tables"], indent=2) + "\n")
 
 
 def build() -> tuple[Rows, list[Skipped]]:
@@ -60,9 +60,8 @@ def build() -> tuple[Rows, list[Skipped]]:
     def row(instance_type: str, region: str) -> dict[str, Any]:
         return offers.setdefault((instance_type, region), offer_row(instance_type, region))
 
-    for file in (
-        resources.files("moto.ec2.resources.instance_type_offerings").joinpath("availability-zone-id").iterdir()
-    ):
+    recorded = resources.files("moto.ec2.resources").joinpath("instance_type_offerings", "availability-zone-id")
+    for file in recorded.iterdir():
         region = file.name.removesuffix(".json.gz")
         answer = json.loads(gzip.decompress(file.read_bytes()))
         for name, zone_ids in offerings.parse(answer, region).items():

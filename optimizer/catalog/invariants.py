@@ -1,4 +1,4 @@
-"""What must hold in every catalog, shipped or refreshed: run by tests, ``catalog verify``, and before a refresh is kept."""
+"""What must hold in every catalog; run by tests, by ``catalog verify`` and before a refreshed one is kept."""
 
 from __future__ import annotations
 

@@ -130,11 +130,9 @@ def read_rows(directory: Path) -> tuple[Rows, datetime]:
             raise _unusable(manifest_path, f"format version {manifest['format_version']}, not {FORMAT_VERSION}")
         made_at = datetime.fromisoformat(manifest["made_at"])
         rows = {name: _read_table(directory, name, manifest["tables"][name]) for name in TABLES}
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(
-            manifest_path, f"cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-        ) from error
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise _unusable(manifest_path, f"cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
         raise _unusable(manifest_path, f"is not a catalog manifest: {error!r}") from error
     for name in ("instance_types", "offers"):
         if not rows[name]:
@@ -315,12 +313,8 @@ def _schema(name: str) -> pa.Schema:
     import pyarrow as pa
 
     types = {"string": pa.string(), "double": pa.float64(), "int32": pa.int32(), "date32": pa.date32()}
-    return pa.schema(
-        [
-            pa.field(column, types[kind.rstrip("!")], nullable=not kind.endswith("!"))
-            for column, kind in TABLES[name].items()
-        ]
-    )
+    fields = [(column, types[kind.rstrip("!")], not kind.endswith("!")) for column, kind in TABLES[name].items()]
+    return pa.schema([pa.field(column, kind, nullable=nullable) for column, kind, nullable in fields])
 
 
 def _unusable(path: Path, what: str) -> DataMissingError:

@@ -43,9 +43,8 @@ def parse(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[Skipped]]:
 
 def _price(row: dict[str, str]) -> dict[str, Any]:
     on_demand = float(row["on_demand_usd_per_hour"])
-    reserved = (
-        float(row["reserved_1yr_no_upfront_usd_per_hour"]) if row["reserved_1yr_no_upfront_usd_per_hour"] else None
-    )
+    published = row["reserved_1yr_no_upfront_usd_per_hour"]
+    reserved = float(published) if published else None
     # `not x > 0` also refuses NaN.
     if not on_demand > 0 or (reserved is not None and not reserved > 0):
         raise UnusableRowError(f"a price is above 0 USD per hour, got {on_demand} and {reserved}")
