@@ -15,7 +15,7 @@ from infra.user_data import NodeFacts, user_data
 from optimizer.plan import Node
 
 # Until a node must have passed its health checks and smoke test: booting 2 TiB of memory, mounting NVMe and, on an
-# image without them, installing driver, CUDA and EFA takes up to half an hour. The bootstrap extends it with heartbeats.
+# image without them, installing driver, CUDA and EFA takes up to half an hour. Heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800
 # For a last checkpoint on scale-in. A spot interruption ends the node after two minutes all the same.
 TERMINATE_TIMEOUT_S = 300

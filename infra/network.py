@@ -10,13 +10,7 @@ import pulumi_aws as aws
 from infra.addresses import subnet_ranges
 from infra.config import ConfigError, Settings
 from infra.naming import Names
-
-# The interface endpoints a node needs, each billed per hour: ec2 (find the peers), autoscaling (lifecycle hooks,
-# protection), sqs (node events), logs, ssm and ssmmessages (Session Manager instead of SSH, parameters). Not kms, sts
-# and monitoring: S3, SQS and EBS call KMS themselves, credentials come from IMDS, nodes publish no metrics; and not
-# ec2messages, which the agent no longer needs since 3.3.40:
-# https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html
-INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "sqs", "ssm", "ssmmessages")
+from optimizer.plan import INTERFACE_ENDPOINTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,16 +6,14 @@ identifiers) is made up, and ``PLACEHOLDERS`` says what.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pulumi
-from pulumi.runtime import mocks
-from pulumi.runtime.stack import run_pulumi_func
+from pulumi.runtime import mocks, rpc
 
-from infra import images
 from optimizer.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT = "000000000000"
@@ -42,6 +40,9 @@ class Resource:
     parent: str
     inputs: Mapping[str, Any]
     protected: bool
+
+
+_STACK = "pulumi:pulumi:Stack"
 
 
 class _Answers(mocks.Mocks):
@@ -93,29 +94,42 @@ class _Answers(mocks.Mocks):
         raise AssertionError(f"infra calls {token}, and the preview has no answer for it")
 
 
-class _Recorder(mocks.MockMonitor):  # type: ignore[misc]
-    """Pulumi's stand-in engine, which also keeps parents and protection."""
+class _Recorder(mocks.MockMonitor):
+    """Pulumi's stand-in engine, which also keeps parents and protection, and closes the event loops it opens."""
 
     def __init__(self, answers: mocks.Mocks) -> None:
         super().__init__(answers)
         self.seen: list[Resource] = []
 
+    def Invoke(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+        return _in_own_loop(super().Invoke, request)
+
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
-        response = super().RegisterResource(request)
-        if request.type != "pulumi:pulumi:Stack":
-            parent = (
-                request.parent.rpartition("::")[2] if "pulumi:pulumi:Stack" not in request.parent.split("$")[-1] else ""
-            )
+        response = _in_own_loop(super().RegisterResource, request)
+        if request.type != _STACK:
+            # A component's parent is the stack itself, which is no news.
+            parent_type, _, parent = request.parent.removeprefix("urn:pulumi:").rpartition("::")
             self.seen.append(
                 Resource(
                     type=request.type,
                     name=request.name,
-                    parent=parent,
-                    inputs=pulumi.runtime.rpc.deserialize_properties(request.object),
+                    parent="" if parent_type.endswith(_STACK) else parent,
+                    inputs=_in_own_loop(rpc.deserialize_properties, request.object),
                     protected=request.protect,
                 )
             )
         return response
+
+
+def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:
+    # Pulumi opens an event loop in each worker thread it calls the stand-in engine from, and leaves it open.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return call(argument)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None) -> list[Resource]:
@@ -131,9 +145,11 @@ def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None =
     """
     from infra.__main__ import main
 
-    recorder = _Recorder(_Answers(plan))
-    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack=stack, preview=False, monitor=recorder)
+    answers = _Answers(plan)
+    recorder = _Recorder(answers)
+    pulumi.runtime.set_mocks(answers, project="gpufleet", stack=stack, preview=False, monitor=recorder)
     pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
-    pulumi.runtime.test(main)()
+    run: Callable[[], None] = mocks.test(main)  # type: ignore[no-untyped-call]
+    run()
     order = {resource.name: index for index, resource in enumerate(recorder.seen) if not resource.parent}
     return sorted(recorder.seen, key=lambda found: (order.get(found.parent or found.name, -1), bool(found.parent)))

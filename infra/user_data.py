@@ -62,7 +62,7 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
-        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.cost_usd.breakdown.compute / plan.hours.expected),
+        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour),
         "GPUFLEET_TRAIN_COMMAND": facts.train_command,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 SCHEMA_VERSION: Literal[1] = 1
 
-# The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices them.
-# ec2 (find the peers), autoscaling (lifecycle hooks, protection), sqs (node events), logs, ssm and ssmmessages (Session
-# Manager instead of SSH, parameters). Not kms, sts and monitoring: S3, SQS and EBS call KMS themselves, credentials come
-# from IMDS, nodes publish no metrics; and not ec2messages, which the agent no longer needs since 3.3.40
-# (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
+# The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices
+# them. ec2 (find the peers), autoscaling (lifecycle hooks, protection), sqs (node events), logs, ssm and ssmmessages
+# (Session Manager instead of SSH, parameters). Not kms, sts and monitoring: S3, SQS and EBS call KMS themselves,
+# credentials come from IMDS, nodes publish no metrics; and not ec2messages, which the agent no longer needs since
+# 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "sqs", "ssm", "ssmmessages")
 
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
@@ -259,6 +259,18 @@ class FleetPlan(_Model):
     def gpus(self) -> int:
         """Ranks of the whole fleet: one a GPU, and one a node where a node has a fraction of a GPU."""
         return self.node_count * max(1, math.floor(self.node.gpu_count))
+
+    @property
+    def compute_usd_per_hour(self) -> float:
+        """Expected price of the whole fleet's nodes, USD per hour of the run.
+
+        A one-year commitment is paid to its end whatever the run takes, so its hour costs its own price.
+        """
+        name = f"{self.instance_type} {self.region}"
+        hourly = [price.usd for price in self.prices if price.per == "hour" and price.item.endswith(name)]
+        if self.purchase.option == "reserved" and hourly:
+            return hourly[0] * self.node_count
+        return self.cost_usd.breakdown.compute / self.hours.expected
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""
