@@ -1,0 +1,87 @@
+"""IMDSv2 client for the metadata paths that say an instance will be taken away.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html (read 2026-11)
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from urllib.parse import urlsplit
+
+DEFAULT_ENDPOINT = "http://169.254.169.254"
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+# The longest life the service gives a token: six hours.
+TOKEN_TTL_S = 21_600
+# The service is on the host, so an answer takes about a millisecond; a second means that nobody answers.
+TIMEOUT_S = 1.0
+# Metadata values are short; more than this is not the metadata service.
+MAX_BYTES = 64 * 1024
+
+
+class ImdsError(Exception):
+    """The metadata service did not give a usable answer."""
+
+
+class Imds:
+    """One metadata endpoint. Requests go straight to it: a proxy must never see them.
+
+    Args:
+        endpoint: ``http://host:port``; the AWS SDKs' ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` if not given.
+        timeout_s: limit of each connect and each read.
+        token_ttl_s: life of the session token; renewed when four fifths of it are over.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, *, timeout_s: float = TIMEOUT_S, token_ttl_s: int = TOKEN_TTL_S
+    ) -> None:
+        self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        parts = urlsplit(self.endpoint)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ImdsError(f"{ENDPOINT_VARIABLE} is {self.endpoint!r}; the service is reached as http://HOST[:PORT]")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._timeout_s = timeout_s
+        self._token_ttl_s = token_ttl_s
+        self._token = ""
+        self._token_renew_at = 0.0
+
+    def get(self, path: str) -> str | None:
+        """Value of ``/latest/meta-data/<path>``, or None where the service says 404: there is none.
+
+        Raises:
+            ImdsError: no connection, a timeout, or any other status.
+        """
+        status, body = self._get(path)
+        if status == 401:  # the token expired or the service forgot it
+            self._token_renew_at = 0.0
+            status, body = self._get(path)
+        if status == 404:
+            return None
+        if status != 200:
+            raise ImdsError(f"GET {path} answered {status}")
+        return body
+
+    def _get(self, path: str) -> tuple[int, str]:
+        return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._fresh_token()})
+
+    def _fresh_token(self) -> str:
+        if time.monotonic() >= self._token_renew_at:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._token_ttl_s)}
+            status, body = self._request("PUT", "/latest/api/token", headers)
+            if status != 200 or not body:
+                raise ImdsError(f"PUT /latest/api/token answered {status}")
+            self._token = body
+            self._token_renew_at = time.monotonic() + 0.8 * self._token_ttl_s
+        return self._token
+
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read(MAX_BYTES).decode("utf-8", errors="replace").strip()
+        except (OSError, http.client.HTTPException) as error:
+            raise ImdsError(f"{method} {self.endpoint}{path}: {str(error) or type(error).__name__}") from error
+        finally:
+            connection.close()

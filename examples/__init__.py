@@ -1,0 +1,1 @@
+"""Real, small programs that show gpufleet at work."""

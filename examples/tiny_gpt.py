@@ -1,0 +1,123 @@
+"""A small GPT trained with DDP that survives interruptions: the runtime around an ordinary loop.
+
+    GPUFLEET_CHECKPOINT_URI=/tmp/tiny torchrun --standalone --nproc-per-node 2 -m examples.tiny_gpt --steps 60
+
+It learns to count: each sample is a sequence that grows by a stride of its own, modulo the vocabulary. Dropout is on, so
+that a random generator that is not restored shows in the parameters. Runs on CPUs (gloo) and on GPUs (NCCL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from bootstrap.training import SpotTolerantRun
+
+VOCABULARY = 64
+SEQUENCE = 32
+SAMPLES = 1_000
+GLOBAL_BATCH = 16
+SEED = 7
+
+
+class TinyGpt(nn.Module):
+    """Decoder of two layers, about 0.1 M parameters."""
+
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(SEQUENCE, width)
+        block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(SEQUENCE), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, sequence, vocabulary) of tokens (batch, sequence)."""
+        hidden = self.tokens(tokens) + self.positions.weight
+        return self.head(self.blocks(hidden, mask=self.mask, is_causal=True))
+
+
+def make_batch(indices: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets, both (batch, sequence), of the samples with these indices."""
+    first, stride = indices % VOCABULARY, 1 + indices % 7
+    sequence = (first[:, None] + stride[:, None] * torch.arange(SEQUENCE + 1)) % VOCABULARY
+    return sequence[:, :-1].to(device), sequence[:, 1:].to(device)
+
+
+def digest(model: nn.Module) -> str:
+    """SHA-256 of every parameter and buffer, in order."""
+    sha256 = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        sha256.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return sha256.hexdigest()
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder for losses.jsonl and result.json")
+    parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
+    parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step, to be slow enough to watch")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
+
+    use_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.deterministic = True
+    dist.init_process_group("nccl" if use_cuda else "gloo")
+    rank = dist.get_rank()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
+
+    torch.manual_seed(SEED)
+    model = nn.parallel.DistributedDataParallel(TinyGpt().to(device))
+    torch.manual_seed(SEED + 1 + rank)  # each rank drops out other units
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
+
+    with SpotTolerantRun(
+        model,
+        optimizer,
+        scheduler=scheduler,
+        dataset_size=SAMPLES,
+        global_batch=GLOBAL_BATCH,
+        seed=SEED,
+        checkpoint_every=options.checkpoint_every,
+    ) as run:
+        for step in run.steps(options.steps):
+            inputs, targets = make_batch(run.sample_indices(step), device)
+            loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            time.sleep(options.step_delay_s)
+
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            if rank == 0:
+                with (options.out / "losses.jsonl").open("a", encoding="ascii") as file:
+                    file.write(json.dumps({"step": step, "loss": mean.item() / dist.get_world_size()}) + "\n")
+
+    if rank == 0:
+        result = {"steps": run.step, "parameters_sha256": digest(model.module)}
+        (options.out / "result.json").write_text(json.dumps(result), encoding="ascii")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
