@@ -91,19 +91,13 @@ def load() -> Settings:
 DEFAULT_VPC_CIDR = "10.42.0.0/16"
 
 
-def refusals(settings: Settings, *, region: str) -> list[str]:
-    """Everything that stops the stack from being deployed, not only the first; empty when nothing does."""
-    plan, found = settings.plan, []
-    rewrite = f"gpufleet stack set PLAN --stack {settings.stack}"
-    if region != plan.region:
-        found.append(
-            f"aws:region is {region or 'not set'} and the plan is for {plan.region}: prices and zones differ by "
-            f"region; `{rewrite}` writes both"
-        )
+def plan_refusals(plan: FleetPlan) -> list[str]:
+    """Everything in ``plan`` that this version cannot carry out, whatever the rest of the configuration says."""
+    found = []
     if plan.region.startswith("cn-"):
         found.append(
-            f"{plan.region} is in the China partition, whose service names and endpoints differ; this version does not "
-            "carry plans out there"
+            f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
+            "does not carry plans out there: choose a plan for another region"
         )
     if plan.purchase.option == "capacity-block":
         found.append(
@@ -114,6 +108,23 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append(
             "purchase.fallback on-demand needs a controller that watches the spot fleet, which this version does not "
             "have: raise purchase.on_demand_base, or choose a plan with fallback none"
+        )
+    if plan.node.efa_cards and plan.node.network_cards - plan.node.efa_cards not in (0, 1):
+        found.append(
+            f"node.efa_cards is {plan.node.efa_cards} of {plan.node.network_cards} network cards: which cards have EFA "
+            "is known only when all have it, or all but the first"
+        )
+    return found
+
+
+def refusals(settings: Settings, *, region: str) -> list[str]:
+    """Everything that stops the stack from being deployed, not only the first; empty when nothing does."""
+    plan = settings.plan
+    found = plan_refusals(plan)
+    if region != plan.region:
+        found.append(
+            f"aws:region is {region or 'not set'} and the plan is for {plan.region}: prices and zones differ by "
+            f"region; `gpufleet stack set PLAN --stack {settings.stack}` writes both"
         )
     if bool(settings.vpc_id) != bool(settings.subnet_ids):
         found.append("gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither")
@@ -137,9 +148,6 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
-    interfaces = plan.node.efa_cards, plan.node.network_cards
-    if plan.node.efa_cards and plan.node.network_cards - plan.node.efa_cards not in (0, 1):
-        found.append(f"{interfaces[0]} EFA cards of {interfaces[1]} network cards: which cards have EFA is not known")
     return found
 
 

@@ -41,6 +41,59 @@ class Resource:
     inputs: Mapping[str, Any]
     protected: bool
 
+    @property
+    def detail(self) -> str:
+        """The arguments a reader looks for first, in words."""
+        given = self.inputs
+        match self.type.rpartition(":")[2]:
+            case "Vpc" | "Subnet":
+                return " ".join(str(given[key]) for key in ("availabilityZone", "cidrBlock") if key in given)
+            case "VpcEndpoint":
+                return f"{given['vpcEndpointType']} {given['serviceName']}"
+            case "PlacementGroup":
+                return str(given["strategy"])
+            case "SecurityGroup" | "SecurityGroupIngressRule" | "SecurityGroupEgressRule":
+                return str(given["description"])
+            case "Key":
+                return f"rotated yearly, {given['deletionWindowInDays']:g} days before deletion"
+            case "Bucket":
+                return str(given["bucket"])
+            case "BucketObjectv2":
+                return f"{given['key'][:24]}….tar.gz"
+            case "EventRule":
+                return str(given["eventPattern"])
+            case "Queue" | "LogGroup" | "Role":
+                return str(given["name"])
+            case "MetricAlarm":
+                return str(given["alarmDescription"])
+            case "CapacityReservation":
+                return f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy"
+            case "LifecycleHook":
+                return f"{given['lifecycleTransition']}, {given['heartbeatTimeout']:g} s, then {given['defaultResult']}"
+            case "LaunchTemplate":
+                return _template_detail(given)
+            case "Group":
+                return _group_detail(given)
+        return ""
+
+
+def _template_detail(given: Mapping[str, Any]) -> str:
+    volume = given["blockDeviceMappings"][0]["ebs"]
+    cards = given["networkInterfaces"]
+    efa = sum(card["interfaceType"].startswith("efa") for card in cards)
+    return (
+        f"{given['instanceType']}, EFA on {efa} of {len(cards)} interfaces, encrypted {volume['volumeType']} of "
+        f"{volume['volumeSize']:g} GiB, IMDSv2 {given['metadataOptions']['httpTokens']}"
+    )
+
+
+def _group_detail(given: Mapping[str, Any]) -> str:
+    size = f"{given['desiredCapacity']:g} nodes, protected from scale-in"
+    if "mixedInstancesPolicy" not in given:
+        return size
+    base = given["mixedInstancesPolicy"]["instancesDistribution"]["onDemandBaseCapacity"]
+    return f"{size}; {base:g} on demand, {given['desiredCapacity'] - base:g} spot"
+
 
 _STACK = "pulumi:pulumi:Stack"
 
@@ -133,7 +186,7 @@ def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None) -> list[Resource]:
-    """Every resource of ``stack`` carrying out ``plan``, components before their children.
+    """Every resource of ``stack`` carrying out ``plan``: component by component, each before its children.
 
     Args:
         plan: the plan.
@@ -151,5 +204,9 @@ def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None =
     pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
     run: Callable[[], None] = mocks.test(main)  # type: ignore[no-untyped-call]
     run()
+    # Children register as their inputs resolve, in no fixed order; components as the program declares them.
     order = {resource.name: index for index, resource in enumerate(recorder.seen) if not resource.parent}
-    return sorted(recorder.seen, key=lambda found: (order.get(found.parent or found.name, -1), bool(found.parent)))
+    return sorted(
+        recorder.seen,
+        key=lambda found: (order[found.parent or found.name], bool(found.parent), found.type, found.name),
+    )
