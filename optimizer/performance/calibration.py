@@ -1,0 +1,152 @@
+"""Calibration: the fitted numbers of the time model, how well they fit, and on how many measured rows.
+
+`python -m optimizer.performance.calibrate` writes data/calibration.json; nothing else does. A GPU or framework that no
+measured run used has the pooled value of those that have, zero rows, and the error that leaving one whole GPU out of
+the fit makes when that GPU is then predicted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from optimizer.errors import DataMissingError
+from optimizer.hardware import Gpu
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.inputs import Coefficients
+from optimizer.performance.types import Run
+
+CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
+POOLED = "pooled"
+
+# GPUs that are one processor with another memory share its efficiency of arithmetic: the H200's datasheet gives the
+# H100's rates.
+DIES = {"H200": "H100"}
+
+Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Residual(BaseModel):
+    """How far predictions are from measurements on one group of rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: int = Field(ge=0)
+    relative_error: float = Field(ge=0, description="Standard deviation of log(predicted / measured) step time.")
+
+
+class Calibration(BaseModel):
+    """Fitted numbers. A mapping has one value a GPU name or framework, and "pooled" for every other."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    matmul_efficiency: dict[str, Share] = Field(
+        description="Share of dense peak in large matrix products, by processor."
+    )
+    matmul_half_width: dict[str, Share] = Field(
+        description="Side of a matrix product that costs as much again as its volume, by processor."
+    )
+    attention_efficiency: dict[str, Share] = Field(
+        description='Share of dense peak in attention, by processor and by "processor framework": kernels differ.'
+    )
+    elementwise_traffic: dict[str, Share] = Field(
+        description="Bytes that element-wise kernels really move over those counted, by framework."
+    )
+    precision_efficiency: dict[str, Share] = Field(description="Factor on both efficiencies, by precision.")
+    host_s_per_layer: dict[str, Seconds] = Field(
+        description="Host time to launch a layer's forward and backward pass, seconds, by framework."
+    )
+    host_s_per_step: dict[str, Seconds] = Field(description="Fixed host time of a step, seconds, by framework.")
+    exposed_communication: dict[str, Seconds] = Field(
+        description="Share of data-parallel communication that shows although computation runs beside it, by framework."
+    )
+    network_efficiency: dict[str, Share] = Field(
+        description="Factor on the network bandwidth nccl-tests reach, by framework."
+    )
+    residuals: dict[str, Residual] = Field(description='By GPU; "pooled" is leave-one-processor-out.')
+    rows: int
+    source: str
+    as_of: date
+    command: str
+
+    @model_validator(mode="after")
+    def _has_pooled(self) -> Self:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, dict) and name != "precision_efficiency" and POOLED not in value:
+                raise ValueError(f"{name} has no value named {POOLED}")
+        return self
+
+    def coefficients(self, gpu: Gpu, run: Run) -> Coefficients:
+        """The numbers of one GPU and one run."""
+        framework = framework_name(run.framework)
+        factor = self.precision_efficiency.get(run.precision, 1.0)
+        return Coefficients(
+            matmul_efficiency=_of(self.matmul_efficiency, die(gpu)) * factor,
+            matmul_half_width=_of(self.matmul_half_width, die(gpu)),
+            attention_efficiency=_of(self.attention_efficiency, f"{die(gpu)} {framework}", die(gpu)) * factor,
+            elementwise_traffic=_of(self.elementwise_traffic, framework),
+            host_s_per_layer=_of(self.host_s_per_layer, framework),
+            host_s_per_step=_of(self.host_s_per_step, framework),
+            exposed_communication=_of(self.exposed_communication, framework),
+            network_efficiency=_of(self.network_efficiency, framework),
+        )
+
+    def residual(self, gpu: Gpu) -> Residual:
+        """Rows behind this GPU's speed and their error; 0 rows and the leave-one-GPU-out error where it has none."""
+        return self.residuals.get(gpu.name) or Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
+
+    def describe(self, gpu: Gpu) -> str:
+        """One sentence for a plan: where the speed of this GPU comes from."""
+        residual = self.residual(gpu)
+        error = f"{residual.relative_error:.0%}"
+        if residual.rows:
+            return f"{residual.rows} measured runs on {gpu.name}, fitted {self.as_of} (error {error}): {self.source}"
+        measured = ", ".join(name for name in self.residuals if name != POOLED)
+        return (
+            f"no measured run on {gpu.name}: efficiency pooled from {measured}, fitted {self.as_of} (error {error}, "
+            f"from leaving one GPU out): {self.source}"
+        )
+
+
+def die(gpu: Gpu) -> str:
+    """The processor of ``gpu``, under which its efficiencies are kept."""
+    return DIES.get(gpu.name, gpu.name)
+
+
+def _of(values: Mapping[str, float], *names: str) -> float:
+    """The value of the first name that has one, else the pooled one."""
+    return next((values[name] for name in names if name in values), values[POOLED])
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        DataMissingError: it is missing or not a calibration.
+    """
+    try:
+        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+        raise DataMissingError(
+            f"{path} cannot be used: {error}",
+            why="without a calibration every speed would be a guess",
+            next_step="python -m optimizer.performance.calibrate",
+        ) from error
+
+
+@functools.cache
+def load() -> Calibration:
+    """The calibration that ships with gpufleet.
+
+    Raises:
+        DataMissingError: the file is missing or broken.
+    """
+    return read_calibration(CALIBRATION)

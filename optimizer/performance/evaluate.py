@@ -1,0 +1,126 @@
+"""Estimates of memory and step time for a whole grid of configurations at once; the scalar case is a grid of one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.performance import memory, step
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.communication import link_of, network_of
+from optimizer.performance.compute import model_flops_per_sample
+from optimizer.performance.inputs import Inputs, grid_shape, make_inputs, to_gib
+from optimizer.performance.types import Estimates, Grid, Hardware, Run
+from optimizer.workload.model import ModelSpec
+
+# Configurations evaluated together: intermediate arrays of this length stay in the processor's cache.
+CHUNK = 8192
+
+
+def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
+    """Estimate every configuration of ``grid``.
+
+    Args:
+        model: what is trained.
+        run: what stays the same over the grid.
+        hardware: the node type.
+        grid: configurations, arrays that broadcast against each other.
+        calibration: fitted numbers (``calibration.load()``).
+
+    Returns:
+        Estimates of the shape the grid's arrays broadcast to.
+
+    Raises:
+        DataMissingError: the GPU does not run the precision, or a fact about it is missing.
+        InvalidInputError: a number or word of ``run`` is out of range.
+    """
+    shape = grid_shape(grid)
+    size = math.prod(shape)
+    flat = grid
+    if size > CHUNK:
+        flat = Grid(**{f.name: np.broadcast_to(getattr(grid, f.name), shape).ravel() for f in fields(Grid)})
+    everything = make_inputs(
+        model, run, hardware, flat, calibration.coefficients(hardware.gpu, run), link_of(hardware), network_of(hardware)
+    )
+    if size <= CHUNK:
+        return _estimates(everything, shape)
+    parts = [
+        _estimates(
+            replace(everything, **{f.name: getattr(everything, f.name)[at : at + CHUNK] for f in fields(Grid)}),
+            (min(CHUNK, size - at),),
+        )
+        for at in range(0, size, CHUNK)
+    ]
+    return _joined(parts, shape)
+
+
+def estimate(
+    model: ModelSpec,
+    run: Run,
+    hardware: Hardware,
+    calibration: Calibration,
+    *,
+    nodes: int,
+    data: int,
+    tensor: int = 1,
+    pipeline: int = 1,
+    context: int = 1,
+    sharding: int,
+    micro_batch: int,
+    grad_accum: int = 1,
+    checkpointing: int = 0,
+) -> Estimates:
+    """Estimate one configuration; arguments are those of Grid, results are arrays of shape ()."""
+    grid = Grid(
+        nodes=nodes,
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        sharding=sharding,
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        checkpointing=checkpointing,
+    )
+    return evaluate(model, run, hardware, grid, calibration)
+
+
+def evaluate_inputs(inputs: Inputs) -> Estimates:
+    """Estimate Inputs made by ``stack``: one model, GPU and configuration a row."""
+    return _estimates(inputs, np.shape(inputs.nodes))
+
+
+def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
+    parts_s = step.step_seconds(x)
+    step_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
+    parts_gib = {name: to_gib(value) for name, value in memory.memory_bytes(x).items()}
+    peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
+    samples = x.data * x.micro_batch * x.grad_accum
+    gpus = x.data * x.tensor * x.pipeline * x.context
+    mfu = samples * model_flops_per_sample(x) / step_s / (gpus * x.peak_flop_per_s)
+
+    def full(value: Any) -> Any:
+        return np.broadcast_to(value, shape)
+
+    return Estimates(
+        step_time_s=full(step_s),
+        tokens_per_second=full(samples * x.seq_len / step_s),
+        mfu=full(mfu),
+        peak_memory_gib=full(peak_gib),
+        limit_gib=full(np.asarray(x.limit_gib)),
+        fits=full(peak_gib <= x.limit_gib),
+        memory_gib={name: full(value) for name, value in parts_gib.items()},
+        time_s={name: full(value) for name, value in parts_s.items()},
+    )
+
+
+def _joined(parts: list[Estimates], shape: tuple[int, ...]) -> Estimates:
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: join([value[key] for value in values]) for key in values[0]}
+        return np.concatenate(values).reshape(shape)
+
+    return Estimates(**{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(Estimates)})

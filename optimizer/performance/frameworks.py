@@ -1,0 +1,57 @@
+"""Profiles of training code (data/frameworks.yaml), by the names measured runs and requests use."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
+
+DEFAULT = "torch"
+# Other names of the same code: both are plain PyTorch with autocast and DDP or FSDP2.
+ALIASES = {
+    "transformers": "torch",
+    "torchvision": "torch",
+    "pytorch": "torch",
+    "huggingface": "torch",
+    "llm-foundry": "composer-fsdp",
+    "composer": "composer-fsdp",
+    "megatron-lm": "megatron",
+    "megatron-core": "megatron",
+    "deepspeed": "megatron-deepspeed",
+}
+
+
+class Framework(BaseModel):
+    """One profile; frameworks.yaml says what each field means."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight_bytes: float = Field(ge=0)
+    master_bytes: float = Field(ge=0)
+    gradient_bytes: float = Field(ge=0)
+    cast_bytes: float = Field(ge=0)
+    reduce_bytes: float = Field(ge=0)
+    bucket_bytes: float = Field(ge=0)
+    persistent_gradients: bool
+    residual_bytes: float = Field(gt=0)
+    loss_bytes: float = Field(gt=0)
+    dropout: bool
+
+
+@functools.cache
+def frameworks() -> dict[str, Framework]:
+    """All profiles by name."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(FRAMEWORKS.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both are safe loaders
+    return {name: Framework.model_validate(entry) for name, entry in data.items()}
+
+
+def framework_name(name: str) -> str:
+    """The profile for a framework's name; an unknown or empty one is plain PyTorch, the most memory-hungry."""
+    name = name.strip().lower()
+    name = ALIASES.get(name, name)
+    return name if name in frameworks() else DEFAULT

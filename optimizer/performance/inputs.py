@@ -1,0 +1,275 @@
+"""Model, run, hardware and grid as plain numbers, so that memory and time are arithmetic over arrays.
+
+Every field of Inputs is a number or an array, and all of them broadcast: `evaluate` has one model and a grid of
+configurations, the calibration and `estimate --batch` have one model, one GPU and one configuration a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
+from optimizer.units import GIB
+from optimizer.workload.model import ModelSpec
+
+Number = Any  # a float, or an array of floats: numpy's own types do not say "either" without noise
+
+# Bytes of one element in the matrix products and saved activations; tf32 is fp32 in memory, fp8 keeps activations in
+# 16 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
+
+# (state bytes a parameter, bytes the update moves a parameter: reads and writes of fp32 parameter and state, and the
+# gradient read once more to be clipped). Adam keeps two fp32 moments, SGD one momentum (arXiv:1910.02054, 3.1);
+# Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
+OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
+
+# Memory outside the allocator's reach: CUDA context, cuBLAS workspace, NCCL channels. Measured on H200 with torch 2.11
+# and CUDA 13.0: 0.6 GiB context; NCCL adds up to about 0.4 GiB (https://github.com/NVIDIA/nccl/issues/964).
+RESERVED_GIB = 1.0
+# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. 2% is the least that is seen.
+FRAGMENTATION = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficients:
+    """The fitted numbers of one run (see calibration.py); each a number or an array."""
+
+    matmul_efficiency: Number
+    matmul_half_width: Number
+    attention_efficiency: Number
+    elementwise_traffic: Number
+    host_s_per_layer: Number
+    host_s_per_step: Number
+    exposed_communication: Number
+    network_efficiency: Number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Numbers the equations use; the first dataclass that holds a quantity says what it is."""
+
+    # ModelSpec
+    parameters: Number
+    active_parameters: Number
+    layers: Number
+    hidden: Number
+    query: Number
+    kv: Number
+    heads: Number
+    ffn: Number
+    mlp_matrices: Number
+    experts_used: Number
+    layer_matrix: Number
+    layer_parameters: Number
+    embedding_parameters: Number
+    vocab: Number
+    causal: Number
+    cnn_flops: Number
+    cnn_activations: Number
+    # Run
+    seq_len: Number
+    element_bytes: Number
+    low_precision: Number
+    optimizer_state_bytes: Number
+    optimizer_traffic_bytes: Number
+    flash: Number
+    compiled: Number
+    virtual_stages: Number
+    sequence_parallel: Number
+    # Framework
+    weight_bytes: Number
+    master_bytes: Number
+    gradient_bytes: Number
+    cast_bytes: Number
+    reduce_bytes: Number
+    bucket_bytes: Number
+    persistent_gradients: Number
+    residual_bytes: Number
+    loss_bytes: Number
+    dropout: Number
+    # Hardware
+    peak_flop_per_s: Number
+    memory_byte_per_s: Number
+    link_byte_per_s: Number
+    link_latency_s: Number
+    network_byte_per_s: Number
+    network_latency_s: Number
+    gpus_per_node: Number
+    limit_gib: Number
+    # Grid
+    nodes: Number
+    data: Number
+    tensor: Number
+    pipeline: Number
+    context: Number
+    sharding: Number
+    micro_batch: Number
+    grad_accum: Number
+    checkpointing: Number
+    # Calibration
+    coefficients: Coefficients
+
+
+def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
+    """Dense peak of ``gpu`` in ``precision``, FLOP/s.
+
+    Raises:
+        DataMissingError: the GPU does not run that precision, by its datasheet.
+    """
+    peak = gpu.peak_tflop_per_s.get(precision)
+    if not peak:
+        has = ", ".join(name for name, value in gpu.peak_tflop_per_s.items() if value)
+        raise DataMissingError(
+            f"{gpu.name} has no {precision} peak in the GPU table",
+            limit=f"it runs {has}",
+            why=f"the vendor's datasheet gives no such rate ({gpu.source})",
+            next_step="choose another --precision or GPU",
+        )
+    return float(peak) * 1e12
+
+
+def memory_limit_gib(memory_gib: float) -> float:
+    """What a process may allocate on a GPU of ``memory_gib``, GiB."""
+    return max(0.0, (memory_gib - RESERVED_GIB) / (1 + FRAGMENTATION))
+
+
+def make_inputs(
+    model: ModelSpec,
+    run: Run,
+    hardware: Hardware,
+    grid: Grid,
+    coefficients: Coefficients,
+    link: tuple[float, float],
+    network: tuple[float, float],
+) -> Inputs:
+    """Put everything ``evaluate`` was given into numbers.
+
+    Args:
+        model, run, hardware, grid: as given to ``evaluate``.
+        coefficients: fitted numbers for this run.
+        link: bus bandwidth (byte/s) and latency (s) of collectives inside a node.
+        network: bandwidth of one node's network (byte/s, all cards) and latency (s) of collectives across nodes.
+
+    Raises:
+        DataMissingError: the GPU does not run the precision.
+        InvalidInputError: a number out of range.
+    """
+    check_run(run)
+    framework = frameworks()[framework_name(run.framework)]
+    state, traffic = OPTIMIZERS[run.optimizer]
+    sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
+    memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
+    return Inputs(
+        parameters=float(model.parameters),
+        active_parameters=float(model.active_parameters),
+        layers=float(model.layers),
+        hidden=float(model.hidden_size),
+        query=float(model.attention_heads * model.head_dim),
+        kv=float(model.kv_heads * model.head_dim),
+        heads=float(model.attention_heads),
+        ffn=float(model.ffn_size),
+        mlp_matrices=3.0 if model.gated_mlp else 2.0,
+        experts_used=float(max(1, model.experts_per_token)),
+        layer_matrix=float(model.active_layer_matrix_parameters),
+        layer_parameters=float(model.layer_parameters),
+        embedding_parameters=float(model.embedding_parameters),
+        vocab=float(model.vocab_size),
+        causal=1.0 if model.architecture == "decoder" else 0.0,
+        cnn_flops=float(model.flops_per_sample),
+        cnn_activations=float(model.activations_per_sample),
+        seq_len=float(run.seq_len),
+        element_bytes=ELEMENT_BYTES[run.precision],
+        low_precision=float(sixteen_bit),
+        optimizer_state_bytes=state,
+        optimizer_traffic_bytes=traffic,
+        flash=float(run.attention == "flash"),
+        compiled=float(run.compiled),
+        virtual_stages=float(run.virtual_stages),
+        sequence_parallel=float(run.sequence_parallel),
+        # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
+        weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
+        master_bytes=framework.master_bytes if sixteen_bit else 0.0,
+        gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
+        cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
+        reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
+        bucket_bytes=framework.bucket_bytes,
+        persistent_gradients=float(framework.persistent_gradients),
+        residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
+        loss_bytes=framework.loss_bytes,
+        dropout=float(framework.dropout),
+        peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
+        memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
+        link_byte_per_s=link[0],
+        link_latency_s=link[1],
+        network_byte_per_s=network[0],
+        network_latency_s=network[1],
+        gpus_per_node=float(max(1, hardware.gpus_per_node)),
+        limit_gib=memory_limit_gib(memory_gib),
+        **{field.name: np.asarray(getattr(grid, field.name), dtype=np.float64) for field in fields(Grid)},
+        coefficients=coefficients,
+    )
+
+
+def check_run(run: Run) -> None:
+    """Refuse a run whose words or numbers mean nothing.
+
+    Raises:
+        InvalidInputError: the field, its value and what is known.
+    """
+    if run.optimizer not in OPTIMIZERS:
+        raise InvalidInputError(f"optimizer is {run.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
+    if run.precision not in ELEMENT_BYTES:
+        raise InvalidInputError(f"precision is {run.precision!r}", limit=f"one of {', '.join(ELEMENT_BYTES)}")
+    if run.attention not in ("flash", "unfused"):
+        raise InvalidInputError(f"attention is {run.attention!r}", limit="flash or unfused")
+    if run.seq_len < 1:
+        raise InvalidInputError(f"seq_len is {run.seq_len}", limit="a sequence has at least 1 token")
+
+
+def grid_shape(grid: Grid) -> tuple[int, ...]:
+    """The shape all arrays of ``grid`` broadcast to."""
+    return np.broadcast_shapes(*(np.shape(getattr(grid, field.name)) for field in fields(Grid)))
+
+
+def code(names: Sequence[str], value: str, field: str) -> int:
+    """Position of ``value`` in SHARDINGS or CHECKPOINTINGS.
+
+    Raises:
+        InvalidInputError: it is not in there.
+    """
+    if value not in names:
+        raise InvalidInputError(f"{field} is {value!r}", limit=f"one of {', '.join(names)}")
+    return names.index(value)
+
+
+def sharding_code(value: str) -> int:
+    """Code of a sharding: "ddp", "zero1", "zero2" or "zero3"."""
+    return code(SHARDINGS, value, "sharding")
+
+
+def checkpointing_code(value: str) -> int:
+    """Code of activation checkpointing: "none", "selective" or "full"."""
+    return code(CHECKPOINTINGS, value, "activation_checkpointing")
+
+
+def stack(rows: Sequence[Inputs]) -> Inputs:
+    """Join Inputs of single configurations into one of arrays, one element a row."""
+    coefficients = Coefficients(**_stacked([row.coefficients for row in rows]))
+    return Inputs(**_stacked(rows, leave_out="coefficients"), coefficients=coefficients)
+
+
+def _stacked(rows: Sequence[Any], leave_out: str = "") -> Mapping[str, Any]:
+    names = [field.name for field in fields(rows[0]) if field.name != leave_out]
+    return {name: np.array([getattr(row, name) for row in rows], dtype=np.float64).reshape(-1) for name in names}
+
+
+def to_gib(number_of_bytes: Number) -> Number:
+    """Bytes as GiB."""
+    return number_of_bytes / GIB

@@ -1,0 +1,287 @@
+"""Rows of measured (or to be estimated) runs: the columns of data/measured_runs.csv as model, run, hardware and grid.
+
+`gpufleet estimate --batch` and the calibration read the same columns by the same rules. docs/estimator.md lists what
+an empty cell means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.communication import link_of, network_of
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.inputs import Coefficients, Inputs, checkpointing_code, make_inputs, sharding_code
+from optimizer.performance.types import Grid, Hardware, Run
+from optimizer.workload.model import Architecture, ModelSpec, count_parameters
+from optimizer.workload.presets import presets
+
+# Network of one GPU in a node that does not say: one card a GPU as in NVIDIA's reference systems, Gbit/s (DGX A100:
+# 8 x 200, DGX H100 and H200: 8 x 400, DGX B200: 8 x 400, DGX-1 V100: 4 x 100 for 8), and 25 for PCIe cards
+# (https://docs.nvidia.com/dgx). EC2 types have less: name the network, or use --instance-type.
+NETWORK_GBIT_PER_S_PER_GPU = {"V100": 50.0, "A100": 200.0, "H100": 400.0, "H200": 400.0, "B200": 400.0, "B300": 800.0}
+OTHER_NETWORK_GBIT_PER_S_PER_GPU = 25.0
+
+# Tokens of one optimizer step of large models that do not say: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
+USUAL_STEP_TOKENS = 4e6
+MOST = 1e15  # a larger number in a cell is a mistake
+
+# Words of the columns, with other spellings of the same.
+ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "encoder": "encoder", "cnn": "cnn"}
+SHARDINGS = {name: name for name in ("ddp", "zero1", "zero2", "zero3")}
+SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
+CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")} | {"selective_op": "selective"}
+PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
+PRECISIONS |= {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
+ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
+OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adafactor"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRun:
+    """One row: what ``evaluate`` needs, one configuration."""
+
+    model: ModelSpec
+    run: Run
+    hardware: Hardware
+    grid: Grid
+    gpus: int
+
+    def inputs(self, coefficients: Coefficients) -> Inputs:
+        """The row as Inputs, to be stacked with others."""
+        link, network = link_of(self.hardware), network_of(self.hardware)
+        return make_inputs(self.model, self.run, self.hardware, self.grid, coefficients, link, network)
+
+
+def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
+    """Read one row.
+
+    Args:
+        row: column name to value; empty, NaN and None all mean "not given".
+        gpus: the GPU table by key.
+
+    Raises:
+        GpufleetError: the row cannot be estimated; the message names the column, its value and what is known.
+    """
+    architecture = _word(row, "architecture", ARCHITECTURES, default="decoder")
+    model = _cnn(row) if architecture == "cnn" else _transformer(row, architecture)
+    gpu = _gpu(row, gpus)
+
+    count = _count(row, "gpus", default=1)
+    per_node = min(_count(row, "gpus_per_node", default=min(8, count)), count)
+    tensor = _count(row, "tensor_parallel", default=1)
+    pipeline = _count(row, "pipeline_parallel", default=1)
+    context = _count(row, "context_parallel", default=1)
+    if count % (tensor * pipeline * context):
+        raise InvalidInputError(
+            f"gpus is {count}",
+            limit=f"a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
+            why="every data-parallel rank has that many GPUs",
+        )
+    data = count // (tensor * pipeline * context)
+    network = _amount(
+        row,
+        "network_gbit_per_s_per_node",
+        default=per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU),
+        least=0.001,
+    )
+    hardware = Hardware(
+        gpu=gpu,
+        gpus_per_node=per_node,
+        interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
+        network_gbit_per_s=network,
+        efa=True,
+    )
+    # Large language models are sharded unless said otherwise; what fits one GPU is replicated.
+    default_sharding = "zero3" if architecture == "decoder" and data > 1 else "ddp"
+    sharding = _word(row, "sharding", SHARDINGS, default=default_sharding)
+    seq_len = 1 if architecture == "cnn" else _count(row, "seq_len", default=model.max_seq_len or 2048)
+    micro_batch = _count(row, "micro_batch", default=1)
+    # Runs that split the model take as many micro-batches as make up a usual step, and keep the bubble small.
+    usual_accumulation = 1
+    if tensor * pipeline > 1:
+        usual_accumulation = max(
+            8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
+        )
+    framework = framework_name(_text(row, "framework"))
+    if framework == "megatron" and sharding == "zero3":
+        # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
+        framework = "megatron-deepspeed"
+    run = Run(
+        seq_len=seq_len,
+        precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
+        optimizer=_word(row, "optimizer", OPTIMIZERS, default="sgd" if architecture == "cnn" else "adamw"),  # type: ignore[arg-type]
+        attention=_word(row, "attention", ATTENTIONS, default="flash"),  # type: ignore[arg-type]
+        compiled=bool(_amount(row, "compiled", default=0, least=0)),
+        framework=framework,
+        virtual_stages=_virtual_stages(row, model.layers / pipeline),
+        sequence_parallel=bool(_amount(row, "sequence_parallel", default=0, least=0)),
+    )
+    grid = Grid(
+        nodes=math.ceil(count / per_node),
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        sharding=sharding_code(sharding),
+        micro_batch=micro_batch,
+        grad_accum=_count(row, "grad_accum", default=usual_accumulation),
+        checkpointing=checkpointing_code(_word(row, "activation_checkpointing", CHECKPOINTINGS, default="none")),
+    )
+    return RowRun(model=model, run=run, hardware=hardware, grid=grid, gpus=count)
+
+
+def _cnn(row: Mapping[str, Any]) -> ModelSpec:
+    name = _text(row, "model").lower()
+    preset = presets().get(name)
+    if preset is None or preset.architecture != "cnn":
+        known = ", ".join(key for key, value in presets().items() if value.architecture == "cnn")
+        raise InvalidInputError(
+            f"model is {name!r} and architecture is cnn",
+            limit=f"one of {known}",
+            why="a CNN's FLOPs are published per model, not derived from columns",
+        )
+    return preset.model(name)
+
+
+def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
+    name = _text(row, "model") or "unnamed"
+    preset = presets().get(name.lower())
+    if (
+        preset is not None
+        and preset.architecture != "cnn"
+        and not _given(row, "layers")
+        and not _given(row, "hidden_size")
+    ):
+        return preset.model(name)
+    hidden = _count(row, "hidden_size")
+    layers = _count(row, "layers")
+    # One head is 128 wide in most published models of the last years (64 below 1024).
+    heads = _count(row, "attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
+    kv_heads = _count(row, "kv_heads", default=heads)
+    gated = bool(_amount(row, "gated_mlp", default=float(_text(row, "architecture").lower() == "llama"), least=0))
+    ffn = _count(row, "ffn_size", default=round(hidden * (8 / 3 if gated else 4)))
+    vocab = _count(row, "vocab_size", default=32000 if gated else 50257)
+    experts = _count(row, "experts", default=0, least=0)
+    used = _count(row, "experts_per_token", default=min(2, experts), least=0)
+    given = _amount(row, "parameters", default=0.0, least=0)
+    details = Architecture(norm_bias=not gated)
+
+    def model(tied: bool) -> ModelSpec:
+        total, active = count_parameters(
+            layers=layers, hidden_size=hidden, ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads,
+            head_dim=max(1, hidden // heads), vocab_size=vocab, tied_embeddings=tied, experts=experts,
+            experts_per_token=used, details=details,
+        )  # fmt: skip
+        return ModelSpec(
+            name=name,
+            architecture="encoder" if architecture == "encoder" else "decoder",
+            parameters=total,
+            active_parameters=active,
+            layers=layers,
+            hidden_size=hidden,
+            ffn_size=ffn,
+            gated_mlp=gated,
+            attention_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=max(1, hidden // heads),
+            vocab_size=vocab,
+            tied_embeddings=tied,
+            experts=experts,
+            experts_per_token=used,
+            source="columns of the row",
+        )
+
+    # GPT-2, MPT and BERT tie the output projection to the embedding, Llama and its kin of 4B and more do not.
+    candidates = [model(True), model(False)]
+    if given:
+        # The given count decides, and stands: it knows biases, norms and positions that the columns do not.
+        nearest = min(candidates, key=lambda candidate: abs(candidate.parameters - given))
+        active = nearest.active_parameters if experts else round(given)
+        return replace(nearest, parameters=round(given), active_parameters=active)
+    return candidates[1] if gated else candidates[0]
+
+
+def _gpu(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Gpu:
+    wanted = _text(row, "gpu").lower().replace("_", "-").replace(" ", "-")
+    if wanted in gpus:
+        return gpus[wanted]
+    # "h100" is enough where the table has one memory size of it.
+    same = [gpu for gpu in gpus.values() if gpu.name.lower().replace(" ", "-") == wanted]
+    if len(same) == 1:
+        return same[0]
+    raise InvalidInputError(f"gpu is {_text(row, 'gpu')!r}", limit=f"one of {', '.join(gpus)}")
+
+
+def _virtual_stages(row: Mapping[str, Any], layers_per_stage: float) -> float:
+    """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
+    text = _text(row, "layers_per_virtual_stage")
+    if not text:
+        return 1.0
+    try:
+        if text.startswith("interleave="):
+            return max(1.0, float(text.removeprefix("interleave=")))
+        return max(1.0, layers_per_stage / float(text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise InvalidInputError(
+            f"layers_per_virtual_stage is {text!r}", limit='a number of layers, or "interleave=" and a number of chunks'
+        ) from error
+
+
+def _given(row: Mapping[str, Any], column: str) -> bool:
+    return _text(row, column) != ""
+
+
+def _text(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    text = str(value).strip()
+    return (
+        ""
+        if text.lower() in ("nan", "none", "null") and column not in ("activation_checkpointing", "sharding")
+        else text
+    )
+
+
+def _amount(row: Mapping[str, Any], column: str, *, default: float | None = None, least: float) -> float:
+    text = _text(row, column)
+    if not text:
+        if default is None:
+            raise InvalidInputError(
+                f"{column} is empty", limit=f"a number of at least {least:g}", why="there is no estimate without it"
+            )
+        return default
+    try:
+        value = {"true": 1.0, "false": 0.0}.get(text.lower())
+        value = float(text) if value is None else value
+    except ValueError as error:
+        raise InvalidInputError(f"{column} is {text!r}", limit=f"a number of at least {least:g}") from error
+    if not math.isfinite(value) or value < least:
+        raise InvalidInputError(f"{column} is {text}", limit=f"a number of at least {least:g}")
+    return value
+
+
+def _count(row: Mapping[str, Any], column: str, *, default: int | None = None, least: int = 1) -> int:
+    value = _amount(row, column, default=default, least=least)
+    if value != round(value) or value > MOST:
+        raise InvalidInputError(f"{column} is {value:g}", limit=f"a whole number from {least} to {MOST:g}")
+    return round(value)
+
+
+def _word(row: Mapping[str, Any], column: str, known: Mapping[str, str], *, default: str) -> str:
+    text = _text(row, column).lower()
+    if not text:
+        return default
+    if text not in known:
+        raise InvalidInputError(f"{column} is {text!r}", limit=f"one of {', '.join(key for key in known if key)}")
+    return known[text]
+
+
+def row_error(error: GpufleetError) -> str:
+    """An error on one line, for the ``error`` column."""
+    return " ".join(str(error).split())
