@@ -16,7 +16,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -90,6 +90,16 @@ def user_directory() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpufleet" / "catalog"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Current:
+    """The snapshot in use: its rows, when it was made, where it lies, and what a user should know about the choice."""
+
+    rows: Rows
+    made_at: datetime
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
 def load(path: Path | None = None) -> Catalog:
     """Read a catalog snapshot.
 
@@ -99,22 +109,31 @@ def load(path: Path | None = None) -> Catalog:
     Raises:
         DataMissingError: the snapshot is missing, empty, damaged, or of another format.
     """
+    found = current(path)
+    return replace(to_catalog(found.rows, found.made_at, origin=found.origin), notes=found.notes)
+
+
+def current(path: Path | None = None) -> Current:
+    """Choose a snapshot and read its rows; arguments and errors as for ``load``."""
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
     if path is not None:
-        return to_catalog(*read_rows(path), origin=str(path))
+        rows, made_at = read_rows(path)
+        return Current(rows=rows, made_at=made_at, origin=str(path))
     rows, made_at = read_rows(SHIPPED)
     user = user_directory()
     if not (user / MANIFEST).exists():
-        return to_catalog(rows, made_at, origin="shipped")
+        return Current(rows=rows, made_at=made_at, origin="shipped")
     try:
         user_rows, user_made_at = read_rows(user)
-        if user_made_at > made_at:
-            return to_catalog(user_rows, user_made_at, origin=str(user))
-        note = f"the refreshed catalog in {user} is from {user_made_at:%Y-%m-%d}, before the shipped one: not used"
+        to_catalog(user_rows, user_made_at, origin=str(user))
     except DataMissingError as error:
         note = f"the refreshed catalog cannot be used, the shipped one is read instead: {error.got}"
-    return replace(to_catalog(rows, made_at, origin="shipped"), notes=(note,))
+    else:
+        if user_made_at > made_at:
+            return Current(rows=user_rows, made_at=user_made_at, origin=str(user))
+        note = f"the refreshed catalog in {user} is from {user_made_at:%Y-%m-%d}, before the shipped one: not used"
+    return Current(rows=rows, made_at=made_at, origin="shipped", notes=(note,))
 
 
 def read_rows(directory: Path) -> tuple[Rows, datetime]:

@@ -1,0 +1,129 @@
+"""What an AWS error means for gpufleet: every code classified here, and nowhere else.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/CommonErrors.html
+"""
+
+from __future__ import annotations
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
+
+# botocore's `standard` retries have already waited and tried again by the time one of these is raised.
+THROTTLING = frozenset(
+    {
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+        "RequestThrottled",
+        "BandwidthLimitExceeded",
+    }
+)
+BAD_CREDENTIALS = frozenset(
+    {
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+NOT_PERMITTED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"})
+REGION_DISABLED = frozenset({"OptInRequired"})
+SERVER_FAULT = frozenset(
+    {"InternalError", "InternalFailure", "InternalErrorException", "ServiceUnavailable", "Unavailable"}
+)
+
+
+def code(error: BaseException) -> str:
+    """The AWS error code ("UnauthorizedOperation"), or the exception's own name where AWS never answered."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", "Unknown"))
+    return type(error).__name__
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Whether the account made too many calls: the same call will work later."""
+    return code(error) in THROTTLING
+
+
+def has_no_credentials(error: BaseException) -> bool:
+    """Whether no credentials were found on this machine; no request was sent."""
+    return isinstance(
+        error,
+        NoCredentialsError
+        | PartialCredentialsError
+        | ProfileNotFound
+        | TokenRetrievalError
+        | UnauthorizedSSOTokenError
+        | NoRegionError,
+    )
+
+
+def has_bad_credentials(error: BaseException) -> bool:
+    """Whether AWS refused the credentials: wrong, expired, or of an account that has not enabled the region."""
+    return code(error) in BAD_CREDENTIALS
+
+
+def is_not_permitted(error: BaseException) -> bool:
+    """Whether the credentials are good and their policy lacks the action."""
+    return code(error) in NOT_PERMITTED
+
+
+def is_region_disabled(error: BaseException) -> bool:
+    """Whether the account has not enabled the region."""
+    return code(error) in REGION_DISABLED
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether no answer came: no network, no such endpoint, or a time-out."""
+    return isinstance(error, ConnectionError | HTTPClientError)
+
+
+def is_server_fault(error: BaseException) -> bool:
+    """Whether AWS itself failed."""
+    return code(error) in SERVER_FAULT
+
+
+def is_aws_error(error: BaseException) -> bool:
+    """Whether botocore raised it, so that ``reason`` can say what it means."""
+    return isinstance(error, ClientError | BotoCoreError)
+
+
+def reason(error: BaseException) -> str:
+    """What happened and what to do, in a line for a person."""
+    if has_no_credentials(error):
+        return f"no AWS credentials were found ({error}); run `aws configure` or set AWS_PROFILE"
+    if has_bad_credentials(error):
+        return f"AWS refused the credentials ({code(error)}): expired, wrong, or the region is not enabled"
+    if is_not_permitted(error):
+        return f"the credentials may not do this ({code(error)}): {_message(error)}"
+    if is_region_disabled(error):
+        return "the account has not enabled the region"
+    if is_throttled(error):
+        return f"AWS throttled the calls ({code(error)}), even after waiting; try again later"
+    if is_unreachable(error):
+        return f"no answer from AWS ({error})"
+    if is_server_fault(error):
+        return f"AWS failed ({code(error)}); try again later"
+    return f"{code(error)}: {_message(error)}"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Message", ""))
+    return str(error)

@@ -1,0 +1,102 @@
+"""How old a fact may be before gpufleet says so: every time to live, with its reason.
+
+An old fact is never hidden and never a silent error: commands say its age on standard error and go on, and stop only
+where the user asked for it (``--max-age``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+from optimizer.catalog.model import Catalog
+from optimizer.errors import DataStaleError
+from optimizer.hardware import Offer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ttl:
+    """Days a kind of fact stays good, and why."""
+
+    days: int
+    reason: str
+
+
+ON_DEMAND = Ttl(
+    days=90, reason="AWS cut P4 and P5 prices by up to 45% in June 2025 and raises or cuts rarely otherwise"
+)
+RESERVED = Ttl(days=90, reason="reserved prices follow on-demand prices")
+SPOT_HISTORY = Ttl(days=1, reason="spot prices move with supply, several times a day at most")
+SPOT_ADVISOR = Ttl(days=30, reason="the advisor averages the trailing 30 days")
+INSTANCE_TYPES = Ttl(days=365, reason="a type's hardware does not change; new types appear")
+ZONES = Ttl(days=180, reason="AWS adds zones to a type over months")
+UNIT_PRICES = Ttl(days=365, reason="prices of gp3, S3, endpoints and keys have changed at most once a year")
+
+BY_FACT = {
+    "on-demand prices": ON_DEMAND,
+    "reserved prices": RESERVED,
+    "interruption bands": SPOT_ADVISOR,
+    "instance types": INSTANCE_TYPES,
+    "zones": ZONES,
+    "unit prices": UNIT_PRICES,
+}
+
+
+def of_source(name: str, origin: str) -> Ttl | None:
+    """The time to live of a catalog source; None for what does not age (a datasheet)."""
+    if name == "spot prices":
+        return SPOT_ADVISOR if origin == "advisor-derived" else SPOT_HISTORY
+    return BY_FACT.get(name)
+
+
+def age_days(as_of: date, today: date | None = None) -> int:
+    """Whole days since ``as_of``, by the UTC calendar."""
+    return ((today or datetime.now(UTC).date()) - as_of).days
+
+
+def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
+    """One line for each kind of price that is older than its time to live; empty when all are fresh.
+
+    Only prices: they are what money is spent by. ``gpufleet catalog show`` gives the age of everything.
+    """
+    lines = []
+    for source in catalog.sources:
+        if not source.name.endswith(" prices") or source.name == "unit prices":
+            continue
+        ttl, age = of_source(source.name, source.origin), age_days(source.as_of, today)
+        if ttl is not None and age > ttl.days:
+            newest = "" if source.newest == source.as_of else f", the newest from {source.newest}"
+            lines.append(
+                f"{source.name} ({source.origin}) are up to {age} days old: the oldest from {source.as_of}{newest}"
+            )
+    return lines
+
+
+def check_max_age(offers: Iterable[Offer], max_age_days: int, today: date | None = None) -> None:
+    """Refuse offers with a price older than the user allows.
+
+    Args:
+        offers: the offers a command is about to show or use.
+        max_age_days: the user's ``--max-age``.
+        today: the day to judge by.
+
+    Raises:
+        DataStaleError: a price is older.
+    """
+    old = [
+        (age_days(price.as_of, today), offer, kind, price)
+        for offer in offers
+        for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), ("spot", offer.spot))
+        if price is not None and age_days(price.as_of, today) > max_age_days
+    ]
+    if not old:
+        return
+    age, offer, kind, price = max(old, key=lambda found: found[0])
+    raise DataStaleError(
+        f"{len(old)} prices are older than --max-age {max_age_days} days; "
+        f"the oldest is {kind} {offer.instance.name} in {offer.region}: {age} days ({price.source}, {price.as_of})",
+        limit=f"at most {max_age_days} days",
+        why="you asked for it with --max-age",
+        next_step=f"gpufleet catalog refresh --region {offer.region}",
+    )

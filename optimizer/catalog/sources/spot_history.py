@@ -1,0 +1,80 @@
+"""EC2 DescribeSpotPriceHistory: what spot instances cost now.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
+
+A spot price is a zone's. The catalog keeps one a region: the lowest zone's current price, with that zone's id, so that
+a plan for the price is a plan for the zone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from optimizer.catalog.sources import Skipped
+from optimizer.catalog.sources.offerings import zone_prefix
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+NAME = "spot prices"
+PRICE_SOURCE = "spot-price-history"
+PRODUCT = "Linux/UNIX"
+
+
+def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
+    """The prices in force now, of ``types``, in every zone of the client's region."""
+    # A start of "now" gives, for each zone, the one entry that is in force.
+    pages = client.get_paginator("describe_spot_price_history").paginate(
+        InstanceTypes=sorted(types),  # type: ignore[arg-type]  # the stubs list the types of their day
+        ProductDescriptions=[PRODUCT],
+        StartTime=datetime.now(UTC),
+    )
+    return [dict(entry) for page in pages for entry in page["SpotPriceHistory"]]
+
+
+def fetch_zone_ids(client: EC2Client) -> dict[str, str]:
+    """Zone id by zone name: names ("us-east-1a") differ between accounts, ids do not."""
+    zones = client.describe_availability_zones()["AvailabilityZones"]
+    return {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
+
+
+def parse(
+    entries: Iterable[Mapping[str, Any]], zone_ids: Mapping[str, str], region: str
+) -> tuple[dict[str, tuple[float, str]], list[Skipped]]:
+    """The lowest current zone price by type: USD per hour and the zone's id. Local Zones are left out.
+
+    Args:
+        entries: SpotPrice structures; of several of one zone the latest counts.
+        zone_ids: zone id by zone name.
+        region: the region they are of.
+    """
+    own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
+    latest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    skipped: list[Skipped] = []
+    for entry in entries:
+        try:
+            name, zone_name = entry["InstanceType"], entry["AvailabilityZone"]
+            if entry["ProductDescription"] not in (PRODUCT, f"{PRODUCT} (Amazon VPC)"):
+                continue
+            # Newer answers carry the id themselves.
+            zone_id = entry.get("AvailabilityZoneId") or zone_ids[zone_name]
+            usd, timestamp = float(entry["SpotPrice"]), entry["Timestamp"]
+            if not 0 < usd < float("inf"):
+                raise ValueError(f"a price is above 0 USD per hour, got {usd}")
+        except (KeyError, TypeError, ValueError) as error:
+            place = f"{entry.get('InstanceType')} in {entry.get('AvailabilityZone')}"
+            skipped.append(Skipped(source=NAME, place=place, reason=f"malformed entry: {error!r}"))
+            continue
+        if not own_zone.fullmatch(zone_id):
+            continue
+        known = latest.get((name, zone_id))
+        if known is None or timestamp > known[0]:
+            latest[name, zone_id] = (timestamp, usd)
+    lowest: dict[str, tuple[float, str]] = {}
+    for (name, zone_id), (_, usd) in sorted(latest.items()):
+        if name not in lowest or usd < lowest[name][0]:
+            lowest[name] = (usd, zone_id)
+    return lowest, skipped
