@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# No GPU is slowed down by heat or power while it is idle.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+answer=$(query_gpus index,clocks_event_reasons.hw_slowdown,clocks_event_reasons.hw_thermal_slowdown,clocks_event_reasons.hw_power_brake_slowdown,clocks_event_reasons.sw_thermal_slowdown)
+bad=0
+while IFS=, read -r gpu reasons; do
+  # "Not Active" also holds the word.
+  case ", ${reasons# }," in
+    *", Active,"*)
+      log "FAIL GPU $gpu is slowed down (hardware, hardware thermal, power brake, software thermal): $reasons"
+      bad=1
+      ;;
+  esac
+done <<<"$answer"
+exit "$bad"

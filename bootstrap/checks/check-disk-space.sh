@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Room on the root volume, and on the instance-store disks where there are any.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# enough FOLDER: end unless it has DISK_MIN_FREE_GIB free.
+enough() {
+  local free_gib
+  free_gib=$(df --output=avail --block-size=GiB "$1" | tail -n 1 | tr --delete ' G i B')
+  ((free_gib >= DISK_MIN_FREE_GIB)) || die "$1 has $free_gib GiB free, at least $DISK_MIN_FREE_GIB are needed"
+}
+
+enough "$ROOT/"
+if mountpoint --quiet "$NVME_MOUNT"; then enough "$NVME_MOUNT"; fi

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Every EFA card of the plan is usable from libfabric and by NCCL: no silent fall-back to TCP or to one card of four.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+load_node_env
+
+if ((GPUFLEET_EFA_CARDS == 0)); then exit 0; fi
+# One domain a card and endpoint type ("domain: rdmap16s27-rdm"); fi_info ends with an error where there is none.
+answer=$(fi_info --provider efa --ep-type FI_EP_RDM) || die "libfabric finds no EFA card; NCCL would fall back to TCP"
+cards=$(sed --silent 's/^ *domain: *\(.*\)-rdm$/\1/p' <<<"$answer" | sort --unique | wc --lines)
+((cards == GPUFLEET_EFA_CARDS)) || die "$cards EFA cards are usable, the plan counts on $GPUFLEET_EFA_CARDS"
+
+# Without the plugin NCCL does not use EFA, and says so only in its debug output.
+plugin=$(find "$ROOT/opt/amazon" "$ROOT/opt/aws-ofi-nccl" -name 'libnccl-net*.so*' 2>/dev/null | head -n 1 || true)
+[[ -n $plugin ]] || die "the aws-ofi-nccl plugin is missing; NCCL would fall back to TCP"
+log "$cards EFA cards, plugin ${plugin#"$ROOT"}"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The clock is synchronised: leases, signatures of AWS requests and logs of several nodes depend on it.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+while [[ $(timedatectl show --property=NTPSynchronized --value) != yes ]]; do
+  ((SECONDS < TIME_SYNC_TIMEOUT_S)) || die "the clock is not synchronised after $TIME_SYNC_TIMEOUT_S s; chronyc sources"
+  sleep 1
+done

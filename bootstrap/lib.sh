@@ -1,0 +1,170 @@
+# shellcheck shell=bash disable=SC2034 # the scripts that source this use the variables
+# What all steps and checks share: settings, logging, verification. Sourced, never run.
+
+BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+# Settings: each has its default here and nowhere else.
+: "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
+: "${NODE_INIT_TIMEOUT_S:=1800}" # whole set-up, s; a node that is not ready then is paid for nothing
+: "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of the launch hook, s
+: "${RETRY_DELAY_S:=5}"          # between attempts of retry, s
+: "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
+: "${IMDS_URL:=http://169.254.169.254}"
+: "${NVME_MOUNT:=$ROOT/mnt/nvme}"         # where the instance-store disks go
+: "${DISK_MIN_FREE_GIB:=20}"              # free space on the root volume: one torch environment and logs
+: "${PCIE_MIN_WIDTH:=8}"                  # lanes of each GPU; EC2 gives some GPU types 8, none fewer
+: "${TIME_SYNC_TIMEOUT_S:=60}"            # chrony's first synchronisation after boot, s
+: "${SMOKE_TIMEOUT_S:=600}"               # smoke test, s
+: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}" # floor of its all-reduce, GB/s; empty for none
+: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"     # floor of its scaling, 0 to 1; empty for none
+: "${WHEELS_KEY:=bootstrap/wheels.tar}"   # object of the stack's bucket: the wheels of requirements-node.txt
+
+ETC_DIR=$ROOT/etc/gpufleet
+LOG_DIR=$ROOT/var/log/gpufleet
+STATE_DIR=$ROOT/var/lib/gpufleet
+NODE_ENV=$ETC_DIR/node.env
+RUNTIME_ENV=$ETC_DIR/runtime.env
+LOG_FILE=$LOG_DIR/node-init.log
+
+# The EFA installer and CUDA put their programs where a system service's PATH does not look.
+PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
+
+# The AWS CLI's own retries, for throttling while a whole fleet starts.
+export AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=5 AWS_PAGER=""
+export DEBIAN_FRONTEND=noninteractive
+
+# log MESSAGE...: one line to stderr, the journal, and the file LOG_COPY where the caller sets it.
+log() {
+  local line
+  line="$(date -u +%Y-%m-%dT%H:%M:%SZ) $(basename "$0"): $*"
+  printf '%s\n' "$line" >&2
+  if [[ -n ${LOG_COPY:-} ]]; then printf '%s\n' "$line" >>"$LOG_COPY"; fi
+  if command -v logger >/dev/null; then logger --tag gpufleet-init -- "$line" || true; fi
+}
+
+# die MESSAGE...: log and end with 1.
+die() {
+  log "FAIL $*"
+  exit 1
+}
+
+# retry ATTEMPTS COMMAND...: for fetches over a network that comes up while the node boots; nothing else is retried.
+retry() {
+  local attempts=$1 attempt
+  shift
+  for ((attempt = 1; attempt <= attempts; attempt++)); do
+    if "$@"; then return 0; fi
+    log "attempt $attempt of $attempts failed: $1"
+    if ((attempt < attempts)); then sleep "$RETRY_DELAY_S"; fi
+  done
+  return 1
+}
+
+# load_node_env: export the variables of node.env. Lines are NAME=value, NAME='value' or NAME="value", the part systemd
+# and this reader understand alike; nothing is evaluated.
+load_node_env() {
+  local line name value number=0
+  [[ -r $NODE_ENV ]] || die "$NODE_ENV cannot be read: user data writes it before it starts node_init.sh"
+  while IFS= read -r line || [[ -n $line ]]; do
+    number=$((number + 1))
+    [[ -z $line || $line == \#* ]] && continue
+    # The value is not shown: it may be a command with a token in it.
+    [[ $line =~ ^(GPUFLEET_[A-Z_0-9]+)=(.*)$ ]] || die "$NODE_ENV line $number is not GPUFLEET_NAME=value"
+    name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
+    case $value in
+      # A quote inside a value is written '"'"'.
+      \'*\') value=${value:1:${#value}-2} && value=${value//"'\"'\"'"/"'"} ;;
+      \"*\") value=${value:1:${#value}-2} ;;
+    esac
+    export "$name=$value"
+  done <"$NODE_ENV"
+}
+
+# require_env NAME...: end unless each is set and not empty.
+require_env() {
+  local name
+  for name in "$@"; do
+    [[ -n ${!name:-} ]] || die "$name is missing from $NODE_ENV; the table in bootstrap/README.md says what it holds"
+  done
+}
+
+# set_runtime NAME VALUE: what the set-up found out and gpufleet-train.service needs.
+set_runtime() {
+  local kept=""
+  if [[ -f $RUNTIME_ENV ]]; then kept=$(grep -v "^$1=" "$RUNTIME_ENV" || true); fi
+  mkdir -p "$ETC_DIR"
+  printf '%s\n' ${kept:+"$kept"} "$1=$2" >"$RUNTIME_ENV.new"
+  mv "$RUNTIME_ENV.new" "$RUNTIME_ENV"
+}
+
+# version_at_least HAVE WANTED: by version order, so 1.9 is below 1.41.
+version_at_least() {
+  [[ $(printf '%s\n%s\n' "$2" "$1" | sort --version-sort | head -n 1) == "$2" ]]
+}
+
+# gpu_count: GPUs (or slices of one) the plan counts on; a fraction of a GPU shows as one device.
+gpu_count() {
+  local whole=${GPUFLEET_GPUS_PER_NODE%%.*}
+  echo "$((whole > 0 ? whole : 1))"
+}
+
+# os_release NAME: a value of /etc/os-release, like VERSION_ID.
+os_release() {
+  sed --silent "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}$/\1/p" "$ROOT/etc/os-release"
+}
+
+# query_gpus FIELD,...: one CSV line a GPU, or end.
+query_gpus() {
+  nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits || die "nvidia-smi cannot answer $1"
+}
+
+# assert_may_install WHAT HAVE MIN: end where the image should have brought it.
+assert_may_install() {
+  [[ ${GPUFLEET_AMI_KIND:-} == custom ]] && return 0
+  die "$1 is ${2:-absent}, at least $3 is needed, and a Deep Learning AMI brings it: choose a newer image" \
+    "(gpufleet:amiName), or one of your own (gpufleet:amiId) in subnets that reach the internet"
+}
+
+# apt_install PACKAGE=VERSION...: install exactly these and hold them.
+apt_install() {
+  retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" install --yes --no-install-recommends \
+    --allow-downgrades --allow-change-held-packages "$@" || die "apt-get could not install $*"
+  apt-mark hold "${@%%=*}" >/dev/null
+}
+
+# apt_update: read the package lists anew.
+apt_update() {
+  retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" update --quiet || die "apt-get update failed"
+}
+
+# download URL FILE: over TLS only.
+download() {
+  retry 3 curl --fail --silent --show-error --location --proto '=https' --tlsv1.2 --connect-timeout 10 \
+    --max-time 300 --output "$2" "$1" || die "cannot fetch $1: private subnets have no way to the internet"
+}
+
+# assert_sha256 FILE SUM: end unless the file is the published one.
+assert_sha256() {
+  printf '%s  %s\n' "$2" "$1" | sha256sum --check --status || die "$1 does not have SHA-256 $2: not installing it"
+}
+
+# import_key KEY_FILE FINGERPRINT KEYRING_DIR: end unless the file holds exactly the one key.
+import_key() {
+  local found
+  mkdir --mode 0700 "$3"
+  gpg --homedir "$3" --batch --quiet --import "$1" || die "$1 is not a key"
+  found=$(gpg --homedir "$3" --batch --with-colons --fingerprint |
+    awk -F: '$1 == "pub" { primary = 1 } $1 == "fpr" && primary { print $10; primary = 0 }')
+  [[ $found == "$2" ]] || die "$1 has key ${found:-none}, expected $2: not trusting it"
+}
+
+# imds PATH: a value of the instance metadata service, version 2 only. The token is never logged.
+imds() {
+  local token
+  token=$(curl --fail --silent --max-time 5 --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
+    "$IMDS_URL/latest/api/token") || die "no token from the instance metadata service"
+  # The header goes through stdin: an argument would show in the process list.
+  printf 'X-aws-ec2-metadata-token: %s' "$token" |
+    curl --fail --silent --max-time 5 --header @- "$IMDS_URL/latest/meta-data/$1" ||
+    die "the instance metadata service does not answer $1"
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Makes a fresh instance a node that trains, or has it replaced: the steps below, in this order. Run as root by user
+# data. Each step ends early where its work is done, so a run that was cut off can be started again. A failure, whatever
+# it is, ends the node: the launch hook gets ABANDON and the Auto Scaling group starts another one.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+STEPS=(
+  check-platform        # Ubuntu, root, node.env complete, the tools the other steps use
+  install-nvidia-driver # the rest of the software: asserted on a Deep Learning AMI, installed on other images
+  install-cuda
+  install-nccl
+  install-efa
+  install-container-toolkit
+  mount-nvme # before the Python environment: wheels are unpacked there
+  install-python-env
+  check-health     # every script of checks/
+  run-smoke-test   # DDP on this node's own GPUs
+  check-xid-errors # again: did the smoke test wake a sick GPU?
+)
+
+current=start
+heartbeats=""
+
+on_exit() {
+  local status=$?
+  trap - EXIT
+  if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" 2>/dev/null || true; fi
+  if ((status == 0)); then return; fi
+  log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
+  "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" || log "the failure could not be reported to CloudWatch Logs"
+  # A node that is in service already, or cannot say ABANDON, ends itself: the launch template makes a shutdown a
+  # termination, and the group replaces it. Waiting for the hook's timeout would be paid for.
+  "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || { log "ABANDON failed, shutting down" && shutdown -h now; }
+  exit "$status"
+}
+
+# run_step NAME [ARGUMENT...]: run steps/NAME.sh or checks/NAME.sh within what is left of the time.
+run_step() {
+  local script=$BOOTSTRAP_DIR/steps/$1.sh left=$((NODE_INIT_TIMEOUT_S - SECONDS)) began=$SECONDS
+  current=$1
+  [[ -x $script ]] || script=$BOOTSTRAP_DIR/checks/$1.sh
+  ((left > 0)) || die "no time left for $1: NODE_INIT_TIMEOUT_S is $NODE_INIT_TIMEOUT_S"
+  shift
+  timeout --kill-after=30 "$left" "$script" "$@" 2>&1 | tee -a "$LOG_FILE"
+  log "$current took $((SECONDS - began)) s"
+}
+
+umask 022
+mkdir -p "$LOG_DIR" "$STATE_DIR"
+LOG_COPY=$LOG_FILE
+exec 9>"$STATE_DIR/lock"
+flock --nonblock 9 || {
+  log "another node_init.sh is running"
+  exit 1
+}
+[[ -e $NODE_ENV ]] || die "$NODE_ENV is missing: this is not a node of a fleet, or its user data failed"
+
+trap on_exit EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+load_node_env
+
+case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
+  CONTINUE)
+    log "this node is in service already"
+    run_step start-training
+    exit 0
+    ;;
+  ABANDON) die "this node was abandoned before" ;;
+esac
+
+setsid "$BOOTSTRAP_DIR/steps/send-heartbeats.sh" 9>&- &
+heartbeats=$!
+for step in "${STEPS[@]}"; do run_step "$step"; done
+run_step complete-launch-hook CONTINUE
+run_step start-training
+log "node ready after $SECONDS s"

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Ends unless this is a machine the other steps were written for, with a complete node.env.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+[[ $(id --user) == 0 ]] || die "node_init.sh runs as root"
+load_node_env
+require_env GPUFLEET_STACK GPUFLEET_REGION GPUFLEET_ASG_NAME GPUFLEET_BUCKET GPUFLEET_NODE_COUNT \
+  GPUFLEET_GPUS_PER_NODE GPUFLEET_EFA_CARDS GPUFLEET_GPU GPUFLEET_AMI_KIND
+[[ $GPUFLEET_GPUS_PER_NODE =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "GPUFLEET_GPUS_PER_NODE is not a number"
+[[ $GPUFLEET_EFA_CARDS =~ ^[0-9]+$ ]] || die "GPUFLEET_EFA_CARDS is not a whole number"
+[[ $GPUFLEET_AMI_KIND == dlami || $GPUFLEET_AMI_KIND == custom ]] || die "GPUFLEET_AMI_KIND is neither dlami nor custom"
+
+release="$(os_release ID) $(os_release VERSION_ID)"
+case $release in
+  "ubuntu 22.04" | "ubuntu 24.04") ;;
+  *) die "this is \"$release\"; the steps are written for Ubuntu 22.04 and 24.04" ;;
+esac
+
+for tool in aws curl python3 flock timeout setsid gpg; do
+  command -v "$tool" >/dev/null || die "$tool is not installed; user data needs aws and curl itself"
+done

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# complete-launch-hook.sh CONTINUE|ABANDON: tells the Auto Scaling group, once, whether this node joins.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+load_node_env
+
+result=$1
+[[ $result == CONTINUE || $result == ABANDON ]] || die "$result is neither CONTINUE nor ABANDON"
+state=$STATE_DIR/launch-hook
+before=$(cat "$state" 2>/dev/null || true)
+if [[ $before == "$result" ]]; then exit 0; fi
+[[ -z $before ]] || die "the launch hook has been completed with $before already"
+
+if [[ -z ${GPUFLEET_LAUNCH_HOOK:-} ]]; then
+  log "no launch hook to complete with $result"
+else
+  instance=$(imds instance-id)
+  aws autoscaling complete-lifecycle-action --region "$GPUFLEET_REGION" \
+    --lifecycle-hook-name "$GPUFLEET_LAUNCH_HOOK" --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
+    --instance-id "$instance" --lifecycle-action-result "$result"
+  log "launch hook completed with $result for $instance"
+fi
+printf '%s\n' "$result" >"$state"

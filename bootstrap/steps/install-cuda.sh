@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes sure a CUDA toolkit is there for extensions compiled on the node.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../versions.sh
+source "$BOOTSTRAP_DIR/versions.sh"
+load_node_env
+
+# The CUDA image keeps its version in version.json; nvcc is the fallback.
+version=$(sed --silent '/"cuda"/,/}/ s/.*"version"[^"]*"\([0-9.]*\)".*/\1/p' "$ROOT/usr/local/cuda/version.json" 2>/dev/null | head -n 1 || true)
+if [[ -z $version ]] && command -v nvcc >/dev/null; then
+  version=$(nvcc --version | sed --silent 's/.*release \([0-9.]*\),.*/\1/p')
+fi
+if [[ -n $version ]] && version_at_least "$version" "$CUDA_MIN"; then
+  log "CUDA toolkit $version is there (at least $CUDA_MIN)"
+  exit 0
+fi
+assert_may_install "the CUDA toolkit" "$version" "$CUDA_MIN"
+
+"$BOOTSTRAP_DIR/steps/add-cuda-repository.sh"
+apt_install "$CUDA_TOOLKIT_PACKAGE=$CUDA_PIN"
+log "CUDA toolkit $CUDA_PIN installed and held"

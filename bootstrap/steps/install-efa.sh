@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes sure the EFA driver, libfabric and the NCCL plugin are there, on instances with EFA.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../versions.sh
+source "$BOOTSTRAP_DIR/versions.sh"
+load_node_env
+
+if ((GPUFLEET_EFA_CARDS == 0)); then
+  log "no EFA on this instance type"
+  exit 0
+fi
+version=$(sed --silent 's/.*EFA installer version: \([0-9.]*\).*/\1/p' "$ROOT/opt/amazon/efa_installed_packages" 2>/dev/null || true)
+if [[ -n $version ]] && version_at_least "$version" "$EFA_INSTALLER_MIN"; then
+  log "EFA installer $version has run (at least $EFA_INSTALLER_MIN)"
+  exit 0
+fi
+assert_may_install "the EFA software" "$version" "$EFA_INSTALLER_MIN"
+
+work=$(mktemp --directory)
+trap 'rm -rf "$work"' EXIT
+tarball=aws-efa-installer-$EFA_INSTALLER_PIN.tar.gz
+download "$EFA_INSTALLER_URL/aws-efa-installer.key" "$work/key"
+download "$EFA_INSTALLER_URL/$tarball" "$work/$tarball"
+download "$EFA_INSTALLER_URL/$tarball.sig" "$work/$tarball.sig"
+import_key "$work/key" "$EFA_KEY_FINGERPRINT" "$work/keyring"
+gpg --homedir "$work/keyring" --batch --verify "$work/$tarball.sig" "$work/$tarball" ||
+  die "the signature of $tarball does not verify: not installing it"
+tar --extract --gzip --file "$work/$tarball" --directory "$work"
+(cd "$work/aws-efa-installer" && ./efa_installer.sh --yes) || die "the EFA installer failed"
+modprobe efa || die "the EFA module does not load"
+log "EFA $EFA_INSTALLER_PIN installed"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Makes sure a NCCL library is there for programs outside torch.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../versions.sh
+source "$BOOTSTRAP_DIR/versions.sh"
+load_node_env
+
+# Any version will do on an image that brings one: what trains is the NCCL in torch's environment.
+shopt -s nullglob
+libraries=("$ROOT"/usr/local/cuda*/lib*/libnccl.so.2.* "$ROOT"/usr/lib/*-linux-gnu/libnccl.so.2.*)
+if ((${#libraries[@]} > 0)); then
+  log "NCCL is there: ${libraries[0]#"$ROOT"}"
+  exit 0
+fi
+assert_may_install "the NCCL library" "" "$NCCL_PIN"
+
+"$BOOTSTRAP_DIR/steps/add-cuda-repository.sh"
+apt_install "libnccl2=$NCCL_PIN" "libnccl-dev=$NCCL_PIN"
+log "NCCL $NCCL_PIN installed and held"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Makes sure the NVIDIA driver is loaded and new enough; installs and holds the pinned one on a custom image.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../versions.sh
+source "$BOOTSTRAP_DIR/versions.sh"
+load_node_env
+
+loaded_version() {
+  # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build ..."
+  sed --silent 's/^NVRM version:.*[[:space:]]\([0-9][0-9]*\.[0-9][0-9.]*\)[[:space:]].*/\1/p' \
+    "$ROOT/proc/driver/nvidia/version" 2>/dev/null || true
+}
+
+version=$(loaded_version)
+if [[ -n $version ]] && version_at_least "$version" "$NVIDIA_DRIVER_MIN"; then
+  log "driver $version is loaded (at least $NVIDIA_DRIVER_MIN)"
+  exit 0
+fi
+assert_may_install "the NVIDIA driver" "$version" "$NVIDIA_DRIVER_MIN"
+# A loaded module cannot be replaced under a running system, and a reboot would lose the launch hook's time.
+[[ -z $version ]] || die "driver $version is loaded and below $NVIDIA_DRIVER_MIN: build the image with a newer one"
+
+"$BOOTSTRAP_DIR/steps/add-cuda-repository.sh"
+# The packages depend on each other without naming versions; this keeps all of them at one.
+mkdir -p "$ROOT/etc/apt/preferences.d"
+printf '%s\n' 'Package: *nvidia* cuda-drivers*' "Pin: version ${NVIDIA_DRIVER_PIN%%-*}-*" 'Pin-Priority: 1001' \
+  >"$ROOT/etc/apt/preferences.d/gpufleet-nvidia"
+
+# Volta has no GSP, which the open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
+flavour=nvidia-open-$NVIDIA_DRIVER_BRANCH
+[[ $GPUFLEET_GPU != V100 ]] || flavour=cuda-drivers-$NVIDIA_DRIVER_BRANCH
+packages=("$flavour=$NVIDIA_DRIVER_PIN")
+# NVSwitch needs a fabric manager of exactly the driver's version.
+case $GPUFLEET_GPU in
+  A100 | H100 | H200 | B200 | B300) packages+=("nvidia-fabricmanager=$NVIDIA_DRIVER_PIN") ;;
+esac
+apt_install "linux-headers-$(uname --kernel-release)"
+apt_install "${packages[@]}"
+
+modprobe nvidia || die "the NVIDIA module does not load; the build log is under /var/lib/dkms/nvidia"
+systemctl enable --now nvidia-persistenced
+if ((${#packages[@]} > 1)); then systemctl enable --now nvidia-fabricmanager; fi
+log "driver $(loaded_version) installed and held"

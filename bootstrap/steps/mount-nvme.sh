@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Puts the instance-store disks at /mnt/nvme: RAID 0, xfs. Touches nothing but blank instance-store disks.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# mounted: whether it is done; the service that trains needs to know where to write.
+use() {
+  chmod 1777 "$NVME_MOUNT"
+  set_runtime GPUFLEET_SCRATCH_DIR "${NVME_MOUNT#"$ROOT"}"
+  exit 0
+}
+
+if mountpoint --quiet "$NVME_MOUNT"; then
+  log "$NVME_MOUNT is mounted"
+  use
+fi
+
+# EBS volumes are NVMe devices too; their model is "Amazon Elastic Block Store":
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/nvme-ebs-volumes.html
+mapfile -t disks < <(lsblk --nodeps --noheadings --pairs --output PATH,TYPE,MODEL |
+  sed --silent 's/^PATH="\([^"]*\)" TYPE="disk" MODEL="Amazon EC2 NVMe Instance Storage *"$/\1/p')
+if ((${#disks[@]} == 0)); then
+  log "no instance-store disks on this instance type"
+  exit 0
+fi
+mkdir -p "$NVME_MOUNT"
+
+# A Deep Learning AMI has joined the disks by itself (LVM, ext4), or is about to.
+dlami=$ROOT/opt/dlami/nvme
+if systemctl cat dlami-nvme.service >/dev/null 2>&1; then systemctl start dlami-nvme.service; fi
+if mountpoint --quiet "$dlami"; then
+  mount --bind "$dlami" "$NVME_MOUNT"
+  log "${#disks[@]} disks of the Deep Learning AMI's $dlami are at $NVME_MOUNT"
+  use
+fi
+
+device=$(blkid --label gpufleet || true)
+if [[ -z $device ]]; then
+  for disk in "${disks[@]}"; do
+    found=$(wipefs --no-act --noheadings "$disk") || die "$disk cannot be read"
+    [[ -z $found ]] || die "$disk is not blank and not ours: not formatting it"
+  done
+  device=${disks[0]}
+  if ((${#disks[@]} > 1)); then
+    device=/dev/md/gpufleet
+    mdadm --create "$device" --run --level=0 --name=gpufleet --raid-devices="${#disks[@]}" "${disks[@]}"
+  fi
+  mkfs.xfs -q -L gpufleet "$device"
+fi
+mount -o noatime "$device" "$NVME_MOUNT"
+log "$device (${#disks[@]} disks) is at $NVME_MOUNT"
+use

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Trains on this node's GPUs for a minute before anybody pays for it in earnest.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+load_node_env
+
+report=$LOG_DIR/smoke.json
+if [[ -f $STATE_DIR/smoke-passed ]]; then
+  log "the smoke test has passed on this node"
+  exit 0
+fi
+python=$ROOT$(sed --silent 's/^GPUFLEET_PYTHON=//p' "$RUNTIME_ENV")
+[[ -x $python ]] || die "no Python with torch; install-python-env.sh comes first"
+
+arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S" --out "$report")
+if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then
+  arguments+=(--min-bus-bandwidth-gb-per-s "$SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S")
+fi
+if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
+  arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
+fi
+cd "$BOOTSTRAP_DIR/.."
+"$python" -m bootstrap.smoke "${arguments[@]}" || die "the smoke test failed; its report is $report"
+touch "$STATE_DIR/smoke-passed"
