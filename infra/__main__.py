@@ -14,13 +14,16 @@ from infra.security import Security, SecurityArgs
 from infra.storage import Storage, StorageArgs
 
 
-def main() -> None:
+def main(*, need_wheels: bool = True) -> None:
     """Declare every resource of the stack.
+
+    Args:
+        need_wheels: as ``config.load``; false for a preview, which starts no node.
 
     Raises:
         infra.config.ConfigError: the configuration or plan cannot be carried out.
     """
-    settings = config.load()
+    settings = config.load(need_wheels=need_wheels)
     plan = settings.plan
     image = images.look_up(settings)
     names = Names(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -27,7 +28,8 @@ class Settings:
         vpc_cidr: IPv4 range of the VPC to create.
         zone_id: zone to run in; empty for the plan's first.
         ami_id, ami_name: image override; both empty for the pinned one.
-        train_command: what the nodes run; empty for nothing.
+        wheels: files to upload for the nodes' Python environment; empty for none.
+    train_command: what the nodes run; empty for nothing.
         alarm_email: who is told; empty for nobody.
         tags: the user's own tags.
         force_destroy: whether destroy may delete the checkpoints.
@@ -41,6 +43,7 @@ class Settings:
     zone_id: str
     ami_id: str
     ami_name: str
+    wheels: tuple[Path, ...]
     train_command: str
     alarm_email: str
     tags: dict[str, str]
@@ -52,8 +55,11 @@ class Settings:
         return self.plan.node_count > 1
 
 
-def load() -> Settings:
+def load(*, need_wheels: bool) -> Settings:
     """Read and check the current stack's configuration.
+
+    Args:
+        need_wheels: whether to refuse a fleet whose nodes could not get torch; false to look only.
 
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
@@ -76,12 +82,20 @@ def load() -> Settings:
         zone_id=config.get("zoneId") or "",
         ami_id=config.get("amiId") or "",
         ami_name=config.get("amiName") or "",
+        wheels=_wheels(config.get("wheels") or ""),
         train_command=config.get("trainCommand") or "",
         alarm_email=config.get("alarmEmail") or "",
         tags=_tags(config.get_object("tags") or {}),
         force_destroy=config.get_bool("forceDestroy") or False,
     )
     problems = refusals(settings, region=pulumi.Config("aws").get("region") or "")
+    if need_wheels and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id):
+        problems.append(
+            "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
+            "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
+            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels FOLDER`, or name an image with torch "
+            "2.11 in gpufleet:amiName"
+        )
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
     return settings
@@ -155,6 +169,20 @@ def _strings(key: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise ConfigError(f"gpufleet:{key} is {value!r}, and must be a list of strings")
     return value
+
+
+def _wheels(folder: str) -> tuple[Path, ...]:
+    if not folder:
+        return ()
+    # A relative folder is the checkout's, not the program's: Pulumi runs the program in infra/.
+    path = Path(__file__).resolve().parents[1] / Path(folder).expanduser()
+    found = tuple(sorted(path.glob("*.whl")))
+    if not any(wheel.name.startswith("torch-") for wheel in found):
+        raise ConfigError(
+            f"gpufleet:wheels is {path}, with {len(found)} wheels and none of torch: it must hold every wheel of "
+            "bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
+        )
+    return found
 
 
 def _network(text: str) -> ipaddress.IPv4Network:

@@ -108,6 +108,7 @@ class Names:
     terminate_hook = "gpufleet-terminate"
     checkpoint_prefix = "checkpoints"
     bootstrap_prefix = "bootstrap"
+    wheels_prefix = "wheels"
 
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""

@@ -7,6 +7,7 @@ identifiers) is made up, and ``PLACEHOLDERS`` says what.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -202,7 +203,7 @@ def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None =
     recorder = _Recorder(answers)
     pulumi.runtime.set_mocks(answers, project="gpufleet", stack=stack, preview=False, monitor=recorder)
     pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
-    run: Callable[[], None] = mocks.test(main)  # type: ignore[no-untyped-call]
+    run: Callable[[], None] = mocks.test(functools.partial(main, need_wheels=False))  # type: ignore[no-untyped-call]
     run()
     # Children register as their inputs resolve, in no fixed order; components as the program declares them.
     order = {resource.name: index for index, resource in enumerate(recorder.seen) if not resource.parent}

@@ -136,6 +136,19 @@ class Storage(pulumi.ComponentResource):
             tags=tags,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
         )
+        # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
+        for wheel in args.settings.wheels:
+            aws.s3.BucketObjectv2(
+                f"{prefix}-{wheel.name}",
+                bucket=bucket.id,
+                key=f"{names.wheels_prefix}/{wheel.name}",
+                source=pulumi.FileAsset(str(wheel)),
+                server_side_encryption="aws:kms",
+                kms_key_id=args.key_arn,
+                bucket_key_enabled=True,
+                tags=tags,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
+            )
         self.bucket = bucket.id
         self.bundle_key = bundle.key
         self.register_outputs({"bucket": self.bucket})
