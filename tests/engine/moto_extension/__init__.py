@@ -1,0 +1,11 @@
+"""What moto's AWS lacks or makes up and the program's resources need; see README.md."""
+
+from __future__ import annotations
+
+from tests.engine.moto_extension import auto_scaling, capacity_reservations, placement_groups
+
+
+def install() -> None:
+    """Teach the moto of this process; meant for a process that serves nothing else."""
+    for module in (auto_scaling, capacity_reservations, placement_groups):
+        module.install()

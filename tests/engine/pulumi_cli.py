@@ -1,0 +1,179 @@
+"""The Pulumi CLI as a test runs it: a project and a state of its own, the emulated AWS, and what each run did."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.engine.provider_binary import VARIABLE
+
+REPOSITORY = Path(__file__).parents[2]
+BUILT = REPOSITORY / ".tools/bin"
+HOW_TO_GET_IT = (
+    "run `make engine-tools` (needs Go), or install the CLI: https://www.pulumi.com/docs/iac/download-install/"
+)
+LANGUAGE_HOST = ("pulumi-language-python", "pulumi-language-python-exec")
+
+# One run of any kind; a destroy that hangs (protected instances, busy security groups) must fail and not wait.
+TIME_LIMIT_S = 120
+
+
+def find_pulumi(path: str) -> Path | None:
+    """The folder of a Pulumi CLI with its Python language host: one on ``path``, else the one make built; or None."""
+    installed = shutil.which("pulumi", path=path)
+    if installed:
+        return Path(installed).resolve().parent
+    return BUILT if all((BUILT / name).exists() for name in ("pulumi", *LANGUAGE_HOST)) else None
+
+
+def write_plugin(folder: Path, provider_binary: Path) -> None:
+    """Put an executable ``pulumi-resource-aws`` into ``folder``; the engine takes it from PATH for every version."""
+    program = folder / "pulumi-resource-aws"
+    program.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH='{REPOSITORY}' {VARIABLE}='{provider_binary}'\n"
+        f"exec '{sys.executable}' -m tests.engine.plugin \"$@\"\n",
+        encoding="utf-8",
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, region: str) -> dict[str, str]:
+    """Environment of a run: nothing of the user's AWS or Pulumi settings, and no address but the emulated AWS.
+
+    Args:
+        pulumi: folder of the CLI.
+        plugins: folder with ``pulumi-resource-aws``.
+        scratch: gets Pulumi's home and state.
+        endpoint: URL of the emulated AWS.
+        region: AWS region, like us-east-1.
+    """
+    home, state = scratch / "pulumi-home", scratch / "state"
+    home.mkdir(parents=True, exist_ok=True)
+    state.mkdir(exist_ok=True)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PULUMI_", "TF_"))}
+    virtual_environment = Path(sys.executable).parent  # the language host takes python3 from PATH
+    return kept | {
+        "PATH": os.pathsep.join(map(str, (virtual_environment, plugins, pulumi, os.environ["PATH"]))),
+        "HOME": str(scratch),
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "PULUMI_HOME": str(home),
+        "PULUMI_BACKEND_URL": f"file://{state}",
+        "PULUMI_CONFIG_PASSPHRASE": "a state that ends with the test",
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
+        "GPUFLEET_ENGINE_LOG": str(scratch / "provider.log"),
+    }
+
+
+class PulumiError(Exception):
+    """A run of the CLI that failed; the message is all it printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run of the engine did.
+
+    ``operations`` holds each resource's URN with its operation (create, update, replace, same, delete, refresh);
+    ``output`` is what the CLI printed.
+    """
+
+    operations: tuple[tuple[str, str], ...]
+    output: str
+
+    def changed(self) -> dict[str, list[str]]:
+        """Logical names of the resources by what was done to them; unchanged ones are left out."""
+        changes: dict[str, list[str]] = {}
+        for urn, operation in self.operations:
+            if operation not in ("same", "refresh"):
+                changes.setdefault(operation, []).append(urn.split("::", 2)[-1])
+        return changes
+
+    def types(self) -> Counter[str]:
+        """How many resources of each type there are."""
+        return Counter(urn.split("::")[2].split("$")[-1] for urn, _ in self.operations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One stack of one project, in an environment made by ``environment``."""
+
+    project: Path
+    name: str
+    env: Mapping[str, str]
+
+    def init(self) -> None:
+        """Create the stack."""
+        self._pulumi("stack", "init", self.name)
+
+    def preview(self) -> Run:
+        """Plan without acting."""
+        return self._run("preview")
+
+    def up(self, *, expect_no_changes: bool = False) -> Run:
+        """Carry out the program."""
+        return self._run("up", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
+
+    def refresh(self, *, expect_no_changes: bool = False) -> Run:
+        """Read every resource again."""
+        return self._run("refresh", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
+
+    def destroy(self) -> Run:
+        """Delete everything."""
+        return self._run("destroy", "--yes", "--skip-preview")
+
+    def outputs(self) -> dict[str, Any]:
+        """The stack's outputs, secrets too."""
+        outputs = json.loads(self._pulumi("stack", "output", "--stack", self.name, "--json", "--show-secrets"))
+        assert isinstance(outputs, dict)
+        return outputs
+
+    def resources(self) -> list[dict[str, Any]]:
+        """The resources in the stack's state."""
+        deployment = json.loads(self._pulumi("stack", "export", "--stack", self.name))["deployment"]
+        return list(deployment.get("resources") or [])
+
+    def _run(self, command: str, *arguments: str) -> Run:
+        log = self.project / "events.json"
+        log.unlink(missing_ok=True)
+        output = self._pulumi(
+            command, *arguments, "--stack", self.name, "--diff", "--suppress-permalink=true", f"--event-log={log}"
+        )
+        events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        steps = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
+        return Run(operations=tuple((step["urn"], step["op"]) for step in steps), output=output)
+
+    def _pulumi(self, *arguments: str) -> str:
+        command = ["pulumi", *arguments, "--non-interactive", "--color=never"]
+        program = shutil.which("pulumi", path=self.env["PATH"])
+        assert program is not None
+        try:
+            done = subprocess.run(
+                [program, *command[1:]],
+                cwd=self.project,
+                env=dict(self.env),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if command[1] != "stack" else subprocess.PIPE,
+                text=True,
+                timeout=TIME_LIMIT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            text = error.output.decode() if isinstance(error.output, bytes) else error.output
+            raise PulumiError(f"{' '.join(command)} did not end within {TIME_LIMIT_S} s\n{text}") from error
+        if done.returncode != 0:
+            raise PulumiError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr or ''}")
+        return done.stdout
