@@ -2,8 +2,8 @@
 
     GPUFLEET_CHECKPOINT_URI=/tmp/tiny torchrun --standalone --nproc-per-node 2 -m examples.tiny_gpt --steps 60
 
-It learns to count: each sample is a sequence that grows by a stride of its own, modulo the vocabulary. Dropout is on, so
-that a random generator that is not restored shows in the parameters. Runs on CPUs (gloo) and on GPUs (NCCL).
+It learns to count: each sample is a sequence that grows by a stride of its own, modulo the vocabulary. Dropout is
+on, so that a random generator that is not restored shows in the parameters. Runs on CPUs (gloo) and GPUs (NCCL).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class TinyGpt(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits (batch, sequence, vocabulary) of tokens (batch, sequence)."""
         hidden = self.tokens(tokens) + self.positions.weight
-        return self.head(self.blocks(hidden, mask=self.mask, is_causal=True))
+        logits: torch.Tensor = self.head(self.blocks(hidden, mask=self.mask, is_causal=True))
+        return logits
 
 
 def make_batch(indices: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,9 +68,11 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder for losses.jsonl and result.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path("tiny_gpt_out"), help="folder for losses.jsonl and result.json"
+    )
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
-    parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step, to be slow enough to watch")
+    parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step, to be watched")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
 
@@ -102,7 +105,7 @@ def main() -> None:
             inputs, targets = make_batch(run.sample_indices(step), device)
             loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
             time.sleep(options.step_delay_s)

@@ -11,7 +11,7 @@ Each event closes the time since the event before it, so the categories add up t
     failed      lost: a step that did not complete
     commit      nothing; it tells which step is safe
 
-A killed process leaves no last event; what it did after its last mark (at most PROGRESS_INTERVAL_S) counts as restart.
+A killed process leaves no last event; what it did after its last mark (a second or one step) counts as restart.
 
 Run ``python -m bootstrap.training.ledger PATH|s3://BUCKET/PREFIX [--format json]`` for the summary.
 """
@@ -30,7 +30,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bootstrap.training.errors import ConfigurationError, TrainingError
+from bootstrap.training.environment import seconds_from_environment, usd_per_hour_from_environment
+from bootstrap.training.errors import TrainingError
 from bootstrap.training.stores import LocalStore, Store, open_store
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ Category = Literal["useful", "lost", "checkpoint", "restart", "idle"]
 CATEGORIES: tuple[Category, ...] = ("useful", "lost", "checkpoint", "restart", "idle")
 # What a kill can make uncertain; a line is about 90 bytes, so a day of them is 8 MB.
 PROGRESS_INTERVAL_S = 1.0
+PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
 # S3 cannot append: the events of this long make one object.
 SEGMENT_INTERVAL_S = 60.0
 PRICE_VARIABLE = "GPUFLEET_PRICE_USD_PER_HOUR"
@@ -134,6 +136,7 @@ class Ledger:
         # Wall time that cannot step back while this process lives.
         self._wall_at_zero = time.time() - time.monotonic()
         self._last_progress = 0.0
+        self._progress_interval_s = seconds_from_environment(PROGRESS_VARIABLE) or PROGRESS_INTERVAL_S
 
     @classmethod
     def open(cls, store: Store, *, writer_id: str) -> Ledger:
@@ -141,7 +144,7 @@ class Ledger:
         sink: Sink = (
             FileSink(store.root / LEDGER_FILE) if isinstance(store, LocalStore) else SegmentSink(store, writer_id)
         )
-        return cls(sink, writer_id=writer_id, price_usd_per_hour=price_from_environment())
+        return cls(sink, writer_id=writer_id, price_usd_per_hour=usd_per_hour_from_environment(PRICE_VARIABLE))
 
     def start(self, *, started_at: float, world_size: int) -> None:
         """This process exists since ``started_at`` (Unix seconds)."""
@@ -157,9 +160,9 @@ class Ledger:
         self.flush()
 
     def progress(self, step: int, *, force: bool = False) -> None:
-        """``step`` steps are done; written at most every ``PROGRESS_INTERVAL_S`` unless forced."""
+        """``step`` steps are done; written at most once a second (``GPUFLEET_LEDGER_INTERVAL_S``) unless forced."""
         now = time.monotonic()
-        if force or now - self._last_progress >= PROGRESS_INTERVAL_S:
+        if force or now - self._last_progress >= self._progress_interval_s:
             self._last_progress = now
             self._append("progress", step=step)
 
@@ -392,24 +395,6 @@ def process_started_at() -> float:
     except (OSError, ValueError, IndexError):
         return time.time()
     return time.time() - max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
-
-
-def price_from_environment() -> float | None:
-    """Price of the whole fleet, USD per hour, or None.
-
-    Raises:
-        ConfigurationError: set and not a positive number.
-    """
-    text = os.environ.get(PRICE_VARIABLE, "").strip()
-    if not text:
-        return None
-    try:
-        price = float(text)
-    except ValueError:
-        price = -1.0
-    if not 0 < price < float("inf"):
-        raise ConfigurationError(f"{PRICE_VARIABLE} is {text!r}; expected USD per hour of the whole fleet, like 98.32")
-    return price
 
 
 def table(summary: Summary) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ from bootstrap.training.checkpoint import (
     rank_shard_name,
 )
 from bootstrap.training.control import Control
+from bootstrap.training.environment import seconds_from_environment
 from bootstrap.training.errors import CheckpointError, ConfigurationError, Interrupted, InvalidCheckpoint
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.interval import young_daly_interval_s
@@ -142,9 +142,9 @@ class SpotTolerantRun:
             raise ConfigurationError(
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )
-        self._hang_timeout_s = hang_timeout_s or _seconds(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
-        self._interval_s = checkpoint_interval_s or _seconds(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S
-        self._mtbf_s = _seconds(MTBF_VARIABLE)
+        self._hang_timeout_s = hang_timeout_s or seconds_from_environment(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
+        self._interval_s = checkpoint_interval_s or seconds_from_environment(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S
+        self._mtbf_s = seconds_from_environment(MTBF_VARIABLE)
         self._checkpoint_every = checkpoint_every
         self._agree_every = agree_every
         self._keep = keep
@@ -162,11 +162,11 @@ class SpotTolerantRun:
         self._ledger: Ledger | None = None
         self._writer_id = ""
         self._pending: _Save | None = None
+        self._pruner: threading.Thread | None = None
         self._saves = 0
         self._saved_step: int | None = None
         self._last_save = 0.0
         self._random_state: Mapping[str, Any] | None = None
-        self._rolling = False
         #: Completed steps.
         self.step = 0
         #: Seconds training stood still for the last checkpoint.
@@ -218,6 +218,8 @@ class SpotTolerantRun:
             yield self.step
             self.step += 1
             self._boundary(is_last=self.step >= total)
+        if self._pruner is not None:
+            self._pruner.join(timeout=FINAL_SAVE_LIMIT_S)
         if self._ledger is not None:
             self._ledger.end("done", self.step, "all steps done")
         self._beat("what follows the last step", math.inf)
@@ -346,7 +348,10 @@ class SpotTolerantRun:
                     self._ledger.commit(
                         save.step, prefix=save.prefix, bytes=manifest.bytes, write_s=round(save.write_s, 3)
                     )
-                threading.Thread(target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True).start()
+                self._pruner = threading.Thread(
+                    target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True
+                )
+                self._pruner.start()
         problems = self._control.from_first(problems)
         if problems:
             logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, "; ".join(problems))
@@ -488,16 +493,3 @@ class SpotTolerantRun:
         self.step = manifest.step
         self._saved_step = manifest.step
         logger.info("resuming at step %d from %s", self.step, candidate.prefix)
-
-
-def _seconds(variable: str) -> float | None:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < math.inf:
-        raise ConfigurationError(f"{variable} is {text!r}; expected seconds above 0")
-    return value

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 URI_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
-KMS_KEY_VARIABLE = "GPUFLEET_KMS_KEY_ID"
+KMS_KEY_VARIABLE = "GPUFLEET_KMS_KEY_ARN"
 # Local NVMe of the node, for files on their way to and from S3; the system's temporary folder if not set.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 READ_BYTES = 4 * 1024 * 1024

@@ -24,12 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bootstrap.training.environment import seconds_from_environment
 from bootstrap.training.imds import Imds, ImdsError
 
 logger = logging.getLogger(__name__)
 
 # Of the two minutes of a spot notice, five seconds are affordable; three small requests to the host cost nothing.
 POLL_INTERVAL_S = 5.0
+POLL_VARIABLE = "GPUFLEET_IMDS_POLL_S"
 # Where nobody answers (a machine outside EC2) it asks less often, and still often enough for a two-minute notice.
 UNREACHABLE_FACTOR = 4
 DRAIN_FILE_POLL_INTERVAL_S = 0.5
@@ -98,7 +100,11 @@ class Watcher:
         disabled = os.environ.get(DISABLED_VARIABLE, "").lower() == "true"
         first = os.environ.get("LOCAL_RANK", "0") == "0"
         drain = os.environ.get(DRAIN_FILE_VARIABLE)
-        return cls(Imds() if first and not disabled else None, drain_file=Path(drain) if drain else None)
+        return cls(
+            Imds() if first and not disabled else None,
+            poll_interval_s=seconds_from_environment(POLL_VARIABLE) or POLL_INTERVAL_S,
+            drain_file=Path(drain) if drain else None,
+        )
 
     def start(self) -> None:
         """Install the signal handlers and start polling."""

@@ -1,0 +1,202 @@
+"""Train a small GPT twice, once undisturbed and once interrupted three times, and compare the two bit by bit.
+
+    python -m examples.interrupted_training
+
+Real processes throughout: bootstrap/launch.sh starts torchrun with two CPU workers (gloo). The second run is hit by
+
+1. a spot notice from a local metadata server (IMDSv2): it saves, leaves, and starts again as on a new instance;
+2. SIGKILL of one worker, without notice: torchrun restarts the workers from the last checkpoint;
+3. SIGKILL of everything on the node, without notice: it starts again as on a new instance.
+
+Exits 0 only if every loss and every parameter equals the undisturbed run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bootstrap.training.ledger import read_ledger, table
+from examples.local_imds import LocalImds
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 120.0
+
+
+class DemoError(Exception):
+    """The demonstration did not go as planned; nothing is shown."""
+
+
+class Node:
+    """One node's launch.sh, run as systemd would run it."""
+
+    def __init__(self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float) -> None:
+        self.out = folder / "out"
+        self.store = folder / "checkpoints"
+        self.log = folder / "log.txt"
+        folder.mkdir(parents=True)
+        command = f"-m examples.tiny_gpt --steps {steps} --out {self.out} --checkpoint-every 20"
+        self._environment = {
+            **os.environ,
+            "GPUFLEET_TRAIN_COMMAND": f"{command} --step-delay-s {step_delay_s}",
+            "GPUFLEET_NODE_COUNT": "1",
+            "GPUFLEET_GPUS_PER_NODE": "2",
+            "GPUFLEET_PYTHON": sys.executable,
+            "GPUFLEET_TRAIN_DIR": str(ROOT),
+            "GPUFLEET_RUN_DIR": str(folder / "run"),
+            "GPUFLEET_CHECKPOINT_URI": str(self.store),
+            "GPUFLEET_IMDS_POLL_S": "1",
+            "GPUFLEET_LEDGER_INTERVAL_S": "0.001",  # every step, as these are short
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        for name in ("AWS_EC2_METADATA_DISABLED", "GPUFLEET_BUCKET", "GPUFLEET_ASG_NAME", "GPUFLEET_TERMINATE_HOOK"):
+            self._environment.pop(name, None)
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """launch.sh in a process group of its own; what is left of it is killed at the end."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [str(ROOT / "bootstrap" / "launch.sh")],
+                env=self._environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+            try:
+                yield process
+            finally:
+                kill_group(process)
+
+    def steps_done(self) -> int:
+        """Highest step whose loss was written, plus one."""
+        return max(self.losses(), default=-1) + 1
+
+    def losses(self) -> dict[int, float]:
+        """Loss by step; a step that was recomputed has its last value."""
+        path = self.out / "losses.jsonl"
+        rows = (
+            [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            if path.exists()
+            else []
+        )
+        return {row["step"]: row["loss"] for row in rows}
+
+    def parameters_sha256(self) -> str:
+        """Digest of the parameters after the last step."""
+        return str(json.loads((self.out / "result.json").read_text())["parameters_sha256"])
+
+    def wait_for_step(self, step: int, process: subprocess.Popen[bytes]) -> None:
+        """Return when that many steps are done."""
+        deadline = time.monotonic() + LIMIT_S
+        while self.steps_done() < step:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"never came to step {step}:\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Return when launch.sh ended well."""
+        status = process.wait(timeout=LIMIT_S)
+        if status:
+            raise DemoError(f"launch.sh ended with {status}:\n{self.log_tail()}")
+
+    def worker_pid(self, rank: int) -> int:
+        """Process of a rank."""
+        return int((self.out / f"rank-{rank}.pid").read_text())
+
+    def log_tail(self) -> str:
+        """Last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def interrupt_three_times(node: Node, imds: LocalImds, steps: int) -> None:
+    """The disturbed run, from its start to its end."""
+    with node.running() as process:
+        node.wait_for_step(steps // 5, process)
+        imds.interrupt()
+        say(f"step {node.steps_done():3}: spot notice from the metadata service")
+        node.wait(process)
+    say(f"step {node.steps_done():3}: saved, torchrun ended, node left; a new node starts")
+    imds.replace_instance()
+    with node.running() as process:
+        node.wait_for_step(steps * 56 // 100, process)
+        say(f"step {node.steps_done():3}: SIGKILL of worker 1, no notice; torchrun restarts the workers")
+        os.kill(node.worker_pid(1), signal.SIGKILL)
+        time.sleep(1.0)
+        node.wait_for_step(steps * 78 // 100, process)
+        say(f"step {node.steps_done():3}: SIGKILL of the whole node, no notice; a new node starts")
+        kill_group(process)
+    with node.running() as process:
+        node.wait(process)
+    say(f"step {node.steps_done():3}: done")
+
+
+def compare(undisturbed: Node, disturbed: Node) -> bool:
+    """Say and return whether losses and parameters are equal."""
+    expected, found = undisturbed.losses(), disturbed.losses()
+    different = sorted(step for step in expected.keys() | found.keys() if expected.get(step) != found.get(step))
+    last = max(expected)
+    say(f"loss after step {last}: {expected[last]!r} undisturbed, {found.get(last)!r} interrupted")
+    say(f"losses: {len(expected) - len(different)} of {len(expected)} steps equal")
+    shas = undisturbed.parameters_sha256(), disturbed.parameters_sha256()
+    say(f"parameters: SHA-256 {shas[0][:16]}… undisturbed, {shas[1][:16]}… interrupted")
+    return not different and shas[0] == shas[1]
+
+
+def say(text: str = "") -> None:
+    """One line of the demonstration."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the demonstration; 0 if both runs are equal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100, help="steps of each run")
+    parser.add_argument("--keep", type=Path, help="keep logs, checkpoints and ledger in this new folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpufleet-demo-") as temporary, LocalImds().running() as imds:
+        folder = options.keep or Path(temporary)
+        try:
+            say(f"Undisturbed: {options.steps} steps of a small GPT on two CPU processes (torchrun, gloo, dropout on)")
+            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, step_delay_s=0.0)
+            with undisturbed.running() as process:
+                undisturbed.wait(process)
+            say(f"step {undisturbed.steps_done():3}: done")
+            say()
+            say("Interrupted: the same run, hit three times")
+            disturbed = Node(folder / "interrupted", imds, steps=options.steps, step_delay_s=0.05)
+            began = time.time()
+            interrupt_three_times(disturbed, imds, options.steps)
+            took_s = time.time() - began
+        except (DemoError, subprocess.TimeoutExpired) as error:
+            say(f"FAILED: {error}")
+            return 1
+        say()
+        equal = compare(undisturbed, disturbed)
+        say()
+        say("Where the interrupted run's time went (its ledger, which outlived every process)")
+        summary = read_ledger(str(disturbed.store))
+        say(table(summary))
+        say(f"{took_s:.2f} s by this program's clock, which also saw launch.sh and torchrun start and end")
+        say()
+        say("EQUAL: interruptions changed nothing but the time" if equal else "NOT EQUAL: resuming changed the result")
+        return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
