@@ -1,0 +1,192 @@
+"""``gpufleet catalog``: what the catalog holds, whether it is sound, and bringing it up to date."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.aws import ttl
+from optimizer.catalog import Catalog, invariants, load
+from optimizer.commands.output import format_option, write_json, write_rows
+from optimizer.errors import GpufleetError
+
+
+@click.group()
+def command() -> None:
+    """Show, check and refresh the catalog of instance types and prices.
+
+    \b
+    Example:
+      gpufleet catalog show
+      gpufleet catalog refresh --region us-east-1 --region us-west-2
+    """
+
+
+@command.command()
+@format_option
+def show(output_format: str) -> None:
+    """Say what the catalog holds: sources, dates, ages, counts, and which types lack which price.
+
+    JSON gives the whole; a table or CSV the sources, with counts and gaps on standard error.
+
+    \b
+    Example:
+      gpufleet catalog show
+      gpufleet catalog show --format json
+    """
+    catalog = load()
+    for note in catalog.notes:
+        click.echo(f"note: {note}", err=True)
+    sources = [_source_row(source) for source in catalog.describe()["sources"]]
+    gaps = missing_prices(catalog)
+    if output_format == "json":
+        write_json({**_summary(catalog), "sources": sources, "missing_prices": gaps})
+        return
+    columns = {
+        "name": "facts",
+        "origin": "origin",
+        "rows": "rows",
+        "as_of": "oldest",
+        "newest": "newest",
+        "age_days": "age, days",
+        "ttl_days": "good for, days",
+        "stale": "stale",
+    }
+    write_rows(sources, columns, output_format)
+    for name, value in _summary(catalog).items():
+        click.echo(f"{name}: {value}", err=True)
+    for kind, types in gaps.items():
+        click.echo(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
+
+
+@command.command()
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@format_option
+def verify(directory: Path | None, output_format: str) -> None:
+    """Check a catalog against its invariants; exit status 1 if one is broken.
+
+    Checks the catalog in use, or the snapshot in DIRECTORY.
+
+    \b
+    Example:
+      gpufleet catalog verify
+      gpufleet catalog verify ~/.cache/gpufleet/catalog
+    """
+    catalog = load(directory)
+    for note in catalog.notes:
+        click.echo(f"note: {note}", err=True)
+    violations = invariants.check(catalog)
+    rows = [{"place": found.place, "value": found.value, "rule": found.rule} for found in violations]
+    if rows or output_format != "table":
+        write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
+    click.echo(
+        f"catalog {catalog.origin}: {len(catalog.instance_types)} types, {len(catalog.offers)} offers, "
+        f"{len(catalog.unit_prices)} unit prices: {len(violations) or 'no'} broken invariants",
+        err=True,
+    )
+    if violations:
+        sys.exit(GpufleetError.exit_code)
+
+
+@command.command()
+@click.option("--region", "regions", multiple=True, metavar="REGION", help="Region to read; repeatable. Default: all.")
+@format_option
+def refresh(regions: tuple[str, ...], output_format: str) -> None:
+    """Read instance types, zones and prices from AWS, and keep them for the commands that follow.
+
+    Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
+    and pricing:GetProducts (and DescribeRegions without --region). A source that fails keeps its last good data, with
+    the reason on standard error; when none answers, nothing changes and the exit status is 1. The spot price of a
+    region is its lowest zone's current price, with the zone's id.
+
+    \b
+    Example:
+      gpufleet catalog refresh
+      gpufleet catalog refresh --region us-east-1 --region eu-west-1
+    """
+    from optimizer.catalog.refresh import enabled_regions
+    from optimizer.catalog.refresh import refresh as run
+
+    result = run(
+        tuple(dict.fromkeys(regions)) or enabled_regions(),
+        progress=lambda line: click.echo(line, err=True),
+    )
+    rows = [
+        {
+            "region": answer.region,
+            "types": _count(answer.types),
+            "zones": _count(answer.zones),
+            "on_demand": _count(answer.prices),
+            "reserved_1yr": None
+            if answer.prices is None
+            else sum(price.reserved_1yr is not None for price in answer.prices.values()),
+            "spot": _count(answer.spot),
+            "unit_prices": len(answer.units),
+            "failed": len(answer.failures),
+        }
+        for answer in result.answers
+    ]
+    columns = {
+        "region": "region",
+        "types": "types",
+        "zones": "types with zones",
+        "on_demand": "on-demand prices",
+        "reserved_1yr": "reserved prices",
+        "spot": "spot prices",
+        "unit_prices": "unit prices",
+        "failed": "failed sources",
+    }
+    write_rows(rows, columns, output_format)
+    for answer in result.answers:
+        for line in (*answer.skipped, *answer.failures):
+            click.echo(f"note: {line}", err=True)
+    for dropped in result.dropped:
+        click.echo(f"note: {dropped}", err=True)
+    click.echo(f"written to {result.directory}", err=True)
+
+
+def missing_prices(catalog: Catalog) -> dict[str, list[str]]:
+    """Types that have no price of a kind in any region, by kind."""
+    priced: dict[str, set[str]] = {"on-demand": set(), "reserved": set(), "spot": set()}
+    for offer in catalog.offers:
+        for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), ("spot", offer.spot)):
+            if price is not None:
+                priced[kind].add(offer.instance.name)
+    names = [instance.name for instance in catalog.instance_types]
+    return {kind: [name for name in names if name not in have] for kind, have in priced.items()}
+
+
+def _summary(catalog: Catalog) -> dict[str, Any]:
+    return {
+        "catalog": catalog.origin,
+        "made_at": catalog.made_at.isoformat(),
+        "as_of": catalog.as_of.isoformat(),
+        "instance_types": len(catalog.instance_types),
+        "gpus": len(catalog.gpus),
+        "regions": len(catalog.regions()),
+        "offers": len(catalog.offers),
+        "offers_with_on_demand_price": sum(offer.on_demand is not None for offer in catalog.offers),
+        "offers_with_reserved_price": sum(offer.reserved_1yr is not None for offer in catalog.offers),
+        "offers_with_spot_price": sum(offer.spot is not None for offer in catalog.offers),
+        "offers_with_zones": sum(bool(offer.zone_ids) for offer in catalog.offers),
+        "unit_prices": len(catalog.unit_prices),
+    }
+
+
+def _source_row(source: dict[str, Any]) -> dict[str, Any]:
+    lives = ttl.of_source(source["name"], source["origin"])
+    age = ttl.age_days(date.fromisoformat(source["as_of"]))
+    return {
+        **source,
+        "age_days": age,
+        "ttl_days": lives.days if lives else None,
+        "stale": "yes" if lives and age > lives.days else "no",
+    }
+
+
+def _count(found: dict[str, Any] | None) -> int | None:
+    return None if found is None else len(found)

@@ -1,0 +1,205 @@
+"""``gpufleet offers``: priced instance types, one row a type and region."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from optimizer.aws import ttl
+from optimizer.catalog import load
+from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, select, sort
+from optimizer.commands.output import format_option, write_rows
+from optimizer.errors import NothingFeasibleError
+from optimizer.hardware import Offer
+
+# Published: programs read these names. Listed by hand, so that a new attribute cannot change the format; further ones
+# go to the end.
+COLUMNS = (
+    "instance_type",
+    "region",
+    "gpu",
+    "gpu_count",
+    "gpu_memory_gib",
+    "vcpus",
+    "memory_gib",
+    "network_gbit_per_s",
+    "efa_cards",
+    "interconnect",
+    "on_demand_usd_per_hour",
+    "reserved_1yr_usd_per_hour",
+    "spot_usd_per_hour",
+    "spot_source",
+    "as_of",
+    "spot_as_of",
+    "spot_zone_id",
+    "interruption_low",
+    "interruption_high",
+    "nvme_gb",
+    "network_cards",
+    "cpu_architecture",
+    "gpu_key",
+    "zone_ids",
+    "on_demand_source",
+    "facts_source",
+)
+TABLE = {
+    "instance_type": "type",
+    "region": "region",
+    "gpu": "GPU",
+    "gpu_count": "GPUs",
+    "gpu_memory_gib": "GiB each",
+    "vcpus": "vCPUs",
+    "memory_gib": "RAM GiB",
+    "network_gbit_per_s": "Gbit/s",
+    "efa_cards": "EFA",
+    "interconnect": "link",
+    "on_demand_usd_per_hour": "on-demand $/h",
+    "reserved_1yr_usd_per_hour": "1-yr reserved $/h",
+    "spot_usd_per_hour": "spot $/h",
+    "spot_source": "spot source",
+    "interrupted": "interrupted a month",
+    "as_of": "priced",
+}
+
+
+def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
+    try:
+        return Range() if value is None else parse_range(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model (H100) or key (a100-80gb); repeatable.")
+@click.option("--count", callback=_range, metavar="RANGE", help="GPUs of one instance.")
+@click.option(
+    "--memory",
+    callback=_range,
+    metavar="RANGE",
+    help="Memory of one GPU in GiB, as EC2 reports it (A10G and L4: 22.4).",
+)
+@click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
+@click.option("--type", "types", multiple=True, metavar="PATTERN", help="Instance type or pattern (p5*); repeatable.")
+@click.option(
+    "--max-price", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Highest price of an hour."
+)
+@click.option(
+    "--price",
+    "priced_as",
+    type=click.Choice(get_args(PricedAs)),
+    default="on-demand",
+    show_default=True,
+    help="The price that --max-price and --sort look at.",
+)
+@click.option(
+    "--sort",
+    "sort_key",
+    type=click.Choice(get_args(SortKey)),
+    default="price-per-gpu",
+    show_default=True,
+    help="Order of the rows.",
+)
+@click.option(
+    "--max-age",
+    type=click.IntRange(min=0),
+    metavar="DAYS",
+    help="End with exit status 4 if a price shown is older than this.",
+)
+@format_option
+def command(
+    gpus: tuple[str, ...],
+    count: Range,
+    memory: Range,
+    regions: tuple[str, ...],
+    types: tuple[str, ...],
+    max_price: float | None,
+    priced_as: PricedAs,
+    sort_key: SortKey,
+    max_age: int | None,
+    output_format: str,
+) -> None:
+    """List instance types with their prices, one row a type and region.
+
+    A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
+    in CSV, null in JSON). as_of dates the on-demand and reserved prices, spot_as_of the spot price; a spot source
+    "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
+
+    \b
+    Example:
+      gpufleet offers --gpu H100 --count 8 --region 'us-*'
+      gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
+      gpufleet offers --type 'p5*' --format csv
+    """
+    catalog = load()
+    for line in (*catalog.notes, *ttl.stale_lines(catalog)):
+        click.echo(f"note: {line}", err=True)
+    chosen = Filter(
+        gpus=gpus,
+        count=count,
+        memory_gib=memory,
+        regions=regions,
+        types=types,
+        max_price_usd_per_hour=max_price,
+        priced_as=priced_as,
+    )
+    offers = sort(select(catalog, chosen), sort_key, priced_as)
+    if max_age is not None:
+        ttl.check_max_age(offers, max_age)
+    rows = [row(offer) for offer in offers]
+    columns = TABLE if output_format == "table" else {name: name for name in COLUMNS}
+    if offers or output_format != "table":
+        write_rows(rows, columns, output_format)
+    if not offers:
+        raise NothingFeasibleError(
+            f"none of {len(catalog.offers)} offers passes all the filters",
+            next_step="drop one filter at a time; gpufleet offers without filters lists everything",
+        )
+
+
+def row(offer: Offer) -> dict[str, Any]:
+    """An offer with the published field names; whole numbers without a decimal point."""
+    instance, band = offer.instance, offer.interruption_band
+    dated = offer.on_demand or offer.reserved_1yr
+    return {
+        "instance_type": instance.name,
+        "region": offer.region,
+        "gpu": instance.gpu.name,
+        "gpu_count": _whole(instance.gpu_count),
+        "gpu_memory_gib": _whole(instance.gpu_memory_gib),
+        "vcpus": instance.vcpus,
+        "memory_gib": _whole(instance.memory_gib),
+        "network_gbit_per_s": _whole(instance.network_gbit_per_s),
+        "efa_cards": instance.efa_cards,
+        "interconnect": instance.interconnect,
+        "on_demand_usd_per_hour": offer.on_demand.usd_per_hour if offer.on_demand else None,
+        "reserved_1yr_usd_per_hour": offer.reserved_1yr.usd_per_hour if offer.reserved_1yr else None,
+        "spot_usd_per_hour": offer.spot.usd_per_hour if offer.spot else None,
+        "spot_source": offer.spot.source if offer.spot else None,
+        "as_of": dated.as_of.isoformat() if dated else None,
+        "spot_as_of": offer.spot.as_of.isoformat() if offer.spot else None,
+        "spot_zone_id": (offer.spot.zone_id or None) if offer.spot else None,
+        "interruption_low": band[0] if band else None,
+        "interruption_high": band[1] if band else None,
+        "interrupted": _band(band),
+        "nvme_gb": _whole(instance.nvme_gb),
+        "network_cards": instance.network_cards,
+        "cpu_architecture": instance.cpu_architecture,
+        "gpu_key": instance.gpu.key,
+        "zone_ids": " ".join(offer.zone_ids) or None,
+        "on_demand_source": offer.on_demand.source if offer.on_demand else None,
+        "facts_source": instance.source,
+    }
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def _band(band: tuple[float, float | None] | None) -> str | None:
+    if band is None:
+        return None
+    low, high = band
+    if high is None:
+        return f">{low:.0%}"
+    return f"<{high:.0%}" if low == 0 else f"{100 * low:.0f}-{high:.0%}"
