@@ -13,7 +13,7 @@ import gzip
 import json
 import sys
 from datetime import UTC, date, datetime
-from importlib import metadata, resources
+from importlib import metadata
 from typing import Any
 
 from optimizer.catalog import invariants
@@ -22,6 +22,7 @@ from optimizer.catalog.snapshot import SHIPPED, Rows, offer_row, sources_of, to_
 from optimizer.catalog.sources import Skipped, instance_types, offerings, published_prices, spot_advisor, unit_prices
 
 INPUTS = DATA / "inputs"
+_MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
 MOTO_VERSION = "5.2.5"
 MOTO_BUILT = date(2026, 10, 27)
 P3_SOURCE, P3_BUILT = "EC2 DescribeInstanceTypes, recorded in moto 5.1.18 (the last with p3)", date(2025, 11, 30)
@@ -60,8 +61,7 @@ def build() -> tuple[Rows, list[Skipped]]:
     def row(instance_type: str, region: str) -> dict[str, Any]:
         return offers.setdefault((instance_type, region), offer_row(instance_type, region))
 
-    recorded = resources.files("moto.ec2.resources").joinpath("instance_type_offerings", "availability-zone-id")
-    for file in recorded.iterdir():
+    for file in (_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir():
         region = file.name.removesuffix(".json.gz")
         answer = json.loads(gzip.decompress(file.read_bytes()))
         for name, zone_ids in offerings.parse(answer, region).items():
@@ -131,7 +131,7 @@ def _left_out(source: str, row: dict[str, Any], reason: str) -> Skipped:
 
 
 def _moto(name: str) -> Any:
-    return json.loads(gzip.decompress(resources.files("moto.ec2.resources").joinpath(name).read_bytes()))
+    return json.loads(gzip.decompress((_MOTO / name).read_bytes()))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
@@ -268,7 +269,8 @@ def sources_of(rows: Rows) -> tuple[Source, ...]:
         add("interruption bands", row["interruption_source"], row["interruption_as_of"])
         add("zones", row["zone_ids_source"], row["zone_ids_as_of"])
     for row in rows["unit_prices"]:
-        add("unit prices", row["source"], row["as_of"])
+        # One source for a price list, not one for each of its lines: "AWS Price List: AmazonEC2 EBS:VolumeUsage.gp3".
+        add("unit prices", re.split(r": | \(", row["source"], maxsplit=1)[0], row["as_of"])
     return tuple(
         Source(name=name, origin=origin, as_of=min(dates), newest=max(dates), rows=len(dates))
         for (name, origin), dates in found.items()
