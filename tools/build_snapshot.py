@@ -14,6 +14,7 @@ import json
 import sys
 from datetime import UTC, date, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from optimizer.catalog import invariants
@@ -87,7 +88,7 @@ def build() -> tuple[Rows, list[Skipped]]:
             found.update(
                 reserved_1yr_usd_per_hour=price["reserved"],
                 reserved_1yr_source=published_prices.ORIGIN,
-                reserved_1yr_as_of=price["as_of"],
+                reserved_1yr_as_of=price["reserved_as_of"],
             )
     advice, advice_skipped = spot_advisor.parse((INPUTS / "spot_advisor.csv").read_text(encoding="utf-8").splitlines())
     skipped += advice_skipped

@@ -20,11 +20,12 @@ def parse(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[Skipped]]:
     """On-demand and one-year no-upfront reserved prices by type and region.
 
     Args:
-        lines: CSV with instance_type, region, on_demand_usd_per_hour, reserved_1yr_no_upfront_usd_per_hour, as_of.
+        lines: CSV with instance_type, region, on_demand_usd_per_hour, reserved_1yr_no_upfront_usd_per_hour, as_of (of
+            the on-demand price), reserved_as_of.
 
     Returns:
-        Rows of instance_type, region, on_demand, reserved (USD per hour, reserved may be None) and as_of; and the
-        rows that are malformed, with their line.
+        Rows of instance_type, region, on_demand, reserved (USD per hour, reserved may be None), as_of and
+        reserved_as_of; and the rows that are malformed, with their line.
     """
     reader = csv.DictReader(lines)
     found, skipped, seen = [], [], set()
@@ -58,4 +59,5 @@ def _price(row: dict[str, str]) -> dict[str, Any]:
         "on_demand": on_demand,
         "reserved": reserved,
         "as_of": date.fromisoformat(row["as_of"]),
+        "reserved_as_of": date.fromisoformat(row["reserved_as_of"]) if reserved is not None else None,
     }
