@@ -10,11 +10,12 @@ from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.hardware import InstanceType
-from optimizer.performance import CHECKPOINTINGS, SHARDINGS, Calibration
-from optimizer.plan import FleetPlan, Job, Node, Price, Volumes
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
+from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Purchase, Table
-from optimizer.workload import ModelSpec
+from optimizer.workload.model import ModelSpec
 
 
 def node(instance: InstanceType) -> Node:
@@ -123,9 +124,9 @@ def assemble(
             },
             "prices": [*_node_prices(way), *_unit_prices(way.offer.region, catalog)],
             "calibration": {
-                "source": calibration.source(instance.gpu),
+                "source": calibration.describe(instance.gpu),
                 "relative_error": _round(fastest.relative_error),
-                "rows": calibration.rows(instance.gpu),
+                "rows": calibration.residual(instance.gpu).rows,
             },
         }
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from optimizer.assemble import assemble
 from optimizer.catalog import Catalog
-from optimizer.performance import Calibration
+from optimizer.performance.calibration import Calibration
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
 from optimizer.search import (
@@ -24,12 +23,10 @@ from optimizer.search import (
     pareto_front,
     search_type,
 )
-from optimizer.workload import resolve_model
+from optimizer.workload.resolve import resolve_model
 
 # Most plans an answer lists; each is the best of its instance type and purchase option.
-MAX_PLANS = 10
-
-Progress = Callable[[str], None]
+MAX_PLANS = 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,12 @@ from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import InstanceType, Offer, Price
-from optimizer.performance import CHECKPOINTINGS, DDP, SHARDINGS, Calibration, Estimates, Grid, Hardware, Run, evaluate
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.evaluate import evaluate
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Run
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, PurchaseOption, Volumes
 from optimizer.request import Constraints, FleetRequest, Reservation
-from optimizer.workload import ModelSpec
+from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Rejection = dict[str, Any]
@@ -41,7 +43,7 @@ Binding = Literal["memory", "precision", "global_batch", "region", "price", "bud
 
 # Micro-batches the search tries where the global batch is free: powers of two.
 _MICRO_BATCHES = 2 ** np.arange(12)
-# Largest global batch the search picks by itself, in tokens, by parameters: what GPT-3's models were trained with
+# Global batch where the request gives none, in tokens, by parameters: what GPT-3's models were trained with
 # (arXiv:2005.14165, table 2.1, 2020-05). A larger batch may train faster and learn less: that is the user's choice.
 _BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
 # For images: the largest batch that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
@@ -56,7 +58,7 @@ class Amount:
         samples: sequences (or images) to train on; None where it is steps of a batch that is still free.
         seq_len: tokens of one sample; 1 for a CNN.
         global_batch: samples of one step, or None for the search to choose.
-        batch_limit: the most it may choose.
+        batch_limit: what it then comes as near to as whole micro-batches allow.
     """
 
     samples: int
@@ -109,7 +111,7 @@ class Fastest:
     Attributes:
         instance: the type.
         relative_error: of the estimates, standard deviation of the log.
-        nodes, sharding, micro_batch, grad_accum, checkpointing: the configurations (positions in SHARDINGS, CHECKPOINTINGS).
+        nodes, sharding, micro_batch, grad_accum, checkpointing: the configurations, as in Grid.
         steps, train_hours: optimizer steps, and hours of useful training.
         estimates: all estimates of the type; row i of this table is estimates' row ``rows[i]``.
         evaluated: configurations that were weighed.
@@ -200,7 +202,7 @@ def fastest(
     rows = first[np.isfinite(hours[first])]
     return Fastest(
         instance=instance,
-        relative_error=calibration.relative_error(hardware.gpu),
+        relative_error=calibration.residual(hardware.gpu).relative_error,
         nodes=nodes[rows],
         sharding=mode[rows],
         micro_batch=micro[rows],
@@ -218,10 +220,10 @@ def _batches(amount: Amount, gpus_per_node: int, max_nodes: int) -> tuple[NDArra
     """Every (nodes, micro_batch, grad_accum) that makes a legal global batch, as three flat arrays."""
     nodes = np.arange(1, max_nodes + 1)
     if amount.global_batch is None:
-        # Gradient accumulation only makes a larger batch, and the batch is free up to its limit: none is needed.
+        # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
         pairs = np.array(np.meshgrid(nodes, _MICRO_BATCHES, indexing="ij")).reshape(2, -1)
-        legal = pairs[0] * gpus_per_node * pairs[1] <= amount.batch_limit
-        found = np.concatenate((pairs[:, legal], np.ones((1, legal.sum()), dtype=np.int64)))
+        accum = amount.batch_limit // (pairs[0] * gpus_per_node * pairs[1])
+        found = np.concatenate((pairs, accum[None]))[:, accum >= 1]
     else:
         rows = []
         for count in nodes[amount.global_batch % (nodes * gpus_per_node) == 0]:
@@ -315,7 +317,8 @@ class Table:
         nodes = fastest.nodes[config].astype(float)
 
         def of_way(values: Sequence[float]) -> Floats:
-            return np.array(values, dtype=float)[purchase]
+            column: Floats = np.array(values, dtype=float)[purchase]
+            return column
 
         spot = of_way([way.option == "spot" for way in ways])
         committed = of_way([way.committed for way in ways])
@@ -357,7 +360,8 @@ class Table:
         """Which candidates keep budget and deadline at the 95th percentile."""
         budget = math.inf if limits.budget_usd is None else limits.budget_usd
         deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
-        return np.isfinite(self.run.hours_p95) & (self.cost.p95 <= budget) & (self.run.hours_p95 <= deadline)
+        hours, cost = self.run.hours_p95, self.cost.p95
+        return np.asarray(np.isfinite(hours) & (cost <= budget) & (hours <= deadline))
 
     def rejection(self, limits: Constraints) -> Rejection:
         """Why no candidate keeps the limits: the one that binds, the nearest value to it, and the limit."""

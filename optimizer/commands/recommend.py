@@ -11,7 +11,7 @@ import click
 from optimizer.catalog import load
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
-from optimizer.performance import load_calibration
+from optimizer.performance.calibration import load as load_calibration
 from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
@@ -33,6 +33,8 @@ COLUMNS = {
     "cost_usd_p95": "p95 USD",
     "measured_rows": "runs",
 }
+# How the catalog marks a spot price nobody quoted.
+ADVISOR_DERIVED = "advisor-derived"
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -164,7 +166,16 @@ def _print_tables(answer: Recommendation) -> None:
     if answer.plans:
         write_table(_rows(answer), COLUMNS, title=f"Plans, best {answer.request.objective} first")
         if any(not plan.calibration.rows for plan in answer.plans):
-            click.echo("runs 0: no training run of that GPU was measured; its speed is a bound with a wide error.")
+            click.echo(
+                "runs 0: no training run on that GPU was measured; its speed is pooled from others, p95 is wide."
+            )
+        derived = [price for plan in answer.plans for price in plan.prices if price.source.startswith(ADVISOR_DERIVED)]
+        if derived:
+            oldest = min(price.as_of for price in derived).isoformat()
+            click.echo(
+                f"spot prices: derived from the Spot Advisor's savings of {oldest}, not quoted; "
+                "gpufleet catalog refresh reads today's."
+            )
     if answer.rejected:
         click.echo()
         write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
