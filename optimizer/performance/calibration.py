@@ -59,7 +59,9 @@ class Calibration(BaseModel):
     elementwise_traffic: dict[str, Share] = Field(
         description="Bytes that element-wise kernels really move over those counted, by framework."
     )
-    precision_efficiency: dict[str, Share] = Field(description="Factor on both efficiencies, by precision.")
+    precision_efficiency: dict[str, Share] = Field(
+        description="Factor on the matrix products' efficiency, by precision, and on attention's."
+    )
     host_s_per_layer: dict[str, Seconds] = Field(
         description="Host time to launch a layer's forward and backward pass, seconds, by framework."
     )
@@ -88,10 +90,11 @@ class Calibration(BaseModel):
         """The numbers of one GPU and one run."""
         framework = framework_name(run.framework)
         factor = self.precision_efficiency.get(run.precision, 1.0)
+        attention_factor = self.precision_efficiency.get(attention_precision(run.precision), 1.0)
         return Coefficients(
             matmul_efficiency=_of(self.matmul_efficiency, die(gpu)) * factor,
             matmul_half_width=_of(self.matmul_half_width, die(gpu)),
-            attention_efficiency=_of(self.attention_efficiency, f"{die(gpu)} {framework}", die(gpu)) * factor,
+            attention_efficiency=_of(self.attention_efficiency, f"{die(gpu)} {framework}", die(gpu)) * attention_factor,
             elementwise_traffic=_of(self.elementwise_traffic, framework),
             host_s_per_layer=_of(self.host_s_per_layer, framework),
             host_s_per_step=_of(self.host_s_per_step, framework),
@@ -119,6 +122,11 @@ class Calibration(BaseModel):
 def die(gpu: Gpu) -> str:
     """The processor of ``gpu``, under which its efficiencies are kept."""
     return DIES.get(gpu.name, gpu.name)
+
+
+def attention_precision(precision: str) -> str:
+    """The key of attention's factor: flash kernels take 16-bit numbers only, others run a slower one."""
+    return "32-bit attention" if precision in ("fp32", "tf32") else "16-bit attention"
 
 
 def _of(values: Mapping[str, float], *names: str) -> float:

@@ -82,12 +82,16 @@ def compute(x: Inputs) -> Compute:
         attention_passes * scores * half / attention_flop_per_s + score_traffic * c.elementwise_traffic / byte_per_s
     )
 
-    # Element-wise work: bytes moved forward a token; the backward pass moves twice as many.
+    # Element-wise work: bytes moved forward a token; the backward pass moves twice as many. Passes over the residual
+    # stream: two norms, two residual sums (3 each), two dropouts (2 and a mask), casts to 16 bit where it is wider.
     fused = np.where(x.compiled > 0, COMPILED_TRAFFIC, 1.0)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    stream = x.hidden * x.residual_bytes * RESIDUAL_PASSES / split
-    inner = element * ((x.mlp_matrices - 1.0) + 1.0) * x.ffn * x.experts_used / x.tensor
-    rotary = element * 2.0 * (x.query + x.kv) / x.tensor
+    norm = np.where(x.llama_like > 0, RMS_NORM_PASSES, LAYER_NORM_PASSES)
+    casts = np.where(x.residual_bytes > element, 2.0 * 1.5, 0.0)
+    stream = x.hidden * x.residual_bytes * (2.0 * norm + 6.0 + 5.0 * x.dropout + casts) / split
+    activation = np.where(x.llama_like > 0, 5.0, 2.0)
+    inner = element * activation * x.ffn * x.experts_used / x.tensor
+    rotary = element * ROTARY_PASSES * x.llama_like * (x.query + x.kv) / x.tensor
     elementwise_passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, 1.0)
     traffic = x.layers * tokens * elementwise_passes * (stream + inner + rotary) * fused
     cnn_traffic = x.micro_batch * x.cnn_activations * element * CNN_PASSES
@@ -114,8 +118,12 @@ def compute(x: Inputs) -> Compute:
 # Reads and writes of the unfused score matrix in a forward and a backward pass, in elements: forward scale, mask,
 # softmax, dropout and two products (10), backward the same with gradients (20).
 SCORE_PASSES = 20.0
-# Reads and writes of the residual stream a layer, forward: two norms (2 each), two residual sums (3 each).
-RESIDUAL_PASSES = 10.0
+# Reads and writes of a norm's input and output, forward: LayerNorm is one kernel, RMSNorm as Hugging Face writes it is a
+# square, a mean, a product with the root and one with the weight.
+LAYER_NORM_PASSES = 2.0
+RMS_NORM_PASSES = 7.0
+# Rotary positions as Hugging Face writes them: negate and join halves, two products and a sum.
+ROTARY_PASSES = 10.0
 # Share of the element-wise traffic that remains when a compiler fuses chains of it into one kernel each: a norm and a
 # sum that were 5 passes are 3.
 COMPILED_TRAFFIC = 0.6

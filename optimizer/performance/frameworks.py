@@ -11,16 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
 
 DEFAULT = "torch"
-# Other names of the same code: both are plain PyTorch with autocast and DDP or FSDP2.
+# Other names of the same code: all are plain PyTorch with autocast and DDP or FSDP2.
 ALIASES = {
     "transformers": "torch",
-    "torchvision": "torch",
     "pytorch": "torch",
     "huggingface": "torch",
     "llm-foundry": "composer-fsdp",
     "composer": "composer-fsdp",
     "megatron-lm": "megatron",
-    "megatron-core": "megatron",
     "deepspeed": "megatron-deepspeed",
 }
 

@@ -107,19 +107,27 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         usual_accumulation = max(
             8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
         )
-    framework = framework_name(_text(row, "framework"))
+    framework = "torchvision" if architecture == "cnn" else framework_name(_text(row, "framework"))
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"
+    attention = _word(row, "attention", ATTENTIONS, default="flash")
+    split_sequence = bool(_amount(row, "sequence_parallel", default=0, least=0))
+    if framework == "megatron" and attention == "flash":
+        framework = "megatron-core"
+    if framework == "megatron-core":
+        # Its flags for hiding communication need both (see frameworks.yaml); tables of its runs do not repeat them.
+        split_sequence = tensor > 1
+        sharding = "zero1" if sharding == "ddp" else sharding
     run = Run(
         seq_len=seq_len,
         precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
         optimizer=_word(row, "optimizer", OPTIMIZERS, default="sgd" if architecture == "cnn" else "adamw"),  # type: ignore[arg-type]
-        attention=_word(row, "attention", ATTENTIONS, default="flash"),  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
         compiled=bool(_amount(row, "compiled", default=0, least=0)),
         framework=framework,
         virtual_stages=_virtual_stages(row, model.layers / pipeline),
-        sequence_parallel=bool(_amount(row, "sequence_parallel", default=0, least=0)),
+        sequence_parallel=split_sequence,
     )
     grid = Grid(
         nodes=math.ceil(count / per_node),

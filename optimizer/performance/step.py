@@ -28,33 +28,32 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     work, sent = compute(x), communication(x)
     micro_batches = x.grad_accum
 
-    in_layers = work.layer_matmul + work.layer_attention + work.layer_elementwise
     # Tensor and context collectives wait for, and are waited for by, the layers: none of it is hidden.
     exchanged = sent.tensor + sent.context
-    waiting = np.maximum(0.0, work.host - in_layers - exchanged)
-
-    # Pipeline 1F1B: the slowest stage for all micro-batches but one, all stages for that one (arXiv:2104.04473, 2.2).
-    # The slowest stage is the last, with its share of the layers and the head.
     stages = x.pipeline
-    busy = micro_batches / stages
-    whole_layers = in_layers + exchanged + waiting
-    bubble = (stages - 1.0) / stages * whole_layers / x.virtual_stages + stages * sent.pipeline
-    bubble = np.where(stages > 1, bubble + (micro_batches - 1.0) * sent.pipeline, 0.0)
+    in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) / stages
+    host = work.host / stages
+    # The last stage has the head as well. A stage takes what its GPU needs, or what its host needs to launch it.
+    stage = np.maximum(in_layers, host)
+    last = np.maximum(in_layers + work.head, host)
+
+    # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
+    # Interleaving v chunks divides what the others add by v. Sends hide but for the first.
+    bubble = (stages - 1.0) * (stage / x.virtual_stages + sent.pipeline)
 
     # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
     # it that takes longer than what it hides behind.
-    micro_batch_s = whole_layers / stages + work.head
     always = c.exposed_communication
-    hidden_room = np.where(x.sharding >= ZERO3, micro_batch_s, micro_batch_s * 2.0 / 3.0)
-    per_micro_batch = _exposed(sent.data_per_micro_batch, always, hidden_room)
-    per_step = _exposed(sent.data_per_step, always, micro_batch_s * 2.0 / 3.0)
+    per_micro_batch = _exposed(sent.data_per_micro_batch, always, np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0))
+    per_step = _exposed(sent.data_per_step, always, last * 2.0 / 3.0)
+    busy = micro_batches / stages
 
     return {
         "matmul": work.layer_matmul * busy,
         "attention": work.layer_attention * busy,
         "elementwise": work.layer_elementwise * busy + work.cast * micro_batches,
         "head": work.head * micro_batches,
-        "host": waiting * busy + c.host_s_per_step + 0.0 * busy,
+        "host": (last - in_layers - work.head) * micro_batches + c.host_s_per_step,
         "tensor_communication": exchanged * busy,
         "data_communication": per_micro_batch * micro_batches + per_step,
         "bubble": bubble,
