@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+import yaml
+
+from infra import config, images
+from infra.config import ConfigError
+from infra.preview import _Answers
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, deploy, on_demand, reserved
+from tests.plans import SPOT_P4D, sample_plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"purchase": {"option": "capacity-block", "on_demand_base": 0}}, "capacity-block is not carried out"),
+        ({"purchase": {"fallback": "on-demand"}}, "fallback on-demand needs a controller"),
+        ({"region": "cn-north-1"}, "China partition"),
+        ({"node": {"network_cards": 32, "efa_cards": 8}}, "efa_cards is 8 of 32"),
+        ({"node": {"gpu": "V100"}}, "V100 GPUs.*starts with Turing.*amiId"),
+        (
+            {"node": {"gpu_count": 0.5}, "parallelism": {"data": 2, "grad_accum": 16}},
+            "0.5 of a GPU.*vGPU.*amiId",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        deploy(changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"aws:region": "eu-west-1"}, "aws:region is eu-west-1 and the plan is for us-east-1"),
+        ({"aws:region": ""}, "aws:region is not set"),
+        ({"gpufleet:vpcId": "vpc-1"}, "go together"),
+        ({"gpufleet:subnetIds": '["subnet-1"]'}, "go together"),
+        ({**EXISTING_VPC, "gpufleet:subnetIds": '["subnet-1", "subnet-2"]'}, "one zone.*keep one"),
+        ({"gpufleet:subnetIds": '"subnet-1"'}, "must be a list of strings"),
+        ({"gpufleet:vpcCidr": "10.0.0.0/8"}, "/8 mask"),
+        ({"gpufleet:vpcCidr": "10.0.0.1/16"}, "host bits set"),
+        ({"gpufleet:vpcCidr": "ten"}, "not an IPv4 range"),
+        ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
+        ({"gpufleet:amiId": "latest"}, "'latest' is not an AMI id"),
+        ({"gpufleet:trainCommand": "a\nb"}, "line break"),
+        ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),
+        ({"gpufleet:tags": '["a"]'}, "must map tag to value"),
+        ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
+        ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
+        ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
+        ({"gpufleet:plan": json.dumps({**SPOT_P4D, "node_count": 3})}, "parallelism covers"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_with_its_value(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        deploy(config=settings)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        deploy(config={"aws:region": "eu-west-1", "gpufleet:alarmEmail": "nobody", "gpufleet:vpcId": "vpc-1"})
+    assert str(caught.value).count("\n  ") == 3
+
+
+def test_a_stack_without_a_plan_is_told_how_to_get_one() -> None:
+    with pytest.raises(ConfigError, match="gpufleet stack set PLAN --stack dev"):
+        deploy(config={"gpufleet:plan": "null"})
+
+
+@pytest.mark.parametrize("option", [{}, on_demand(), reserved()], ids=["spot", "on-demand", "reserved"])
+def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
+    assert deploy(option).one("Group")["desiredCapacity"] == 2
+
+
+def load(settings: dict[str, str]) -> config.Settings:
+    plan = sample_plan()
+    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack="dev", preview=False)
+    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **settings})
+    return config.load(need_wheels=True)
+
+
+def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_money(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gpufleet:wheels is not set"):
+        load({})
+    (tmp_path / "torch-2.11.0.whl").touch()
+    for way_out in (
+        {"gpufleet:wheels": str(tmp_path)},
+        {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},
+        {"gpufleet:amiId": "ami-0123456789abcdef0"},
+        EXISTING_VPC,
+    ):
+        assert load(way_out).stack == "dev"
+
+
+def test_the_defaults_are_those_pulumi_yaml_describes(repository: Path) -> None:
+    """The CLI fills in Pulumi.yaml's defaults, other programs the code's: they must be the same, and no key unknown."""
+    described = yaml.safe_load((repository / "Pulumi.yaml").read_text())["config"]
+    assert all(entry["description"] and entry["type"] for entry in described.values())
+    defaults = {
+        key: entry["default"] if isinstance(entry["default"], str) else json.dumps(entry["default"])
+        for key, entry in described.items()
+        if "default" in entry
+    }
+    assert described.keys() - defaults.keys() == {"gpufleet:plan"}
+    assert load({**defaults, **EXISTING_VPC}) == load(EXISTING_VPC)
+
+
+def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
+    assert images.PINNED.keys() == {"x86_64", "arm64"}
+    assert all(name[-8:].isdigit() and "*" not in name for name in images.PINNED.values())
+    plan = sample_plan(node={"cpu_architecture": "arm64"})
+    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack="dev", preview=False)
+    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region})
+    image = images.look_up(config.load(need_wheels=False))
+    assert (image.name, image.kind) == (images.PINNED["arm64"], "dlami")
+
+
+class _Image(_Answers):
+    """An image whose facts a test chooses."""
+
+    changes: dict[str, Any] = {}  # noqa: RUF012 (each test sets its own)
+    asked: dict[str, Any] = {}  # noqa: RUF012
+
+    def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
+        answer = super()._answer(token, given)
+        if token.endswith("getAmi"):
+            self.asked = given
+            return {**answer, **self.changes}
+        return answer
+
+
+def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.Image, dict[str, Any]]:
+    plan = sample_plan(**LONE_NODE)
+    answers = _Image(plan)
+    answers.changes = changes
+    pulumi.runtime.set_mocks(answers, project="gpufleet", stack="dev", preview=False)
+    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **settings})
+    return images.look_up(config.load(need_wheels=False)), answers.asked
+
+
+def test_the_image_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:
+    image, asked = look_up({}, {"gpufleet:amiName": "Some image 20260101"})
+    assert asked["owners"] == ["amazon"]
+    assert asked["filters"] == [{"name": "name", "values": ["Some image 20260101"]}]
+    assert not asked.get("mostRecent")
+    assert image.kind == "dlami"
+
+
+def test_an_own_image_is_asked_for_by_id_and_left_to_the_bootstrap_to_complete() -> None:
+    image, asked = look_up({}, {"gpufleet:amiId": "ami-0123456789abcdef0"})
+    assert asked["filters"] == [{"name": "image-id", "values": ["ami-0123456789abcdef0"]}]
+    assert "owners" not in asked
+    assert (image.id, image.kind) == ("ami-0123456789abcdef0", "custom")
+
+
+def test_an_image_of_another_architecture_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is for arm64, and p4d\.24xlarge is x86_64"):
+        look_up({"architecture": "arm64"}, {})
+
+
+def test_an_image_larger_than_the_plans_volume_is_refused() -> None:
+    root = {"deviceName": "/dev/sda1", "ebs": {"volume_size": "201"}, "noDevice": "", "virtualName": ""}
+    with pytest.raises(ConfigError, match=r"201 GiB.*root_gib 200"):
+        look_up({"blockDeviceMappings": [root]}, {})
+    fits = {**root, "ebs": {"volume_size": "200"}}
+    assert look_up({"blockDeviceMappings": [fits]}, {})[0].root_device == "/dev/sda1"

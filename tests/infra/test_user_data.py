@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
+from tests.infra.deployed import deploy, reserved
+from tests.plans import sample_plan
+
+FACTS = NodeFacts(
+    stack="dev",
+    group="gpufleet-dev-nodes",
+    launch_hook="gpufleet-launch",
+    terminate_hook="gpufleet-terminate",
+    bucket="gpufleet-dev-123456789012-us-east-1",
+    checkpoint_prefix="checkpoints",
+    key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
+    queue_url="https://sqs.us-east-1.amazonaws.com/123456789012/gpufleet-dev-node-events",
+    log_group="/gpufleet/dev",
+    train_command="",
+    ami_kind="dlami",
+    bundle_key="bootstrap/x.tar.gz",
+    bundle_sha256="0" * 64,
+)
+# The contract with the bootstrap, by hand: a renamed variable must fail here.
+VARIABLES = {
+    "GPUFLEET_STACK",
+    "GPUFLEET_REGION",
+    "GPUFLEET_ASG_NAME",
+    "GPUFLEET_LAUNCH_HOOK",
+    "GPUFLEET_TERMINATE_HOOK",
+    "GPUFLEET_BUCKET",
+    "GPUFLEET_CHECKPOINT_PREFIX",
+    "GPUFLEET_KMS_KEY_ARN",
+    "GPUFLEET_QUEUE_URL",
+    "GPUFLEET_LOG_GROUP",
+    "GPUFLEET_NODE_COUNT",
+    "GPUFLEET_GPUS_PER_NODE",
+    "GPUFLEET_EFA_CARDS",
+    "GPUFLEET_GPU",
+    "GPUFLEET_CHECKPOINT_INTERVAL_S",
+    "GPUFLEET_DEADLINE_HOURS",
+    "GPUFLEET_BUDGET_USD",
+    "GPUFLEET_PRICE_USD_PER_HOUR",
+    "GPUFLEET_TRAIN_COMMAND",
+    "GPUFLEET_AMI_KIND",
+}
+HOSTILE = [
+    "$(touch /tmp/owned)",
+    "`id`",
+    "'; rm -rf / #",
+    '"$HOME" \\ ${PATH}',
+    "END_OF_NODE_ENV",
+    "a'b'\"c\"",
+    "*?[x] ~ & | > < ! #",
+    "é √ 日本",
+    "",
+    " leading and trailing ",
+]
+
+
+def read_back(path: Path) -> dict[str, str]:
+    """The variables as bash sees them after sourcing the file, NUL-separated."""
+    script = f'set -a; set -u; . "{path}"; env -0'
+    out = subprocess.run(
+        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True, timeout=20
+    ).stdout
+    pairs = (entry.split("=", 1) for entry in out.decode().split("\0") if entry)
+    return {name: value for name, value in pairs if name.startswith("GPUFLEET_")}
+
+
+def test_the_environment_is_the_contract() -> None:
+    variables = environment(sample_plan(), FACTS)
+    assert variables.keys() == VARIABLES
+    assert variables["GPUFLEET_NODE_COUNT"] == "2"
+    assert variables["GPUFLEET_GPUS_PER_NODE"] == "8"
+    assert variables["GPUFLEET_EFA_CARDS"] == "4"
+    assert variables["GPUFLEET_CHECKPOINT_INTERVAL_S"] == "600"
+    assert variables["GPUFLEET_DEADLINE_HOURS"] == "48"
+    assert variables["GPUFLEET_BUDGET_USD"] == "3000"
+    # 95 USD of compute over 4.5 expected hours.
+    assert float(variables["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
+
+
+def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:
+    plan = sample_plan(
+        **reserved(), cost_usd={"expected": 50_000, "p50": 50_000, "p95": 50_000, "breakdown": {"compute": 49_995}}
+    )
+    assert environment(plan, FACTS)["GPUFLEET_PRICE_USD_PER_HOUR"] == "20"
+
+
+def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:
+    plan = sample_plan(
+        job={"budget_usd": None, "deadline_hours": None},
+        node={"gpu_count": 0.5},
+        parallelism={"data": 2, "grad_accum": 16},
+    )
+    variables = environment(plan, FACTS)
+    assert (variables["GPUFLEET_BUDGET_USD"], variables["GPUFLEET_DEADLINE_HOURS"]) == ("", "")
+    assert variables["GPUFLEET_GPUS_PER_NODE"] == "1"
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_bash_reads_hostile_values_back_exactly(value: str, tmp_path: Path) -> None:
+    facts = dataclasses.replace(FACTS, train_command=value, stack=value)
+    variables = environment(sample_plan(), facts)
+    path = tmp_path / "node.env"
+    path.write_text(environment_file(variables), encoding="utf-8")
+    assert read_back(path) == variables
+
+
+@settings(max_examples=25, deadline=None)
+@given(value=st.text(st.characters(exclude_categories=["C", "Zl", "Zp"])).filter(str.isprintable))
+def test_bash_reads_any_printable_value_back(value: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("env") / "node.env"
+    path.write_text(environment_file({"GPUFLEET_TRAIN_COMMAND": value}), encoding="utf-8")
+    assert read_back(path) == {"GPUFLEET_TRAIN_COMMAND": value}
+
+
+@pytest.mark.parametrize("value", ["a\nEND_OF_NODE_ENV\nrm -rf /", "a\x00b", "a\rb", "a\x1bb"])
+def test_a_line_break_or_control_character_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="GPUFLEET_TRAIN_COMMAND has a line break"):
+        user_data(sample_plan(), dataclasses.replace(FACTS, train_command=value))
+
+
+def test_the_limit_of_ec2_is_kept() -> None:
+    assert len(user_data(sample_plan(), FACTS).encode()) < LIMIT_BYTES / 2
+    with pytest.raises(ValueError, match="the limit is 16384"):
+        user_data(sample_plan(), dataclasses.replace(FACTS, train_command="x" * LIMIT_BYTES))
+
+
+def bundle(folder: Path, script: str) -> tuple[bytes, str]:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("bootstrap/node_init.sh")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, io.BytesIO(script.encode()))
+    content = packed.getvalue()
+    (folder / "bundle.tar.gz").write_bytes(content)
+    return content, hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A folder with stand-ins for aws (copies the bundle) and shutdown (leaves a mark), and the script's own root."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "aws").write_text(
+        f'#!/bin/bash\necho "$@" >{tmp_path}/aws.log\n[[ -e {tmp_path}/bundle.tar.gz ]] || exit 1\n'
+        f'cp {tmp_path}/bundle.tar.gz "${{@: -1}}"\n'
+    )
+    (tools / "shutdown").write_text(f'#!/bin/bash\necho "$@" >{tmp_path}/shutdown.log\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    return tmp_path
+
+
+def boot(node: Path, text: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the very script, its two absolute folders moved under the test's."""
+    moved = text.replace("/etc/gpufleet", f"{node}/etc/gpufleet").replace("/opt/gpufleet", f"{node}/opt/gpufleet")
+    environment = {"PATH": f"{node}/bin:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", moved], env=environment, capture_output=True, check=False, timeout=30)
+
+
+def test_the_script_runs_the_bundle_it_was_promised(node: Path) -> None:
+    _, digest = bundle(node, f"#!/bin/bash\ncp {node}/etc/gpufleet/node.env {node}/ran\n")
+    facts = dataclasses.replace(FACTS, bundle_sha256=digest, train_command="python train.py --name 'a b'")
+    done = boot(node, user_data(sample_plan(), facts))
+    assert done.returncode == 0, done.stderr
+    assert read_back(node / "ran") == environment(sample_plan(), facts)
+    assert "s3://gpufleet-dev-123456789012-us-east-1/bootstrap/x.tar.gz" in (node / "aws.log").read_text()
+    assert not (node / "shutdown.log").exists()
+
+
+@pytest.mark.parametrize("case", ["tampered", "absent"])
+def test_a_wrong_or_missing_bundle_never_runs_and_the_node_ends(node: Path, case: str) -> None:
+    _, digest = bundle(node, f"#!/bin/bash\ntouch {node}/ran\n")
+    if case == "tampered":
+        bundle(node, f"#!/bin/bash\ntouch {node}/ran # evil\n")
+    else:
+        (node / "bundle.tar.gz").unlink()
+    done = boot(node, user_data(sample_plan(), dataclasses.replace(FACTS, bundle_sha256=digest)))
+    assert done.returncode != 0
+    assert not (node / "ran").exists()
+    assert (node / "shutdown.log").read_text().strip() == "-h now"
+
+
+def test_the_deployed_template_carries_this_script() -> None:
+    stack = deploy(config={"gpufleet:trainCommand": "python train.py"})
+    text = stack.user_data
+    assert text.startswith("#!/bin/bash\n")
+    assert "GPUFLEET_TRAIN_COMMAND='python train.py'\n" in text
+    assert "GPUFLEET_KMS_KEY_ARN=arn:aws:kms:::gpufleet-dev-key\n" in text
+    assert (
+        f"{stack.one('BucketObjectv2', '-bootstrap')['key'].removeprefix('bootstrap/').removesuffix('.tar.gz')}  "
+        in text
+    )
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    script = tmp_path / "user_data.sh"
+    script.write_text(user_data(sample_plan(), FACTS))
+    done = subprocess.run(
+        [Path(sys.executable).parent / "shellcheck", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
