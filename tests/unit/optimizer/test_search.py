@@ -1,0 +1,303 @@
+"""The search against brute force, its limits, its rejections and its Pareto set."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.assemble import assemble
+from optimizer.catalog import Catalog, load
+from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+from optimizer.errors import InvalidInputError
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import load as load_calibration
+from optimizer.performance.evaluate import estimate
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
+from optimizer.plan import read_plan
+from optimizer.recommend import Recommendation, recommend
+from optimizer.request import FleetRequest, request_from_dict
+from optimizer.search import Amount, Table, pareto_front, search_type, share_of_gpu
+from optimizer.workload.resolve import resolve_model
+
+TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return load_calibration()
+
+
+def request(**changes: object) -> FleetRequest:
+    work = {"samples": 200_000, "seq_len": 1024, "global_batch": 64} | dict(changes.pop("workload", {}))  # type: ignore[call-overload]
+    limits = {"instance_types": TYPES, "regions": ["us-east-1", "us-west-2"], "max_nodes": 4}
+    limits |= dict(changes.pop("constraints", {}))  # type: ignore[call-overload]
+    return request_from_dict({"model": "gpt2-xl", "workload": work, "constraints": limits, **changes})
+
+
+def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) -> Iterator[tuple[float, float]]:
+    """Expected hours and on-demand dollars of every legal configuration, one scalar estimate at a time."""
+    model = resolve_model(wanted.model)
+    amount = Amount.of(wanted, model)
+    assert amount.global_batch is not None
+    run = Run(seq_len=amount.seq_len, precision=wanted.workload.precision, optimizer=wanted.workload.optimizer)
+    size = checkpoint_gib(model.parameters, run.optimizer)
+    for name, nodes in itertools.product(TYPES, range(1, wanted.constraints.max_nodes + 1)):
+        instance = catalog.instance_type(name)
+        hardware = share_of_gpu(instance)
+        ranks = nodes * hardware.gpus_per_node
+        if instance.gpu_count < 1 and nodes > 1:
+            continue
+        for micro, accum in itertools.product(range(1, 65), repeat=2):
+            if ranks * micro * accum != amount.global_batch:
+                continue
+            for sharding, checkpointing in itertools.product(range(len(SHARDINGS)), range(len(CHECKPOINTINGS))):
+                if ranks == 1 and sharding:
+                    continue
+                found = estimate(
+                    model,
+                    run,
+                    hardware,
+                    calibration,
+                    nodes=nodes,
+                    data=ranks,
+                    sharding=sharding,
+                    micro_batch=micro,
+                    grad_accum=accum,
+                    checkpointing=checkpointing,
+                )
+                if not found.fits:
+                    continue
+                train = math.ceil(amount.samples / amount.global_batch) * float(found.step_time_s) / 3600
+                error = calibration.residual(hardware.gpu).relative_error
+                rate = FAILURES_PER_GPU_HOUR * ranks
+                stall = float(stall_s(size, 1 if sharding == 0 else nodes))
+                interval = float(interval_s(stall, rate))
+                mean = train * math.exp(error**2 / 2) * (1 + stall / interval)
+                hours = RESTART_HOURS + mean / (1 - rate * (RESTART_HOURS + interval / 7200))
+                for region in wanted.constraints.regions:
+                    offer = catalog.offer(name, region)
+                    if offer is None or offer.on_demand is None:
+                        continue
+                    month = hours / 730
+                    other = nodes * month * (
+                        200 * catalog.unit_price("gp3-storage", region).usd
+                        + 125 * catalog.unit_price("gp3-throughput", region).usd
+                    ) + month * (
+                        3 * size * catalog.unit_price("s3-standard-storage", region).usd
+                        + catalog.unit_price("kms-key", region).usd
+                    )
+                    endpoints = 6 * hours * catalog.unit_price("vpc-endpoint", region).usd
+                    yield hours, nodes * hours * offer.on_demand.usd_per_hour + other + endpoints
+
+
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_best_plan_is_the_best_of_all(catalog: Catalog, calibration: Calibration, objective: str) -> None:
+    wanted = request(objective=objective, constraints={"purchase_options": ["on-demand"]})
+    best = recommend(wanted, catalog, calibration).plans[0]
+    everything = list(brute_force(wanted, catalog, calibration))
+    assert len(everything) > 500
+    if objective == "cost":
+        assert best.cost_usd.expected == pytest.approx(min(cost for _, cost in everything), abs=0.01)
+    else:
+        assert best.hours.expected == pytest.approx(min(hours for hours, _ in everything), rel=1e-4)
+
+
+def test_pareto_set_is_that_of_all_configurations(catalog: Catalog, calibration: Calibration) -> None:
+    wanted = request(constraints={"purchase_options": ["on-demand"]})
+    everything = np.array(list(brute_force(wanted, catalog, calibration)))
+    found = {(round(p.hours.expected, 3), p.cost_usd.expected) for p in recommend(wanted, catalog, calibration).pareto}
+    front = everything[pareto_front(everything[:, 0], everything[:, 1])]
+    for hours, cost in front:
+        assert any(abs(h - hours) < 0.01 * hours and abs(c - cost) < 0.01 * cost for h, c in found)
+    assert len(found) <= len(front)
+
+
+@given(points=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=40))
+def test_pareto_front_has_exactly_the_undominated(points: list[tuple[float, float]]) -> None:
+    hours, cost = (np.array(axis) for axis in zip(*points, strict=True))
+    front = {points[i] for i in pareto_front(hours, cost)}
+    undominated = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
+    assert front == undominated
+
+
+@settings(max_examples=25, deadline=None)
+@given(budget=st.floats(1, 3000), deadline=st.floats(1, 200))
+def test_limits_are_kept_at_the_95th_percentile(budget: float, deadline: float) -> None:
+    wanted = request(constraints={"budget_usd": budget, "deadline_hours": deadline})
+    answer = recommend(wanted, load(), load_calibration())
+    for plan in answer.plans + answer.pareto:
+        assert plan.cost_usd.p95 <= budget + 0.01
+        assert plan.hours.p95 <= deadline * 1.00001
+    for entry in answer.rejected:
+        if entry["binding_constraint"] in ("budget", "deadline"):
+            assert entry["value"] > entry["limit"]
+    # Every considered type is either in a plan or rejected, never lost.
+    assert {e["instance_type"] for e in answer.rejected} | {p.instance_type for p in answer.plans} == set(TYPES)
+    assert not {e["instance_type"] for e in answer.rejected} & {p.instance_type for p in answer.plans}
+
+
+def test_a_rejections_value_is_the_limit_that_would_do(catalog: Catalog, calibration: Calibration) -> None:
+    tight = recommend(request(constraints={"budget_usd": 1.0}), catalog, calibration)
+    entry = next(e for e in tight.rejected if e["instance_type"] == "p4d.24xlarge")
+    assert entry["binding_constraint"] == "budget"
+    enough = recommend(request(constraints={"budget_usd": entry["value"] * 1.001}), catalog, calibration)
+    assert "p4d.24xlarge" in {plan.instance_type for plan in enough.plans}
+    short = recommend(request(constraints={"budget_usd": entry["value"] * 0.999}), catalog, calibration)
+    assert "p4d.24xlarge" not in {plan.instance_type for plan in short.plans}
+
+
+def bindings(answer: Recommendation) -> dict[str, str]:
+    return {entry["instance_type"]: entry["binding_constraint"] for entry in answer.rejected}
+
+
+def test_each_binding_constraint_is_named(catalog: Catalog, calibration: Calibration) -> None:
+    found = bindings(
+        recommend(
+            request(
+                model="llama-3.1-70b",
+                workload={"seq_len": 8192},
+                constraints={"instance_types": ["g6f", "p3", "p5e", "p4de", "p5.4xlarge"], "max_nodes": 1},
+            ),
+            catalog,
+            calibration,
+        )
+    )
+    assert found["g6f.xlarge"] == "memory"
+    assert found["p3.16xlarge"] == "precision"  # V100 has no bf16
+    assert found["p5.4xlarge"] == "memory"
+    assert found["p5e.48xlarge"] in ("region", "price")
+
+
+def test_a_batch_that_does_not_divide_is_named(catalog: Catalog, calibration: Calibration) -> None:
+    found = bindings(
+        recommend(request(workload={"global_batch": 7}, constraints={"instance_types": ["p4d"]}), catalog, calibration)
+    )
+    assert found == {"p4d.24xlarge": "global_batch"}
+
+
+def test_owned_capacity_is_used_and_costs_what_the_owner_says(catalog: Catalog, calibration: Calibration) -> None:
+    owned = {
+        "instance_type": "p4d.24xlarge",
+        "region": "us-east-1",
+        "count": 2,
+        "capacity_reservation_id": "cr-0abcdef1",
+    }
+    answer = recommend(request(constraints={"existing_reservations": [owned]}), catalog, calibration)
+    best = answer.plans[0]
+    assert best.purchase.option == "reserved"
+    assert best.purchase.capacity_reservation_id == "cr-0abcdef1"
+    assert best.node_count <= 2
+    assert best.cost_usd.breakdown.compute == 0
+
+
+def test_a_new_commitment_costs_its_whole_year(catalog: Catalog, calibration: Calibration) -> None:
+    answer = recommend(
+        request(constraints={"purchase_options": ["reserved"], "instance_types": ["p4d"], "max_nodes": 1}),
+        catalog,
+        calibration,
+    )
+    plan = answer.plans[0]
+    offer = catalog.offer("p4d.24xlarge", plan.region)
+    assert offer is not None and offer.reserved_1yr is not None
+    assert plan.cost_usd.breakdown.compute == pytest.approx(offer.reserved_1yr.usd_per_hour * 8760, rel=1e-6)
+
+
+def test_every_plan_survives_the_contract(catalog: Catalog, calibration: Calibration) -> None:
+    answer = recommend(request(), catalog, calibration)
+    for plan in answer.plans + answer.pareto:
+        assert read_plan(plan.to_json()) == plan
+        priced = [price for price in plan.prices if price.per == "hour"]
+        assert priced and all(price.source and price.as_of for price in plan.prices)
+
+
+def test_compute_is_price_times_paid_hours(catalog: Catalog, calibration: Calibration) -> None:
+    answer = recommend(request(constraints={"purchase_options": ["on-demand"]}), catalog, calibration)
+    for plan in answer.plans:
+        hourly = plan.prices[0].usd * plan.node_count
+        assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-3, abs=0.01)
+
+
+def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibration) -> None:
+    wanted = request(constraints={"purchase_options": ["spot"]})
+    model = resolve_model(wanted.model)
+    amount = Amount.of(wanted, model)
+    p4d = catalog.instance_type("p4d.24xlarge")
+    table = search_type(p4d, wanted, model, amount, ("us-east-1",), catalog, calibration)
+    assert isinstance(table, Table)
+    based = [row for row, way in enumerate(table.purchase) if table.purchases[way].base]
+    assert based
+    for row in based:
+        way = table.purchases[table.purchase[row]]
+        assert way.offer.on_demand is not None
+        nodes = int(table.fastest.nodes[table.config[row]])
+        hourly = way.offer.on_demand.usd_per_hour + (nodes - 1) * way.price.usd_per_hour
+        waiting = table.run.waiting_hours[row] * (hourly - way.price.usd_per_hour)
+        assert table.cost.compute[row] == pytest.approx(hourly * table.run.running_hours[row] + waiting)
+        plan = assemble(
+            table, row, request=wanted, model=model, amount=amount, catalog=catalog, calibration=calibration
+        )
+        assert plan.purchase.on_demand_base == 1
+        assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]
+
+
+def test_without_a_batch_the_search_comes_near_the_published_one(catalog: Catalog, calibration: Calibration) -> None:
+    free = request(workload={"global_batch": None})
+    for plan in recommend(free, catalog, calibration).plans:
+        tokens = plan.job.global_batch * plan.job.seq_len
+        assert 0.5 * 1e6 < tokens <= 1e6  # 1.5B parameters: 1M tokens
+
+
+def test_steps_samples_and_tokens_ask_for_the_same(catalog: Catalog, calibration: Calibration) -> None:
+    by_samples = recommend(request(workload={"samples": 64_000}), catalog, calibration).plans
+    by_steps = recommend(request(workload={"samples": None, "steps": 1000}), catalog, calibration).plans
+    by_tokens = recommend(request(workload={"samples": None, "tokens": 64_000 * 1024}), catalog, calibration).plans
+    assert by_samples == by_steps == by_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"constraints": {"regions": ["mars-1"]}}, "mars-1"),
+        ({"constraints": {"instance_types": ["p99"]}}, "p99"),
+        ({"workload": {"seq_len": None}}, "seq_len"),
+        ({"workload": {"seq_len": 4096}}, "1024"),  # gpt2-xl has 1024 positions
+        (
+            {
+                "constraints": {
+                    "existing_reservations": [{"instance_type": "p99.xl", "region": "us-east-1", "count": 1}]
+                }
+            },
+            "p99.xl",
+        ),
+    ],
+)
+def test_what_the_catalog_or_model_does_not_know_is_refused(
+    catalog: Catalog, calibration: Calibration, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        recommend(request(**changes), catalog, calibration)
+
+
+def test_images_need_no_sequence_length(catalog: Catalog, calibration: Calibration) -> None:
+    wanted = request_from_dict(
+        {
+            "model": "resnet50",
+            "workload": {"samples": 1_281_167 * 90},
+            "constraints": {"instance_types": ["p4d"], "max_nodes": 2},
+        }
+    )
+    plan = recommend(wanted, catalog, calibration).plans[0]
+    assert plan.job.seq_len == 1
+    assert plan.job.tokens == plan.job.samples
