@@ -172,7 +172,8 @@ def _read_table(directory: Path, name: str, entry: Mapping[str, Any]) -> list[di
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise _unusable(path, f"{len(data)} bytes with another checksum than {MANIFEST} gives")
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second.
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
     except pa.ArrowException as error:
         raise _unusable(path, f"is not parquet: {error}") from error
     if not table.schema.remove_metadata().equals(_schema(name)):

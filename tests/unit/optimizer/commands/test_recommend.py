@@ -1,0 +1,226 @@
+"""``gpufleet recommend`` as a user runs it: answers, exit statuses and messages, in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ISSUE_FLAGS = (
+    *("--model", "llama-3.1-8b", "--tokens", "2B", "--seq-len", "8192"),
+    *("--budget", "3000", "--deadline", "48h"),
+)
+CONTRACT = {
+    *("schema_version", "request", "catalog", "plans", "pareto", "rejected", "searched_plans", "elapsed_s"),
+}
+
+
+def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from optimizer.cli import main; main()", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+def answer(*arguments: str) -> dict[str, Any]:
+    done = gpufleet("recommend", *arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_flags_give_the_contracts_json() -> None:
+    found = answer(*ISSUE_FLAGS)
+    assert set(found) == CONTRACT
+    assert found["schema_version"] == 1
+    assert set(found["catalog"]) >= {"as_of", "sources"}
+    assert found["plans"] and found["pareto"] and found["rejected"]
+    for plan in found["plans"]:
+        assert plan["cost_usd"]["p95"] <= 3000
+        assert plan["hours"]["p95"] <= 48
+        assert set(plan["cost_usd"]["breakdown"]) == {"compute", "volumes", "storage", "transfer", "head_node"}
+        assert set(plan["parallelism"]) == {
+            *("data", "sharding", "tensor", "pipeline", "context", "micro_batch", "grad_accum"),
+            "activation_checkpointing",
+        }
+        assert all(price["source"] and price["as_of"] for price in plan["prices"])
+    costs = [plan["cost_usd"]["expected"] for plan in found["plans"]]
+    assert costs == sorted(costs)
+    for entry in found["rejected"]:
+        assert set(entry) == {"instance_type", "reason", "binding_constraint", "value", "limit"}
+    assert found["searched_plans"] > 1000
+
+
+def test_the_same_request_as_yaml_gives_the_same_plans(tmp_path: Path, repository: Path) -> None:
+    by_flags = answer(*ISSUE_FLAGS)
+    by_file = answer(str(repository / "examples" / "request.yaml"))
+    assert by_file["plans"] == by_flags["plans"]
+    assert by_file["request"] == by_flags["request"]
+
+
+def test_flags_override_the_file(repository: Path) -> None:
+    found = answer(
+        str(repository / "examples" / "request.yaml"), "--samples", "1k", "--region", "us-*", "--max-nodes", "2"
+    )
+    assert found["request"]["workload"]["tokens"] is None
+    assert found["request"]["workload"]["samples"] == 1000
+    assert {plan["region"][:2] for plan in found["plans"]} == {"us"}
+
+
+def test_five_dollars_exit_3_and_name_what_stops_each_type() -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5", "--deadline", "48h", "--format", "json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert found["plans"] == []
+    assert len(found["rejected"]) > 60
+    assert all(entry["binding_constraint"] and entry["reason"] for entry in found["rejected"])
+    assert "budget 5.00 USD" in done.stderr
+    table = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5")
+    assert table.returncode == 3
+    for entry in found["rejected"]:
+        assert entry["instance_type"] in table.stdout
+
+
+def test_csv_has_one_row_a_plan() -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert rows[0]["rank"] == "1"
+    assert len(rows) == len(answer(*ISSUE_FLAGS)["plans"])
+
+
+def test_saved_answer_is_the_printed_one(tmp_path: Path) -> None:
+    saved = tmp_path / "deep" / "plans.json"
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "json", "--save", str(saved))
+    assert done.returncode == 0
+    assert json.loads(saved.read_text()) == json.loads(done.stdout)
+
+
+def test_table_says_what_is_derived_or_unmeasured() -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS)
+    assert "not quoted" in done.stdout
+    assert "runs 0" in done.stdout
+
+
+def test_capacity_blocks_without_a_price_are_missing_data() -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
+    assert done.returncode == 4
+    assert "capacity-block" in done.stderr
+
+
+BAD = {
+    "unknown model": (["--model", "llama-9", "--tokens", "1B", "--seq-len", "2048"], "llama-9"),
+    "negative budget": ([*ISSUE_FLAGS, "--budget", "-5"], "-5"),
+    "zero budget": ([*ISSUE_FLAGS, "--budget", "0"], "0"),
+    "infinite budget": ([*ISSUE_FLAGS, "--budget", "inf"], "inf"),
+    "word as budget": ([*ISSUE_FLAGS, "--budget", "cheap"], "cheap"),
+    "unknown region": ([*ISSUE_FLAGS, "--region", "mars-1"], "mars-1"),
+    "unknown type": ([*ISSUE_FLAGS, "--instance-type", "p99.large"], "p99.large"),
+    "unknown purchase": ([*ISSUE_FLAGS, "--purchase", "stolen"], "stolen"),
+    "unknown precision": ([*ISSUE_FLAGS, "--precision", "int3"], "int3"),
+    "unknown objective": ([*ISSUE_FLAGS, "--objective", "fame"], "fame"),
+    "bad deadline": ([*ISSUE_FLAGS, "--deadline", "soon"], "soon"),
+    "bad tokens": (["--model", "gpt2-xl", "--tokens", "many", "--seq-len", "1024"], "many"),
+    "negative tokens": (["--model", "gpt2-xl", "--tokens", "-5", "--seq-len", "1024"], "-5"),
+    "no amount": (["--model", "gpt2-xl", "--seq-len", "1024"], "tokens, samples and steps"),
+    "two amounts": (["--model", "gpt2-xl", "--seq-len", "1024", "--tokens", "1B", "--steps", "5"], "exactly one"),
+    "steps without batch": (["--model", "gpt2-xl", "--seq-len", "1024", "--steps", "5"], "global_batch"),
+    "no sequence length": (["--model", "gpt2-xl", "--tokens", "1B"], "seq_len"),
+    "no model": (["--tokens", "1B"], "model"),
+    "zero nodes": ([*ISSUE_FLAGS, "--max-nodes", "0"], "max_nodes"),
+    "no such file": (["nowhere.yaml"], "nowhere.yaml"),
+    "no such flag": (["--colour", "red"], "--colour"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_exits_2_with_its_value_and_no_traceback(name: str) -> None:
+    arguments, value = BAD[name]
+    done = gpufleet("recommend", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert value in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+FILES = {
+    "broken YAML": ("model: [llama", "YAML"),
+    "a list": ("- model", "list"),
+    "empty": ("", "nothing"),
+    "unknown key": ("model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nbudget: 5", "budget"),
+    "section is a number": ("model: gpt2-xl\nworkload: 5", "workload"),
+    "bad reservation": (
+        yaml.safe_dump(
+            {
+                "model": "gpt2-xl",
+                "workload": {"tokens": "1B", "seq_len": 1024},
+                "constraints": {"existing_reservations": [{"instance_type": "p5.48xlarge"}]},
+            }
+        ),
+        "existing_reservations.0.region",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bad_files_exit_2(name: str, tmp_path: Path) -> None:
+    text, message = FILES[name]
+    file = tmp_path / "request.yaml"
+    file.write_text(text)
+    done = gpufleet("recommend", str(file))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "request.yaml"
+    file.write_text("model: gpt2-xl\nworkload: {tokens: many, seq_len: -1}\nconstraints: {budget_usd: -3}\n")
+    done = gpufleet("recommend", str(file))
+    assert done.returncode == 2
+    for value in ("many", "-1", "-3"):
+        assert value in done.stderr
+
+
+def test_a_config_that_is_no_model_exits_2(tmp_path: Path) -> None:
+    for text in ("{}", "[]", "not json", json.dumps({"model_type": "toaster", "slots": 2})):
+        file = tmp_path / "config.json"
+        file.write_text(text)
+        done = gpufleet("recommend", "--model", str(file), "--tokens", "1B", "--seq-len", "1024")
+        assert done.returncode == 2, text + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_empty_catalog_exits_4(tmp_path: Path) -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS, GPUFLEET_CATALOG=str(tmp_path))
+    assert done.returncode == 4
+    assert "gpufleet catalog" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_has_an_example_that_runs() -> None:
+    done = gpufleet("recommend", "--help")
+    assert done.returncode == 0
+    example = done.stdout.split("Example:")[1].splitlines()[1].split()
+    assert gpufleet(*example[1:]).returncode == 0
+
+
+def test_no_heavy_package_is_imported() -> None:
+    code = (
+        "import sys; sys.argv = ['gpufleet', 'recommend', *sys.argv[1:]]\n"
+        "from optimizer.cli import cli\ncli(standalone_mode=False)\n"
+        "heavy = {'torch', 'pulumi', 'boto3', 'pandas'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *ISSUE_FLAGS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
