@@ -31,6 +31,7 @@ COLUMNS = (
     "spot_usd_per_hour",
     "spot_source",
     "as_of",
+    "reserved_1yr_as_of",
     "spot_as_of",
     "spot_zone_id",
     "interruption_low",
@@ -122,8 +123,8 @@ def command(
     """List instance types with their prices, one row a type and region.
 
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
-    in CSV, null in JSON). as_of dates the on-demand and reserved prices, spot_as_of the spot price; a spot source
-    "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
+    in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are those of the
+    others. A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
 
     \b
     Example:
@@ -160,7 +161,6 @@ def command(
 def row(offer: Offer) -> dict[str, Any]:
     """An offer with the published field names; whole numbers without a decimal point."""
     instance, band = offer.instance, offer.interruption_band
-    dated = offer.on_demand or offer.reserved_1yr
     return {
         "instance_type": instance.name,
         "region": offer.region,
@@ -176,7 +176,8 @@ def row(offer: Offer) -> dict[str, Any]:
         "reserved_1yr_usd_per_hour": offer.reserved_1yr.usd_per_hour if offer.reserved_1yr else None,
         "spot_usd_per_hour": offer.spot.usd_per_hour if offer.spot else None,
         "spot_source": offer.spot.source if offer.spot else None,
-        "as_of": dated.as_of.isoformat() if dated else None,
+        "as_of": offer.on_demand.as_of.isoformat() if offer.on_demand else None,
+        "reserved_1yr_as_of": offer.reserved_1yr.as_of.isoformat() if offer.reserved_1yr else None,
         "spot_as_of": offer.spot.as_of.isoformat() if offer.spot else None,
         "spot_zone_id": (offer.spot.zone_id or None) if offer.spot else None,
         "interruption_low": band[0] if band else None,

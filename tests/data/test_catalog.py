@@ -1,0 +1,217 @@
+"""The shipped catalog, checked against its invariants, its inputs and facts known from elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog.gpus import DATA, gpu_table
+from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_rows
+from optimizer.catalog.sources import spot_advisor
+from optimizer.commands.offers import COLUMNS, row
+
+TODAY = date(2026, 11, 21)
+# Every NVIDIA type AWS has offered from P3 on, as its documentation lists them.
+EXPECTED = {
+    "p3": "2xlarge 8xlarge 16xlarge",
+    "p3dn": "24xlarge",
+    "p4d": "24xlarge",
+    "p4de": "24xlarge",
+    "p5": "4xlarge 48xlarge",
+    "p5e": "48xlarge",
+    "p5en": "48xlarge",
+    "p6-b200": "48xlarge",
+    "p6-b300": "48xlarge",
+    "g4dn": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge metal",
+    "g5": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g5g": "xlarge 2xlarge 4xlarge 8xlarge 16xlarge metal",
+    "g6": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g6e": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g6f": "large xlarge 2xlarge 4xlarge",
+    "gr6": "4xlarge 8xlarge",
+    "gr6f": "4xlarge",
+    "g7": "2xlarge 4xlarge 8xlarge 12xlarge 24xlarge 48xlarge",
+    "g7e": "2xlarge 4xlarge 8xlarge 12xlarge 24xlarge 48xlarge",
+}
+# Without facts on purpose: data/PROVENANCE.md, "Left out".
+LEFT_OUT = {"p2.xlarge", "p2.8xlarge", "p2.16xlarge"}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load(SHIPPED)
+
+
+def _input(name: str) -> list[dict[str, str]]:
+    with (DATA / "inputs" / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_breaks_no_invariant(catalog: Catalog) -> None:
+    assert invariants.check(catalog, today=TODAY) == []
+
+
+def test_holds_exactly_the_types_aws_offers(catalog: Catalog) -> None:
+    expected = {f"{family}.{size}" for family, sizes in EXPECTED.items() for size in sizes.split()}
+    assert {instance.name for instance in catalog.instance_types} == expected
+
+
+def test_every_type_is_offered_somewhere(catalog: Catalog) -> None:
+    assert {offer.instance.name for offer in catalog.offers} == {i.name for i in catalog.instance_types}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "network_gbit_per_s", "efa_cards", "interconnect", "nvme_gb"),
+    [
+        # https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html
+        ("p3.2xlarge", "v100-16gb", 1, 2.5, 0, "none", 0),
+        ("p3dn.24xlarge", "v100-32gb", 8, 100, 1, "nvlink", 1800),
+        ("p4d.24xlarge", "a100-40gb", 8, 400, 4, "nvswitch", 8000),
+        ("p4de.24xlarge", "a100-80gb", 8, 400, 4, "nvswitch", 8000),
+        ("p5.48xlarge", "h100-80gb", 8, 3200, 32, "nvswitch", 30400),
+        ("p5.4xlarge", "h100-80gb", 1, 100, 1, "none", 3800),
+        ("p5en.48xlarge", "h200-141gb", 8, 3200, 16, "nvswitch", 30400),
+        ("p6-b200.48xlarge", "b200-179gb", 8, 3200, 8, "nvswitch", 30400),
+        ("p6-b300.48xlarge", "b300-269gb", 8, 6400, 16, "nvswitch", 30400),
+        ("g6e.48xlarge", "l40s-48gb", 8, 400, 4, "pcie", 7600),
+        ("g7.48xlarge", "rtx-pro-4500-32gb", 8, 700, 2, "pcie", 7600),
+        ("g7e.48xlarge", "rtx-pro-6000-96gb", 8, 1600, 4, "pcie", 15200),
+        ("g6f.large", "l4-24gb", 0.125, 1.5, 0, "none", 100),
+        ("g6f.4xlarge", "l4-24gb", 0.5, 10, 0, "none", 450),
+    ],
+)
+def test_facts_of_known_types(
+    catalog: Catalog,
+    name: str,
+    gpu: str,
+    count: float,
+    network_gbit_per_s: float,
+    efa_cards: int,
+    interconnect: str,
+    nvme_gb: float,
+) -> None:
+    instance = catalog.instance_type(name)
+    assert (instance.gpu.key, instance.gpu_count, instance.network_gbit_per_s) == (gpu, count, network_gbit_per_s)
+    assert (instance.efa_cards, instance.interconnect, instance.nvme_gb) == (efa_cards, interconnect, nvme_gb)
+
+
+def test_gpu_keys_are_those_of_measured_runs() -> None:
+    assert {"a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb"} <= set(gpu_table())
+
+
+@pytest.mark.parametrize("key", sorted(gpu_table()))
+def test_gpu_peaks_are_dense_and_in_proportion(key: str) -> None:
+    gpu = gpu_table()[key]
+    peak = gpu.peak_tflop_per_s
+    assert gpu.source.startswith("https://")
+    assert gpu.memory_bandwidth_gb_per_s >= 300
+    assert peak["fp16"] > 0
+    assert ("bf16" in peak) == (gpu.architecture not in ("Volta", "Turing"))
+    assert "fp8" not in peak or gpu.architecture not in ("Volta", "Turing", "Ampere")
+    if "bf16" in peak:
+        assert peak["bf16"] == peak["fp16"]
+    # A tensor core halves its rate from FP8 to 16 bits to TF32. A sparse figure among dense ones would break this.
+    if "fp8" in peak:
+        assert peak["fp8"] == pytest.approx(2 * peak["fp16"], rel=0.02)
+    if "tf32" in peak:
+        assert peak["tf32"] == pytest.approx(peak["fp16"] / 2, rel=0.02)
+    assert (gpu.nvlink_gb_per_s > 0) == (gpu.name in ("V100", "A100", "H100", "H200", "B200", "B300"))
+
+
+def test_on_demand_and_reserved_prices_are_the_inputs_exactly(catalog: Catalog) -> None:
+    published = [line for line in _input("prices.csv") if line["instance_type"] not in LEFT_OUT]
+    assert len(published) == 744
+    for line in published:
+        offer = catalog.offer(line["instance_type"], line["region"])
+        assert offer is not None and offer.on_demand is not None
+        assert offer.on_demand.usd_per_hour == float(line["on_demand_usd_per_hour"])
+        assert offer.on_demand.as_of.isoformat() == line["as_of"]
+        reserved = line["reserved_1yr_no_upfront_usd_per_hour"]
+        assert (offer.reserved_1yr.usd_per_hour if offer.reserved_1yr else None) == (
+            float(reserved) if reserved else None
+        )
+    priced = {(o.instance.name, o.region) for o in catalog.offers if o.on_demand}
+    assert priced == {(line["instance_type"], line["region"]) for line in published}
+
+
+def test_spot_prices_and_bands_are_the_advisors(catalog: Catalog) -> None:
+    advised = [line for line in _input("spot_advisor.csv") if line["instance_type"] not in LEFT_OUT]
+    assert len(advised) == 614
+    derived = 0
+    for line in advised:
+        offer = catalog.offer(line["instance_type"], line["region"])
+        assert offer is not None and offer.on_demand is not None
+        assert offer.interruption_band == spot_advisor.BANDS[line["interruption_frequency_per_month"]]
+        saving_pct = int(line["savings_over_on_demand_pct"])
+        if saving_pct < 0:
+            assert offer.spot is None
+            continue
+        derived += 1
+        assert offer.spot is not None
+        assert offer.spot.usd_per_hour == pytest.approx(
+            offer.on_demand.usd_per_hour * (100 - saving_pct) / 100, abs=5.1e-5
+        )
+        assert (offer.spot.source, offer.spot.as_of) == ("advisor-derived", date(2025, 7, 28))
+    assert sum(offer.spot is not None for offer in catalog.offers) == derived == 613
+
+
+def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({k: "" if v is None else v for k, v in row(offer).items()} for offer in catalog.offers)
+    written = {(r["instance_type"], r["region"]): r for r in csv.DictReader(io.StringIO(out.getvalue()))}
+    for line in _input("prices.csv"):
+        if line["instance_type"] in LEFT_OUT:
+            continue
+        found = written[line["instance_type"], line["region"]]
+        assert float(found["on_demand_usd_per_hour"]) == float(line["on_demand_usd_per_hour"])
+        assert found["as_of"] == line["as_of"]
+
+
+def test_unit_prices_of_us_east_1_are_known_without_bounds(catalog: Catalog) -> None:
+    for item in ("gp3-storage", "gp3-iops", "gp3-throughput", "s3-standard-storage", "vpc-endpoint", "kms-key"):
+        assert not catalog.unit_price(item, "us-east-1").source.startswith("upper bound")  # type: ignore[arg-type]
+
+
+def test_provenance_gives_each_tables_checksum() -> None:
+    text = (DATA / "PROVENANCE.md").read_text(encoding="utf-8")
+    manifest = json.loads((SHIPPED / MANIFEST).read_text(encoding="utf-8"))
+    for table in manifest["tables"].values():
+        assert hashlib.sha256((SHIPPED / table["file"]).read_bytes()).hexdigest() == table["sha256"]
+        assert table["sha256"] in text
+    assert {path.name for path in SHIPPED.iterdir()} == {
+        MANIFEST,
+        *(table["file"] for table in manifest["tables"].values()),
+    }
+
+
+def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
+    """The readable inputs and the shipped parquet cannot drift apart."""
+    builder = _builder()
+    if metadata.version("moto") != builder.MOTO_VERSION:
+        pytest.skip(f"moto {metadata.version('moto')} is installed, the snapshot is of moto {builder.MOTO_VERSION}")
+    built, skipped = builder.build()
+    shipped, _ = read_rows(SHIPPED)
+    for name, table in shipped.items():
+        assert sorted(map(str, built[name])) == sorted(map(str, table)), name
+    assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, "p5.48xlarge"}
+
+
+def _builder() -> Any:
+    path = Path(__file__).parents[2] / "tools" / "build_snapshot.py"
+    spec = importlib.util.spec_from_file_location("build_snapshot", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
