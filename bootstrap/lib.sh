@@ -99,7 +99,7 @@ set_runtime() {
 
 # version_at_least HAVE WANTED: by version order, so 1.9 is below 1.41.
 version_at_least() {
-  [[ $(printf '%s\n%s\n' "$2" "$1" | sort --version-sort | head -n 1) == "$2" ]]
+  printf '%s\n%s\n' "$2" "$1" | sort --version-sort --check=quiet
 }
 
 # gpu_count: GPUs (or slices of one) the plan counts on; a fraction of a GPU shows as one device.

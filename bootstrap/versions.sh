@@ -40,9 +40,9 @@ CONTAINER_TOOLKIT_KEY_FINGERPRINT=C95B321B61E88C1809C4F759DDCAE044F796ECB0
 CUDA_REPOSITORY_URL=https://developer.download.nvidia.com/compute/cuda/repos
 CUDA_KEYRING_PIN=1.1-1
 declare -A CUDA_KEYRING_SHA256=(
-  [ubuntu2204 / x86_64]=d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df
-  [ubuntu2404 / x86_64]=d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba
-  [ubuntu2404 / sbsa]=6ea7d2737648936820e85677177957a0f6521b840d98eb0bbae0a4f003fa7249
+  ["ubuntu2204/x86_64"]=d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df
+  ["ubuntu2404/x86_64"]=d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba
+  ["ubuntu2404/sbsa"]=6ea7d2737648936820e85677177957a0f6521b840d98eb0bbae0a4f003fa7249
 )
 
 # torch and its NCCL, in the environment that trains; requirements-node.txt has the hash of every wheel.

@@ -21,4 +21,5 @@ else
     --instance-id "$instance" --lifecycle-action-result "$result"
   log "launch hook completed with $result for $instance"
 fi
+mkdir -p "$STATE_DIR"
 printf '%s\n' "$result" >"$state"

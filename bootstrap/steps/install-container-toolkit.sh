@@ -9,7 +9,7 @@ load_node_env
 
 version=""
 if command -v nvidia-ctk >/dev/null; then
-  version=$(nvidia-ctk --version | sed --silent 's/.*version \([0-9][0-9.]*\).*/\1/p' | head -n 1)
+  version=$(nvidia-ctk --version | sed --silent 's/.*CLI version \([0-9][0-9.]*\).*/\1/p')
 fi
 if [[ -n $version ]] && version_at_least "$version" "$CONTAINER_TOOLKIT_MIN"; then
   log "container toolkit $version is there (at least $CONTAINER_TOOLKIT_MIN)"

@@ -24,7 +24,6 @@ probe() {
 # use PYTHON: what gpufleet-train.service will run.
 use() {
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
-  set_runtime GPUFLEET_TORCHRUN "$(dirname "${1#"$ROOT"}")/torchrun"
   exit 0
 }
 

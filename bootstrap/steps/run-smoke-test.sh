@@ -5,13 +5,14 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
+mkdir -p "$LOG_DIR" "$STATE_DIR"
 report=$LOG_DIR/smoke.json
 if [[ -f $STATE_DIR/smoke-passed ]]; then
   log "the smoke test has passed on this node"
   exit 0
 fi
 python=$ROOT$(sed --silent 's/^GPUFLEET_PYTHON=//p' "$RUNTIME_ENV")
-[[ -x $python ]] || die "no Python with torch; install-python-env.sh comes first"
+[[ -f $python && -x $python ]] || die "no Python with torch; install-python-env.sh comes first"
 
 arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S" --out "$report")
 if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+printf "%s\n" Avail 3G
+exit 0

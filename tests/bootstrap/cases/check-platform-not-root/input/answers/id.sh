@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+echo 1000
+exit 0

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+echo no
+exit 0

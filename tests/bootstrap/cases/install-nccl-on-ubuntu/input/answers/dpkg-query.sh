@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+echo -n 1.1-1
+exit 0

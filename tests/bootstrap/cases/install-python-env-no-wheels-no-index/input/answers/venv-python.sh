@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+if [[ $* == *"pip install"* ]]; then exit 1; fi

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+echo /dev/md127
+exit 0

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+echo 'PATH="/dev/nvme0n1" TYPE="disk" MODEL="Amazon Elastic Block Store"'
+exit 0

@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+exit 2 # no such label

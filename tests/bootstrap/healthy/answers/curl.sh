@@ -1,0 +1,23 @@
+# shellcheck shell=bash
+case "$*" in
+  *"--request PUT"*"/latest/api/token")
+    echo -n IMDS-TOKEN-SECRET
+    exit 0
+    ;;
+  *"/latest/meta-data/instance-id")
+    [[ $(cat) == "X-aws-ec2-metadata-token: IMDS-TOKEN-SECRET" ]] || exit 22
+    echo -n i-0123456789abcdef0
+    exit 0
+    ;;
+esac
+# A download: the file after --output.
+url=${*: -1} file=""
+while (($# > 0)); do
+  if [[ $1 == --output ]]; then file=$2; fi
+  shift
+done
+case $url in
+  *aws-efa-installer-*.tar.gz) tar --create --gzip --file "$file" --directory "$FAKE_HEALTHY/efa" aws-efa-installer ;;
+  *) echo "content of $url" >"$file" ;;
+esac
+exit 0

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+printf '%s\n' Avail 150G
+exit 0

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+grep --quiet --line-regexp --fixed-strings -- "${*: -1}" "$FAKE_STATE/mounts"
+exit

@@ -1,0 +1,146 @@
+"""A pretended node: the bootstrap's scripts, fake tools, and a folder for the file system's root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BOOTSTRAP = HERE.parents[1] / "bootstrap"
+HEALTHY = HERE / "healthy"
+
+# All that would touch the machine, AWS or the network.
+FAKES = (
+    "apt-get", "apt-mark", "aws", "blkid", "curl", "df", "dmesg", "dpkg", "dpkg-query", "fi_info", "gpg", "id",
+    "logger", "lsblk", "mdadm", "mkfs.xfs", "modprobe", "mount", "mountpoint", "nvidia-ctk", "nvidia-smi", "python3",
+    "sha256sum", "shutdown", "systemctl", "timedatectl", "uname", "wipefs",
+)  # fmt: skip
+# Harmless ones. Nothing else is on PATH: a script that calls another tool fails its case.
+REAL = (
+    "awk", "basename", "bash", "cat", "chmod", "cp", "date", "dirname", "env", "find", "flock", "grep", "gzip", "head",
+    "install", "mkdir", "mktemp", "mv", "rm", "sed", "setsid", "sleep", "sort", "tail", "tar", "tee", "timeout",
+    "touch", "tr", "wc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended and what it said (stdout and stderr together)."""
+
+    exit_code: int
+    output: str
+
+
+class Node:
+    """A node in ``folder``, healthy but for what ``case`` overlays (its input/ folder)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        case: Path,
+        *,
+        node_env: Mapping[str, str] | None = None,
+        without: Sequence[str] = (),
+        real: Sequence[str] = (),
+        absent: Sequence[str] = (),
+        mounted: Sequence[str] = (),
+    ) -> None:
+        self.root, self.state, self._case = folder / "root", folder / "state", case
+        self.bootstrap = self.root / "opt/gpufleet/bootstrap"
+        self.calls_file = self.state / "calls"
+        self._bin = folder / "bin"
+        for new in (self.state, self._bin):
+            new.mkdir(parents=True)
+        shutil.copytree(HEALTHY / "root", self.root)
+        for path in without:
+            shutil.rmtree(self.root / path) if (self.root / path).is_dir() else (self.root / path).unlink()
+        if (case / "input/root").is_dir():
+            shutil.copytree(case / "input/root", self.root, dirs_exist_ok=True)
+        self._copy_bootstrap()
+        self._write_node_env(node_env or {})
+        self.calls_file.touch()
+        (self.state / "services").touch()
+        (self.state / "mounts").write_text("".join(f"{self.root}/{path}\n" for path in mounted))
+        for tool in FAKES:
+            if tool not in (*real, *absent):
+                (self._bin / tool).symlink_to(HERE / "fake.sh")
+        for tool in (*REAL, *real):
+            found = shutil.which(tool)
+            assert found, f"these tests need {tool}"
+            (self._bin / tool).symlink_to(found)
+
+    def _copy_bootstrap(self) -> None:
+        self.bootstrap.mkdir(parents=True)
+        for name in ("node_init.sh", "lib.sh", "versions.sh", "gpufleet-train.service", "requirements-node.txt"):
+            shutil.copy(BOOTSTRAP / name, self.bootstrap)
+        for name in ("steps", "checks"):
+            shutil.copytree(BOOTSTRAP / name, self.bootstrap / name)
+        self.replace("launch.sh", "exit 0")
+
+    def _write_node_env(self, changes: Mapping[str, str]) -> None:
+        lines = dict(line.split("=", 1) for line in (HEALTHY / "node.env").read_text().splitlines())
+        lines |= changes
+        etc = self.root / "etc/gpufleet"
+        etc.mkdir(parents=True, exist_ok=True)
+        (etc / "node.env").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+    def replace(self, script: str, body: str) -> None:
+        """Put another script in the place of ``script``."""
+        path = self.bootstrap / script
+        path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        path.chmod(0o755)
+
+    def command(self, command: str) -> list[str]:
+        """The argument list of ``command``, a script of the bootstrap with its arguments."""
+        script, *arguments = command.split()
+        return [str(self.bootstrap / script), *arguments]
+
+    def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The whole environment of a run, nothing of this process's but the folder for temporary files."""
+        return {
+            "PATH": str(self._bin),
+            "ROOT": str(self.root),
+            "RETRY_DELAY_S": "0",
+            "FAKE_CALLS": str(self.calls_file),
+            "FAKE_CASE": str(self._case),
+            "FAKE_HEALTHY": str(HEALTHY),
+            "FAKE_STATE": str(self.state),
+            "FAKE_SCRIPT": str(HERE / "fake.sh"),
+            "FAKE_PYTHON": sys.executable,
+            "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+            **(settings or {}),
+        }
+
+    def run(self, command: str, settings: Mapping[str, str] | None = None) -> Outcome:
+        """Run ``command`` as root would."""
+        done = subprocess.run(
+            self.command(command),
+            env=self.environment(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout)
+
+    def kill_leftovers(self) -> None:
+        """End what a killed run left behind, as the reboot that killed it would have."""
+        mark = f"FAKE_STATE={self.state}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    @property
+    def calls(self) -> list[str]:
+        """How the fake tools were called, in order; the node's own folders read as on a real node."""
+        return self.calls_file.read_text().replace(str(self.root), "").splitlines()

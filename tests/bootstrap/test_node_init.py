@@ -1,0 +1,212 @@
+"""node_init.sh as a whole: whatever step fails, the launch hook gets ABANDON exactly once and nothing is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.bootstrap.node import BOOTSTRAP, HERE, Node
+
+SCRIPT = (BOOTSTRAP / "node_init.sh").read_text()
+LISTED = re.search(r"STEPS=\((.*?)\n\)", SCRIPT, re.S)
+assert LISTED
+STEPS = [line.split()[0] for line in LISTED[1].splitlines() if line.strip()]
+HOOK = "aws autoscaling complete-lifecycle-action "
+
+
+def healthy(folder: Path, **options: object) -> Node:
+    return Node(folder, HERE / "cases/node-init-healthy", **options)  # type: ignore[arg-type]
+
+
+def answers(node: Node) -> list[str]:
+    """What the launch hook was told."""
+    return [call.rsplit(" ", 1)[1] for call in node.calls if call.startswith(HOOK)]
+
+
+def script_of(step: str) -> str:
+    return f"steps/{step}.sh" if (BOOTSTRAP / f"steps/{step}.sh").exists() else f"checks/{step}.sh"
+
+
+def test_the_steps_are_scripts_and_every_script_is_used() -> None:
+    assert len(STEPS) == len(set(STEPS)) == 11
+    assert all((BOOTSTRAP / script_of(step)).is_file() for step in STEPS)
+    called = set(STEPS) | {"complete-launch-hook", "start-training", "send-heartbeats", "report-failure"}
+    # The install steps call it.
+    called.add("add-cuda-repository")
+    assert {path.stem for path in (BOOTSTRAP / "steps").glob("*.sh")} <= called
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    node.replace(script_of(step), "echo the reason, whatever it is >&2\nexit 3")
+    outcome = node.run("node_init.sh")
+    where = "check-health" if step == "check-xid-errors" else step  # check-health runs it first
+    assert outcome.exit_code == (1 if where == "check-health" and step != where else 3)
+    assert f"node set-up failed in {where}" in outcome.output
+    assert answers(node) == ["ABANDON"]
+    assert not any(call.startswith(("systemctl enable --now gpufleet-train", "shutdown")) for call in node.calls)
+    (sent,) = json.loads((node.state / "log-events.json").read_text())
+    assert "the reason, whatever it is" in sent["message"]
+    assert f"node set-up failed in {where}" in sent["message"]
+    assert abs(sent["timestamp"] / 1000 - time.time()) < 60
+
+
+def test_a_healthy_node_joins_once_in_order(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    outcome = node.run("node_init.sh")
+    assert outcome.exit_code == 0, outcome.output
+    took = re.findall(r"node_init.sh: ([a-z-]+) took \d+ s", outcome.output)
+    assert took == [*STEPS, "complete-launch-hook", "start-training"]
+    assert answers(node) == ["CONTINUE"]
+    told = next(i for i, call in enumerate(node.calls) if call.startswith(HOOK))
+    started = node.calls.index("systemctl enable --now gpufleet-train.service")
+    smoke = next(i for i, call in enumerate(node.calls) if call.startswith("venv-python -m bootstrap.smoke"))
+    assert smoke < told < started
+
+
+def test_a_second_run_does_nothing(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    assert node.run("node_init.sh").exit_code == 0
+    before = len(node.calls)
+    assert node.run("node_init.sh").exit_code == 0
+    calls = [call for call in node.calls[before:] if not call.startswith("logger ")]
+    assert calls == ["systemctl is-active --quiet gpufleet-train.service"]
+
+
+def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:
+    """Killed in the smoke test, as by a reboot: the next run finds mount and environment done and goes on."""
+    node = healthy(tmp_path)
+    smoke = (node.bootstrap / "steps/run-smoke-test.sh").read_text()
+    node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 60")
+    running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "reached").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    node.kill_leftovers()
+    assert answers(node) == []
+    before = len(node.calls)
+
+    (node.bootstrap / "steps/run-smoke-test.sh").write_text(smoke)
+    outcome = node.run("node_init.sh")
+    assert outcome.exit_code == 0, outcome.output
+    assert answers(node) == ["CONTINUE"]
+    again = node.calls[before:]
+    assert not any(call.startswith(("mkfs", "mdadm", "mount ", "python3 -m venv", "aws s3")) for call in again)
+
+
+def test_ended_by_a_signal_it_abandons(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 3")
+    running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "reached").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=30) == 143
+    assert answers(node) == ["ABANDON"]
+
+
+def test_heartbeats_end_with_the_run(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    node.replace("steps/check-health.sh", "sleep 1")
+    assert node.run("node_init.sh", {"HOOK_HEARTBEAT_S": "0.1"}).exit_code == 0
+    beats = [call for call in node.calls if "record-lifecycle-action-heartbeat" in call]
+    assert len(beats) >= 3
+    time.sleep(0.5)
+    assert [call for call in node.calls if "record-lifecycle-action-heartbeat" in call] == beats
+
+
+def test_heartbeats_do_not_keep_a_node_for_ever(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    outcome = node.run("steps/send-heartbeats.sh", {"HOOK_HEARTBEAT_S": "0.1", "NODE_INIT_TIMEOUT_S": "1"})
+    assert outcome.exit_code == 0
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    node.replace("steps/check-health.sh", f"touch {tmp_path}/reached\nsleep 2")
+    first = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
+    while not (tmp_path / "reached").exists():
+        time.sleep(0.05)
+    second = node.run("node_init.sh")
+    assert second.exit_code == 1
+    assert "another node_init.sh is running" in second.output
+    assert first.wait(timeout=30) == 0
+    assert answers(node) == ["CONTINUE"]
+
+
+def test_a_machine_that_is_no_node_is_left_alone(tmp_path: Path) -> None:
+    node = healthy(tmp_path)
+    (node.root / "etc/gpufleet/node.env").unlink()
+    outcome = node.run("node_init.sh")
+    assert outcome.exit_code == 1
+    assert "this is not a node of a fleet" in outcome.output
+    assert not any(call.startswith(("shutdown", "aws")) for call in node.calls)
+
+
+def test_a_node_reads_what_user_data_writes(tmp_path: Path) -> None:
+    """infra quotes with shlex; the reader gives every value back exactly and runs none of it."""
+    user_data = pytest.importorskip("infra.user_data")
+    values = {
+        "GPUFLEET_A": "",
+        "GPUFLEET_B": "plain-1.5",
+        "GPUFLEET_C": "train.py --name 'my run' --x \"y\"",
+        "GPUFLEET_D": "it's $(touch /tmp/never) `id` \\ $HOME",
+        "GPUFLEET_E": "'",
+        "GPUFLEET_F": "''a''",
+    }
+    node = healthy(tmp_path)
+    (node.root / "etc/gpufleet/node.env").write_text(user_data.environment_file(values))
+    node.replace(
+        "steps/show.sh",
+        'source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"\nload_node_env\n'
+        + "".join(f'printf "%s\\n" "[${name}]"\n' for name in values),
+    )
+    assert node.run("steps/show.sh").output.splitlines() == [f"[{value}]" for value in values.values()]
+
+
+def test_the_unit_file_keeps_the_interruption_contract() -> None:
+    unit = (BOOTSTRAP / "gpufleet-train.service").read_text()
+    for line in (
+        "KillSignal=SIGTERM",
+        "KillMode=mixed",
+        "TimeoutStopSec=110",
+        "Restart=on-failure",
+        "EnvironmentFile=/etc/gpufleet/node.env",
+        "EnvironmentFile=/etc/gpufleet/runtime.env",
+        "ExecStart=/opt/gpufleet/bootstrap/launch.sh",
+        "WantedBy=multi-user.target",
+    ):
+        assert line in unit.splitlines()
+
+
+def test_no_version_is_latest() -> None:
+    for script in (BOOTSTRAP / "versions.sh", *(BOOTSTRAP / "steps").glob("*.sh")):
+        for line in script.read_text().splitlines():
+            code = line.split("#", 1)[0]
+            assert not re.search(r"latest(?!/(api|meta-data))", code), f"{script.name}: {line}"
+
+
+def test_every_requirement_is_pinned_by_hash() -> None:
+    text = (BOOTSTRAP / "requirements-node.txt").read_text()
+    rows = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    assert len(rows) > 20
+    for row in rows:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( +--hash=sha256:[0-9a-f]{64}){1,2} *", row), row
+    versions = dict(row.split()[0].split("==") for row in rows)
+    pins = (BOOTSTRAP / "versions.sh").read_text()
+    assert f"TORCH_MIN={versions['torch']}" in pins
+    assert f"TORCH_NCCL_MIN={versions['nvidia-nccl-cu13']}" in pins
+    assert f"NCCL_PIN={versions['nvidia-nccl-cu13']}-" in pins
