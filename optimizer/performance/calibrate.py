@@ -147,17 +147,9 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
     """
     if not rows:
         raise InvalidInputError("no measured runs", limit="at least one")
-    coefficients = _fit_coefficients(rows)
+    coefficients = fit_coefficients(rows)
     gpus = sorted({row.run.hardware.gpu.name for row in rows})
-    unknown = {POOLED: Residual(rows=0, relative_error=0.0)}
-
-    def calibration(values: Mapping[str, Any], residuals: Mapping[str, Residual]) -> Calibration:
-        return Calibration(
-            **values, residuals=dict(residuals), rows=len(rows), source=source, as_of=as_of, command=command
-        )
-
-    fitted = calibration(coefficients, unknown)
-    errors = log_errors(rows, fitted)
+    errors = cross_validated_errors(rows)
     residuals = {}
     left_out = []
     for gpu in gpus:
@@ -174,9 +166,34 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
             if die(row.run.hardware.gpu) == processor and framework_name(row.run.run.framework) in known
         ]
         if own and others:
-            left_out.append(_rms(log_errors(own, calibration(_fit_coefficients(others), unknown))))
+            left_out.append(_rms(log_errors(own, with_coefficients(fit_coefficients(others)))))
     residuals[POOLED] = Residual(rows=0, relative_error=round(_error_of_a_new_one(left_out), 4))
-    return calibration(coefficients, residuals)
+    return Calibration(**coefficients, residuals=residuals, rows=len(rows), source=source, as_of=as_of, command=command)
+
+
+def with_coefficients(values: Mapping[str, Any]) -> Calibration:
+    """A calibration to predict with while fitting: it has coefficients and no residuals yet."""
+    nothing = {POOLED: Residual(rows=0, relative_error=0.0)}
+    return Calibration(**values, residuals=nothing, rows=0, source="", as_of=date.min, command="")
+
+
+FOLDS = 8
+
+
+def cross_validated_errors(rows: Sequence[Measured]) -> Floats:
+    """log(predicted / measured) step time of each row, from a fit that never saw its model in its suite.
+
+    A fit's own rows would flatter it: a plan is for a model that nobody measured.
+    """
+    groups = sorted({(row.suite, row.run.model.name) for row in rows})
+    errors = np.zeros(len(rows))
+    for fold in range(min(FOLDS, len(groups))):
+        held = set(groups[fold::FOLDS])
+        test = [index for index, row in enumerate(rows) if (row.suite, row.run.model.name) in held]
+        train = [row for row in rows if (row.suite, row.run.model.name) not in held]
+        fitted = with_coefficients(fit_coefficients(train or rows))
+        errors[test] = log_errors([rows[index] for index in test], fitted)
+    return errors
 
 
 # Quantile of Student's t at which a normal distribution has its standard deviation (0.8413), by degrees of freedom.
@@ -200,7 +217,7 @@ def _rms(errors: Floats) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def _fit_coefficients(rows: Sequence[Measured]) -> dict[str, Any]:
+def fit_coefficients(rows: Sequence[Measured]) -> dict[str, Any]:
     """Levenberg-Marquardt; returns the fields of Calibration that are fitted."""
     problem = _Problem(rows)
     theta = np.zeros(len(problem.names))

@@ -118,8 +118,8 @@ def compute(x: Inputs) -> Compute:
 # Reads and writes of the unfused score matrix in a forward and a backward pass, in elements: forward scale, mask,
 # softmax, dropout and two products (10), backward the same with gradients (20).
 SCORE_PASSES = 20.0
-# Reads and writes of a norm's input and output, forward: LayerNorm is one kernel, RMSNorm as Hugging Face writes it is a
-# square, a mean, a product with the root and one with the weight.
+# Reads and writes of a norm's input and output, forward: LayerNorm is one kernel; RMSNorm as Hugging Face writes it is
+# a square, a mean, a product with the root and one with the weight.
 LAYER_NORM_PASSES = 2.0
 RMS_NORM_PASSES = 7.0
 # Rotary positions as Hugging Face writes them: negate and join halves, two products and a sum.

@@ -33,9 +33,9 @@ OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "ad
 # Memory outside the allocator's reach: CUDA context, cuBLAS workspace, NCCL channels. Measured on H200 with torch 2.11
 # and CUDA 13.0: 0.6 GiB context; NCCL adds up to about 0.4 GiB (https://github.com/NVIDIA/nccl/issues/964).
 RESERVED_GIB = 1.0
-# Reserved memory exceeds allocated, by 2 to 30%: blocks are rounded up and free ones do not join. 5% is what remains with
-# expandable segments (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), and the published run
-# that is nearest its GPU's memory is predicted at 92% of the limit this gives.
+# Reserved memory exceeds allocated, by 2 to 30%: blocks are rounded up and free ones do not join. 5% is what remains
+# with expandable segments (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), and the published
+# run that is nearest its GPU's memory is predicted at 92% of the limit this gives.
 FRAGMENTATION = 0.05
 
 

@@ -69,7 +69,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     """
     architecture = _word(row, "architecture", ARCHITECTURES, default="decoder")
     model = _cnn(row) if architecture == "cnn" else _transformer(row, architecture)
-    gpu = _gpu(row, gpus)
+    gpu = find_gpu(_text(row, "gpu"), gpus)
 
     count = _count(row, "gpus", default=1)
     per_node = min(_count(row, "gpus_per_node", default=min(8, count)), count)
@@ -86,7 +86,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     network = _amount(
         row,
         "network_gbit_per_s_per_node",
-        default=per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU),
+        default=default_network_gbit_per_s(gpu, per_node),
         least=0.001,
     )
     hardware = Hardware(
@@ -214,15 +214,25 @@ def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
     return candidates[1] if gated else candidates[0]
 
 
-def _gpu(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Gpu:
-    wanted = _text(row, "gpu").lower().replace("_", "-").replace(" ", "-")
+def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
+    """A GPU by its key ("a100-80gb"), or by its name ("H100") where the table has one memory size of it.
+
+    Raises:
+        InvalidInputError: neither.
+    """
+    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
     if wanted in gpus:
         return gpus[wanted]
-    # "h100" is enough where the table has one memory size of it.
     same = [gpu for gpu in gpus.values() if gpu.name.lower().replace(" ", "-") == wanted]
     if len(same) == 1:
         return same[0]
-    raise InvalidInputError(f"gpu is {_text(row, 'gpu')!r}", limit=f"one of {', '.join(gpus)}")
+    known = [gpu.key for gpu in same] or list(gpus)
+    raise InvalidInputError(f"gpu is {name!r}", limit=f"one of {', '.join(known)}")
+
+
+def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
+    """Network of a node that does not say, Gbit/s: a vendor reference system's (NETWORK_GBIT_PER_S_PER_GPU)."""
+    return gpus_per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU)
 
 
 def _virtual_stages(row: Mapping[str, Any], layers_per_stage: float) -> float:

@@ -1,0 +1,384 @@
+"""``gpufleet estimate``: memory and step time of one configuration, or of every row of a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.hardware import Gpu, Precision
+from optimizer.performance import calibration as calibrations
+from optimizer.performance.batch import COLUMNS, estimate_rows
+from optimizer.performance.evaluate import estimate
+from optimizer.performance.frameworks import DEFAULT, frameworks
+from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
+from optimizer.performance.runs import default_network_gbit_per_s, find_gpu
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Hardware, Run
+from optimizer.units import parse_count
+from optimizer.workload.model import ModelSpec
+from optimizer.workload.presets import presets
+from optimizer.workload.resolve import resolve_model
+
+DEFAULT_SEQ_LEN = 2048
+
+
+def _whole(value: str) -> int:
+    """A whole number above 0, with suffixes (2k)."""
+    try:
+        return parse_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_whole.__name__ = "count"  # what click's help shows as the type
+
+
+@click.command(
+    epilog=f"""\b
+Examples:
+  gpufleet estimate --model llama-3.1-8b --instance-type p5.48xlarge --nodes 2 --seq-len 8192
+  gpufleet estimate --model 7B --gpu a100-80gb --gpus 16 --micro-batch 4 --activation-checkpointing full
+  gpufleet estimate --batch runs.csv --out estimates.csv
+
+Presets: {", ".join(presets())}."""
+)
+@click.option("--model", help="Preset, Hugging Face config.json, or parameter count (7B).")
+@click.option("--instance-type", help="EC2 type (p5.48xlarge): its GPUs, links and network.")
+@click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
+@click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: --nodes x --gpus-per-node]")
+@click.option("--gpus-per-node", type=_whole, help="GPUs of one node, with --gpu.  [default: 8, or --gpus if fewer]")
+@click.option("--network", type=click.FloatRange(min=0, min_open=True), help="Gbit/s of one node, with --gpu.")
+@click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs]")
+@click.option(
+    "--seq-len", type=_whole, help=f"Tokens of one sequence.  [default: {DEFAULT_SEQ_LEN}, or the model's most]"
+)
+@click.option(
+    "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
+)
+@click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step.  [default: 1]")
+@click.option("--global-batch", type=_whole, help="Sequences of one optimizer step, instead of --grad-accum.")
+@click.option("--sharding", type=click.Choice(SHARDINGS), help="[default: zero3; ddp on one GPU and for a CNN]")
+@click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
+@click.option("--context", type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
+@click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("--attention", type=click.Choice(["flash", "unfused"]), default="flash", show_default=True)
+@click.option("--compile/--no-compile", "compiled", default=False, show_default=True, help="torch.compile.")
+@click.option("--framework", type=click.Choice(list(frameworks())), default=DEFAULT, show_default=True)
+@click.option(
+    "--batch",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Estimate every row of a CSV instead (columns of optimizer/performance/data/measured_runs.csv).",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where --batch writes; - prints.")
+@format_option
+@click.pass_context
+def command(ctx: click.Context, /, output_format: str, batch: Path | None, out: Path | None, **options: Any) -> None:
+    """Estimate memory and speed of one training configuration, or of every row of a table.
+
+    With --batch, a row that cannot be estimated gets the reason in its column error and the others still come out;
+    exit status 1 only if every row failed.
+    """
+    if batch is not None:
+        given = [name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(
+                f"--batch reads everything from its columns, not from --{given[0].replace('_', '-')}"
+            )
+        _estimate_batch(batch, out)
+        return
+    if out is not None:
+        raise click.UsageError("--out goes with --batch")
+    if not options["model"]:
+        raise click.UsageError("Missing option '--model' (or '--batch').")
+    _print(_estimate_one(**options), output_format)
+
+
+def _estimate_one(
+    *,
+    model: str,
+    seq_len: int | None,
+    micro_batch: int,
+    grad_accum: int | None,
+    global_batch: int | None,
+    sharding: str | None,
+    tensor: int,
+    pipeline: int,
+    context: int,
+    activation_checkpointing: str,
+    precision: Precision,
+    optimizer: Any,
+    attention: Any,
+    compiled: bool,
+    framework: str,
+    **hardware_options: Any,
+) -> dict[str, Any]:
+    """Everything the command prints, as the JSON object it prints."""
+    spec = resolve_model(model)
+    hardware, nodes, gpus, name = _hardware(**hardware_options)
+    cnn = spec.architecture == "cnn"
+    split = tensor * pipeline * context
+    if cnn and split > 1:
+        raise InvalidInputError(f"{spec.name} with {split} ranks a replica", limit="1: a CNN is trained data-parallel")
+    if gpus % split:
+        raise InvalidInputError(
+            f"{gpus} GPUs",
+            limit=f"a multiple of --tensor {tensor} x --pipeline {pipeline} x --context {context}",
+            why="every data-parallel rank has that many GPUs",
+        )
+    if pipeline > max(1, spec.layers):
+        raise InvalidInputError(f"--pipeline is {pipeline}", limit=f"{spec.layers}, the layers of {spec.name}")
+    data = gpus // split
+    accumulation = _accumulation(data, micro_batch, grad_accum, global_batch)
+    run = Run(
+        seq_len=_seq_len(spec, seq_len),
+        precision=precision,
+        optimizer=optimizer,
+        attention=attention,
+        compiled=compiled,
+        framework="torchvision" if cnn and framework == DEFAULT else framework,
+    )
+    sharding = sharding or ("ddp" if cnn or data == 1 else "zero3")
+    calibration = calibrations.load()
+    found = estimate(
+        spec,
+        run,
+        hardware,
+        calibration,
+        nodes=nodes,
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        sharding=sharding_code(sharding),
+        micro_batch=micro_batch,
+        grad_accum=accumulation,
+        checkpointing=checkpointing_code(activation_checkpointing),
+    )
+    residual = calibration.residual(hardware.gpu)
+    speed = float(found.tokens_per_second)
+    band = math.exp(residual.relative_error)
+    return {
+        "model": spec.name,
+        "model_source": spec.source,
+        "parameters": spec.parameters,
+        "hardware": name,
+        "gpu": hardware.gpu.key,
+        "gpus": gpus,
+        "nodes": nodes,
+        "seq_len": run.seq_len,
+        "global_batch": data * micro_batch * accumulation,
+        "micro_batch": micro_batch,
+        "grad_accum": accumulation,
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "context": context,
+        "sharding": sharding,
+        "activation_checkpointing": activation_checkpointing,
+        "precision": precision,
+        "optimizer": optimizer,
+        "framework": run.framework,
+        "unit": "samples" if cnn else "tokens",
+        "step_time_s": float(found.step_time_s),
+        "tokens_per_second": speed,
+        "tokens_per_second_low": speed / band,
+        "tokens_per_second_high": speed * band,
+        "tokens_per_second_per_gpu": speed / gpus,
+        "mfu": float(found.mfu),
+        "peak_memory_gib": float(found.peak_memory_gib),
+        "limit_gib": float(found.limit_gib),
+        "fits": bool(found.fits),
+        "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
+        "time_s": {part: float(value) for part, value in found.time_s.items()},
+        "relative_error": residual.relative_error,
+        "measured_rows": residual.rows,
+        "calibration": calibration.describe(hardware.gpu),
+    }
+
+
+def _hardware(
+    *,
+    instance_type: str | None,
+    gpu: str | None,
+    gpus: int | None,
+    gpus_per_node: int | None,
+    network: float | None,
+    nodes: int | None,
+) -> tuple[Hardware, int, int, str]:
+    """Hardware, nodes, GPUs and a name for them."""
+    if (instance_type is None) == (gpu is None):
+        raise InvalidInputError(
+            "give the hardware with one of --instance-type and --gpu", next_step="gpufleet offers lists instance types"
+        )
+    if instance_type is not None:
+        for name, value in (("--gpus", gpus), ("--gpus-per-node", gpus_per_node), ("--network", network)):
+            if value is not None:
+                raise InvalidInputError(
+                    f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
+                )
+        from optimizer.catalog import load
+
+        instance = load().instance_type(instance_type)
+        # A fraction of a GPU is one rank with less memory and compute; its share of compute is that of its memory.
+        if instance.gpu_count < 1:
+            raise InvalidInputError(
+                f"{instance_type} has {instance.gpu_count:g} of a {instance.gpu.name}",
+                limit="a type with whole GPUs",
+                why="no source says how fast a fraction of a GPU trains",
+            )
+        count = round(instance.gpu_count)
+        hardware = Hardware(
+            gpu=instance.gpu,
+            gpus_per_node=count,
+            interconnect=instance.interconnect,
+            network_gbit_per_s=instance.network_gbit_per_s,
+            efa=instance.efa_cards > 0,
+            gpu_memory_gib=instance.gpu_memory_gib,
+        )
+        return hardware, nodes or 1, (nodes or 1) * count, instance_type
+    from optimizer.catalog.gpus import gpu_table
+
+    model: Gpu = find_gpu(str(gpu), gpu_table())
+    per_node = gpus_per_node or min(8, gpus or 8)
+    total = gpus or (nodes or 1) * per_node
+    needed = math.ceil(total / per_node)
+    if (nodes or needed) != needed or (needed > 1 and total % per_node):
+        raise InvalidInputError(
+            f"--gpus {total} with --gpus-per-node {per_node} and --nodes {nodes or needed}",
+            limit="GPUs are nodes x GPUs of a node",
+        )
+    hardware = Hardware(
+        gpu=model,
+        gpus_per_node=per_node,
+        interconnect="nvswitch" if model.nvlink_gb_per_s else "pcie",
+        network_gbit_per_s=network or default_network_gbit_per_s(model, per_node),
+        efa=True,
+    )
+    return hardware, needed, total, f"{needed} x {min(per_node, total)} x {model.key}"
+
+
+def _accumulation(data: int, micro_batch: int, grad_accum: int | None, global_batch: int | None) -> int:
+    if global_batch is None:
+        return grad_accum or 1
+    if grad_accum is not None:
+        raise InvalidInputError(
+            "--global-batch and --grad-accum together", limit="one of them: each follows from the other"
+        )
+    if global_batch % (data * micro_batch):
+        raise InvalidInputError(
+            f"--global-batch is {global_batch}",
+            limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
+            why="every rank has the same number of sequences",
+        )
+    return global_batch // (data * micro_batch)
+
+
+def _seq_len(model: ModelSpec, given: int | None) -> int:
+    if model.architecture == "cnn":
+        if given not in (None, 1):
+            raise InvalidInputError(f"--seq-len is {given}", limit=f"none: {model.name} takes images")
+        return 1
+    length = given or min(DEFAULT_SEQ_LEN, model.max_seq_len or DEFAULT_SEQ_LEN)
+    if model.learned_positions and length > model.learned_positions:
+        raise InvalidInputError(
+            f"--seq-len is {length}", limit=f"{model.learned_positions}, the learned positions of {model.name}"
+        )
+    return length
+
+
+def _print(result: dict[str, Any], output_format: str) -> None:
+    if output_format == "json":
+        write_json(result)
+        return
+    flat = {key: value for key, value in result.items() if not isinstance(value, dict)}
+    if output_format == "csv":
+        for group, unit in (("memory_gib", "gib"), ("time_s", "s")):
+            flat |= {f"{part}_{unit}": value for part, value in result[group].items()}
+        write_csv([flat], list(flat))
+        return
+    unit = result["unit"]
+    what = "images" if unit == "samples" else f"sequences of {result['seq_len']} tokens"
+    click.echo(
+        f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
+        f"on {result['hardware']}: {result['gpus']} GPUs, {result['sharding']}, data {result['data']} x tensor "
+        f"{result['tensor']} x pipeline {result['pipeline']} x context {result['context']}, "
+        f"checkpointing {result['activation_checkpointing']}, {result['precision']}, {result['optimizer']}\n"
+        f"step of {result['global_batch']} {what}: micro-batch "
+        f"{result['micro_batch']} x accumulation {result['grad_accum']} x data {result['data']}\n"
+    )
+    write_table(
+        [
+            {"part": part.replace("_", " "), "value": value, "share": f"{value / result['peak_memory_gib']:.0%}"}
+            for part, value in result["memory_gib"].items()
+        ]
+        + [{"part": "peak", "value": result["peak_memory_gib"], "share": ""}]
+        + [{"part": "limit", "value": result["limit_gib"], "share": "fits" if result["fits"] else "DOES NOT FIT"}],
+        {"part": "memory", "value": "GiB", "share": ""},
+    )
+    click.echo()
+    write_table(
+        [
+            {"part": part.replace("_", " "), "value": value, "share": f"{value / result['step_time_s']:.0%}"}
+            for part, value in result["time_s"].items()
+            if value
+        ]
+        + [{"part": "step", "value": result["step_time_s"], "share": f"MFU {result['mfu']:.1%}"}],
+        {"part": "time", "value": "s", "share": ""},
+    )
+    click.echo(
+        f"\n{result['tokens_per_second']:,.0f} {unit}/s ({result['tokens_per_second_low']:,.0f} to "
+        f"{result['tokens_per_second_high']:,.0f}), {result['tokens_per_second_per_gpu']:,.0f} a GPU\n"
+        f"speed from {result['calibration']}"
+    )
+
+
+def _estimate_batch(path: Path, out: Path | None) -> None:
+    from optimizer.catalog.gpus import gpu_table
+
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            columns = list(reader.fieldnames or [])
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read as CSV: {error}", next_step="gpufleet estimate --help"
+        ) from error
+    if not columns:
+        raise InvalidInputError(f"{path} is empty", limit="a header line with the columns of a run")
+    results = estimate_rows(rows, gpu_table(), calibrations.load())
+
+    text = io.StringIO()
+    names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
+    writer = csv.DictWriter(text, fieldnames=names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row, result in zip(rows, results, strict=True):
+        writer.writerow({**row, **{name: _cell(value) for name, value in result.items()}})
+    if out is None or str(out) == "-":
+        click.echo(text.getvalue(), nl=False)
+    else:
+        try:
+            out.write_text(text.getvalue(), encoding="utf-8")
+        except OSError as error:
+            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
+    failed = [result["error"] for result in results if result["error"]]
+    click.echo(f"{len(rows) - len(failed)} of {len(rows)} rows estimated", err=True)
+    if rows and len(failed) == len(rows):
+        raise GpufleetError(f"no row of {path} could be estimated; the first: {failed[0]}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
