@@ -1,0 +1,106 @@
+"""The FleetPlan contract: what is read, and what nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.plan import PlanError, plan_from_dict, read_plan, read_plan_file
+from tests.plans import SPOT_P4D, merged, sample_plan
+
+NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
+    "more ranks than GPUs": ({"parallelism": {"data": 32}}, "2 nodes of 8 GPUs have 16"),
+    "more nodes than ranks": ({"node_count": 3}, "3 nodes of 8 GPUs have 24"),
+    "batch does not multiply": ({"parallelism": {"micro_batch": 5}}, "global_batch 128"),
+    "steps do not add up": ({"job": {"steps": 3}}, "job.steps 3"),
+    "does not fit": ({"memory": {"peak_gib": 39.0}}, "above limit_gib"),
+    "limit above the GPU": ({"memory": {"limit_gib": 80.0}}, "above gpu_memory_gib"),
+    "parts of another whole": ({"memory": {"breakdown": {"states": 1.0}}}, "memory.breakdown"),
+    "cheaper than its parts": ({"cost_usd": {"expected": 1.0, "p50": 1.0}}, "adds up to 100.00 USD"),
+    "p95 below p50": ({"hours": {"p95": 4.0}}, "hours.p95"),
+    "faster than its steps": ({"hours": {"expected": 1.0, "p50": 1.0}}, "hours.expected 1.0 is below"),
+    "base above the fleet": ({"purchase": {"on_demand_base": 3}}, "on_demand_base 3"),
+    "reservation for spot": ({"purchase": {"capacity_reservation_id": "cr-0123456789abcdef0"}}, "does not go with"),
+    "more EFA than cards": ({"node": {"efa_cards": 32}}, "efa_cards 32"),
+    "no prices": ({"prices": []}, "prices is empty"),
+    "negative price": ({"prices": [merged(SPOT_P4D["prices"][0], {"usd": -1})]}, "prices.0.usd"),
+    "unknown key": ({"discount": 0.5}, "discount"),
+    "unknown option": ({"purchase": {"option": "stolen"}}, "purchase.option"),
+    "no nodes": ({"node_count": 0}, "node_count"),
+    "words for numbers": ({"node_count": "many"}, "node_count"),
+    "region is a path": ({"region": "../etc"}, "region"),
+    "type is a command": ({"instance_type": "$(rm -rf /)"}, "instance_type"),
+    "zone is a name": ({"zone_ids": ["us-east-1a"]}, "zone_ids.0"),
+    "future schema": ({"schema_version": 2}, "schema_version"),
+    "infinite cost": ({"cost_usd": {"p95": float("inf")}}, "cost_usd.p95"),
+}
+
+
+def test_sample_round_trips() -> None:
+    plan = sample_plan()
+    assert read_plan(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_refused_with_its_place(name: str) -> None:
+    changes, message = NONSENSE[name]
+    with pytest.raises(PlanError) as caught:
+        plan_from_dict(merged(SPOT_P4D, changes), origin="plan.json")
+    assert message in str(caught.value)
+    assert "plan.json" in str(caught.value)
+
+
+def test_all_contradictions_are_named_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        plan_from_dict(merged(SPOT_P4D, {"parallelism": {"data": 32}, "hours": {"p95": 1.0}, "prices": []}))
+    for part in ("parallelism", "hours.p95", "prices"):
+        assert part in str(caught.value)
+
+
+def test_a_plan_is_picked_from_recommend_output(tmp_path: Path) -> None:
+    second = merged(SPOT_P4D, {"region": "us-west-2", "zone_ids": []})
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps({"schema_version": 1, "plans": [SPOT_P4D, second]}))
+    assert read_plan_file(file).region == "us-east-1"
+    assert read_plan_file(file, plan_number=2).region == "us-west-2"
+    with pytest.raises(PlanError, match="holds 2 plans, there is no plan 3"):
+        read_plan_file(file, plan_number=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "list"),
+        ('{"plans": []}', "without plans"),
+        ('{"plans": 5}', "without plans"),
+        ("{}", "instance_type"),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        read_plan(text)
+
+
+def test_a_lone_plan_has_no_second() -> None:
+    with pytest.raises(PlanError, match="no plan 2"):
+        read_plan(sample_plan().to_json(), plan_number=2)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"absent\.json"):
+        read_plan_file(tmp_path / "absent.json")
+
+
+def test_a_fraction_of_a_gpu_is_one_rank() -> None:
+    plan = sample_plan(
+        node_count=1,
+        node={"gpu_count": 0.125},
+        parallelism={"data": 1, "micro_batch": 64},
+        purchase={"on_demand_base": 0},
+    )
+    assert plan.gpus == 1

@@ -1,0 +1,51 @@
+"""Counts and durations as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.units import parse_count, parse_hours
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("2B", 2_000_000_000),
+        ("500M", 500_000_000),
+        ("1.5k", 1500),
+        ("1T", 10**12),
+        ("2e9", 2_000_000_000),
+        ("1_000", 1000),
+        ("7b", 7_000_000_000),
+        (5, 5),
+        (2e9, 2_000_000_000),
+    ],
+)
+def test_counts(text: str | float, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5", "0", "1.5", "2X", "B", "inf", "nan", "1e400", "2 B B", None, True])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match=r"count|whole number"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("48h", 48), ("3d", 72), ("90min", 1.5), ("2w", 336), (48, 48), ("0.5h", 0.5), (".5", 0.5)]
+)
+def test_hours(text: str | float, hours: float) -> None:
+    assert parse_hours(text) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-3h", "0", "3y", "inf", "nan", None])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_hours(text)
+
+
+@given(st.integers(1, 10**15))
+def test_plain_integers_are_themselves(number: int) -> None:
+    assert parse_count(str(number)) == number
