@@ -73,7 +73,18 @@ class Node:
             try:
                 yield process
             finally:
-                kill_group(process)
+                self.vanish(process)
+
+    def vanish(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
+        # torchrun gives each worker a session of its own, so its group does not have them.
+        workers = [self.worker_pid(rank) for rank in range(2) if (self.out / f"rank-{rank}.pid").exists()]
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pid in workers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def steps_done(self) -> int:
         """Highest step whose loss was written, plus one."""
@@ -116,13 +127,6 @@ class Node:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def interrupt_three_times(node: Node, imds: LocalImds, steps: int) -> None:
     """The disturbed run, from its start to its end."""
     with node.running() as process:
@@ -139,7 +143,7 @@ def interrupt_three_times(node: Node, imds: LocalImds, steps: int) -> None:
         time.sleep(1.0)
         node.wait_for_step(steps * 78 // 100, process)
         say(f"step {node.steps_done():3}: SIGKILL of the whole node, no notice; a new node starts")
-        kill_group(process)
+        node.vanish(process)
     with node.running() as process:
         node.wait(process)
     say(f"step {node.steps_done():3}: done")

@@ -1,4 +1,8 @@
-"""Ends a process that stopped making progress: waiting for a dead peer would otherwise go on, paid, forever."""
+"""Ends a process that must not go on: one that stopped making progress, and one whose torchrun is gone.
+
+Waiting for a dead peer would otherwise go on, paid, forever. torchrun starts its workers in sessions of their own, so
+they outlive it when it is killed; a second torchrun would then train the same run on the same GPUs beside them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ import os
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from bootstrap.training.errors import EXIT_HUNG
 
 
 class Heartbeat:
-    """Exits the process with ``EXIT_HUNG`` when no beat comes within the limit set by the last one.
+    """Exits the process with ``EXIT_HUNG`` when a beat is overdue or torchrun is gone.
 
     A thread can do this while the main thread is stuck inside a collective, where no Python signal handler runs.
     The stacks of all threads go to stderr first.
@@ -22,6 +27,7 @@ class Heartbeat:
         self._deadline = float("inf")
         self._limit_s = 0.0
         self._doing = ""
+        self._torchrun_pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -39,10 +45,14 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._closing.wait(min(1.0, max(0.05, self._limit_s / 10))):
+            if self._torchrun_pid is not None and os.getppid() != self._torchrun_pid:
+                _exit_now("torchrun is gone; exiting before another one starts this run again")
             if time.monotonic() > self._deadline:
-                # os.write and os._exit: nothing here may wait for a lock that the stuck thread holds.
-                rank = os.environ.get("RANK", "0")
-                text = f"rank {rank}: no progress for {self._limit_s:g} s in {self._doing}; exiting so it can restart\n"
-                os.write(2, text.encode())
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
-                os._exit(EXIT_HUNG)
+                _exit_now(f"no progress for {self._limit_s:g} s in {self._doing}; exiting so that it can start again")
+
+
+def _exit_now(why: str) -> NoReturn:
+    """Leave without waiting for any lock that a stuck thread may hold."""
+    os.write(2, f"rank {os.environ.get('RANK', '0')}: {why}\n".encode())
+    os._exit(EXIT_HUNG)

@@ -63,20 +63,23 @@ class FileSink:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab+", buffering=0)
+        self._path = path
         # The last writer may have died in the middle of a line; ours must not be glued to it.
-        if self._file.tell():
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            self._write(b"\n")
 
     def append(self, line: str) -> None:
         """See ``Sink.append``; one write call, so that lines of two writers do not mix."""
-        self._file.write(line.encode() + b"\n")
+        self._write(line.encode() + b"\n")
 
     def flush(self) -> None:
         """See ``Sink.flush``."""
-        os.fsync(self._file.fileno())
+        with self._path.open("ab") as file:
+            os.fsync(file.fileno())
+
+    def _write(self, data: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(data)
 
 
 class SegmentSink:

@@ -150,13 +150,14 @@ class LocalStore:
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
                 written = _fill_file(temporary, fill)
-                os.link(temporary, final)
+                try:
+                    os.link(temporary, final)
+                except FileExistsError as error:
+                    raise AlreadyExistsError(f"{final} exists, and a checkpoint is never overwritten") from error
             finally:
                 temporary.unlink(missing_ok=True)
             for folder in (final.parent, self.root):
                 _fsync_folder(folder)
-        except FileExistsError as error:
-            raise AlreadyExistsError(f"{final} exists, and a checkpoint is never overwritten") from error
         except OSError as error:
             raise CheckpointError(f"cannot write {final}: {error}") from error
         return written

@@ -1,0 +1,475 @@
+"""SpotTolerantRun in one process: exact resume, falling back, refusing what it cannot honour."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher
+from bootstrap.training.checkpoint import Checkpoints
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.ledger import read_ledger
+from bootstrap.training.stores import LocalStore, Written, open_store
+from bootstrap.training.watcher import Notice
+from tests.unit.bootstrap.training.conftest import BUCKET
+
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GPUFLEET_"):
+            monkeypatch.delenv(name)
+
+
+class FakeWatcher(Watcher):
+    """A watcher without sources, whose notices the test gives."""
+
+    def __init__(self) -> None:
+        super().__init__(None, signals=False)
+
+    def stop(self) -> None:
+        self._stop = Notice(source="test", detail="")
+
+    def rebalance(self) -> None:
+        self._save = Notice(source="rebalance", detail="")
+
+
+class Training:
+    """A small training with everything that has a state: dropout, batch statistics, scheduler, scaler, averages."""
+
+    def __init__(self, store: Any, **arguments: Any) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=STEPS)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.watcher = FakeWatcher()
+        self.losses: dict[int, float] = {}
+        self.seen: dict[int, list[int]] = {}
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(200, 8, generator=generator)
+        self.targets = torch.randint(0, 4, (200,), generator=generator)
+        settings: dict[str, Any] = {
+            "dataset_size": 200, "global_batch": 8, "checkpoint_every": 4, "watcher": self.watcher,
+            "scheduler": self.scheduler, "scaler": self.scaler, "extra": {"average": self.average},
+        }  # fmt: skip
+        self.run = SpotTolerantRun(self.model, self.optimizer, store=store, **(settings | arguments))
+
+    def train(self, steps: int = STEPS, at_step: Callable[[int], None] = lambda step: None) -> None:
+        with self.run as run:
+            torch.rand(run.step + 1)  # set-up that draws numbers must not shift the resumed sequence
+            for step in run.steps(steps):
+                at_step(step)
+                indices = run.sample_indices(step)
+                noise = 0.01 * random.random() + 0.01 * float(numpy.random.rand())  # noqa: S311
+                loss = cross_entropy(self.model(self.inputs[indices] + noise), self.targets[indices])
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.scheduler.step()
+                self.average.update_parameters(self.model)
+                self.losses[step], self.seen[step] = loss.item(), indices.tolist()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(), "scaler": self.scaler.state_dict(),
+            "average": self.average.state_dict(), "torch": torch.get_rng_state(), "python": random.getstate(),
+            "numpy": numpy.random.get_state(legacy=True)[1],
+        }  # fmt: skip
+
+
+def assert_same(one: Any, other: Any, where: str = "state") -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, numpy.ndarray):
+        assert (one == other).all(), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{where}[{index}]")
+    else:
+        assert one == other, where
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for a process that ends without notice."""
+
+
+def kill_at(step: int) -> Callable[[int], None]:
+    def at_step(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    return at_step
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, float]]:
+    training = Training(str(tmp_path_factory.mktemp("undisturbed")))
+    training.train()
+    return training.state(), training.losses
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 5, 6, 17, 28, 29])
+def test_killed_run_ends_bit_equal(
+    step: int, tmp_path: Path, undisturbed: tuple[dict[str, Any], dict[int, float]]
+) -> None:
+    with pytest.raises(Killed):
+        Training(str(tmp_path)).train(at_step=kill_at(step))
+    again = Training(str(tmp_path))
+    again.train()
+    state, losses = undisturbed
+    assert_same(again.state(), state)
+    assert again.losses.items() <= losses.items() and len(again.losses) < STEPS + (step < 5)
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 13, 28])
+def test_stopped_run_loses_nothing(
+    step: int, tmp_path: Path, undisturbed: tuple[dict[str, Any], dict[int, float]]
+) -> None:
+    first = Training(str(tmp_path))
+    with pytest.raises(Interrupted) as caught:
+        first.train(at_step=lambda now: first.watcher.stop() if now == step else None)
+    assert (caught.value.code, caught.value.step, caught.value.saved) == (75, step + 1, True)
+    again = Training(str(tmp_path))
+    again.train()
+    assert_same(again.state(), undisturbed[0])
+    assert first.losses | again.losses == undisturbed[1] and not first.losses.keys() & again.losses.keys()
+    summary = read_ledger(str(tmp_path))
+    assert (summary.lost_steps, summary.steps, summary.starts) == (0, STEPS, 2)
+
+
+def test_resuming_on_s3_is_the_same(aws: str, undisturbed: tuple[dict[str, Any], dict[int, float]]) -> None:
+    store = f"s3://{BUCKET}/run"
+    with pytest.raises(Killed):
+        Training(store).train(at_step=kill_at(17))
+    again = Training(store)
+    again.train()
+    assert_same(again.state(), undisturbed[0])
+    summary = read_ledger(store)
+    assert summary.finished and summary.starts == 2 and 0 < summary.lost_steps < 17
+
+
+def test_many_deaths_in_a_row(tmp_path: Path, undisturbed: tuple[dict[str, Any], dict[int, float]]) -> None:
+    dice = random.Random(3)
+    deaths = 0
+    for _ in range(12):
+        training = Training(str(tmp_path))
+        with pytest.raises((Killed, Interrupted)):
+            at = dice.randrange(30)
+            kill = kill_at(at) if dice.random() < 0.5 else lambda now: training.watcher.stop() if now == at else None
+            training.train(at_step=kill)
+            raise Killed
+        deaths += 1
+    last = Training(str(tmp_path))
+    last.train()
+    assert deaths == 12
+    assert_same(last.state(), undisturbed[0])
+
+
+def damage_newest(root: Path, how: Callable[[Path], None]) -> str:
+    newest = Checkpoints(LocalStore(root)).scan()[0][0].prefix
+    how(root / newest / "replicated.pt")
+    return newest
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])
+def test_damaged_checkpoint_is_passed_over_and_said_so(
+    how: Callable[[Path], None], tmp_path: Path, undisturbed: tuple[dict[str, Any], dict[int, float]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    with pytest.raises(Killed):
+        Training(str(tmp_path)).train(at_step=kill_at(17))
+    newest = damage_newest(tmp_path, how)
+    again = Training(str(tmp_path))
+    again.train()
+    assert f"checkpoint {newest} is not valid, trying an older one" in caplog.text
+    assert min(again.losses) < int(newest.split("-")[1])
+    assert_same(again.state(), undisturbed[0])
+
+
+def test_torch_itself_would_not_notice_a_flipped_bit(tmp_path: Path) -> None:
+    """Why the checksums are ours."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(10_000)}, path)
+    flip(path)
+    assert torch.load(path, weights_only=True)["w"].count_nonzero() == 1
+
+
+def test_all_damaged_refuses_to_start_over(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Training(str(tmp_path), keep=1).train(at_step=kill_at(17))
+    for prefix in tmp_path.glob("step-*"):
+        flip(prefix / "replicated.pt") if (prefix / "replicated.pt").exists() else None
+    with pytest.raises(CheckpointError, match="Starting over would throw away"):
+        Training(str(tmp_path)).train()
+
+
+def test_debris_alone_starts_at_step_0(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Training(str(tmp_path)).train(at_step=kill_at(17))
+    for path in tmp_path.glob("step-*/manifest.json"):
+        path.unlink()
+    training = Training(str(tmp_path))
+    training.train(at_step=lambda step: None)
+    assert min(training.losses) == 0
+
+
+def test_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
+    Training(str(tmp_path)).train()
+    again = Training(str(tmp_path))
+    again.train()
+    assert again.losses == {} and again.run.step == STEPS
+
+
+def test_longer_total_goes_on(tmp_path: Path) -> None:
+    Training(str(tmp_path)).train(10)
+    again = Training(str(tmp_path))
+    again.train(12)
+    assert sorted(again.losses) == [10, 11]
+
+
+def test_break_does_not_count_the_step_it_broke(tmp_path: Path) -> None:
+    training = Training(str(tmp_path))
+    with training.run as run:
+        for step in run.steps(10):
+            if step == 5:
+                break
+    assert run.step == 5
+
+
+def test_rebalance_saves_now_and_goes_on(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), checkpoint_every=None)
+    training.train(at_step=lambda step: training.watcher.rebalance() if step == 10 else None)
+    assert len(training.losses) == STEPS
+    assert [path.name.split("-")[1] for path in sorted(tmp_path.glob("step-*"))] == ["00000011", "00000030"]
+
+
+def test_interval_in_seconds(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), checkpoint_every=None, checkpoint_interval_s=0.2, keep=100)
+    training.train(20, at_step=lambda step: time.sleep(0.05))
+    assert 3 <= len(list(tmp_path.glob("step-*"))) <= 7
+
+
+def test_interval_follows_stall_and_mtbf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFLEET_MTBF_S", "7200")
+    training = Training(str(tmp_path))
+    training.train(12)
+    stall_s = training.run.last_stall_s
+    assert stall_s is not None
+    assert training.run._interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
+
+
+def test_retention(tmp_path: Path) -> None:
+    Training(str(tmp_path), keep=2).train()
+    assert len(list(tmp_path.glob("step-*/manifest.json"))) == 2
+
+
+class SlowStore(LocalStore):
+    """Takes its time for each shard, as a network store does."""
+
+    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+        time.sleep(0.3)
+        return super().write(name, fill)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    training = Training(SlowStore(tmp_path), checkpoint_every=4)
+    during: set[int] = set()
+
+    def at_step(step: int) -> None:
+        if any(thread.name == "checkpoint-writer" for thread in threading.enumerate()):
+            during.add(step)
+
+    training.train(at_step=at_step)
+    assert len(during) > 5
+    assert training.run.last_stall_s is not None and training.run.last_stall_s < 0.25
+
+
+def test_state_saved_is_that_of_its_step_and_not_a_later_one(tmp_path: Path) -> None:
+    """The writer is slow, training changes the parameters meanwhile, and the checkpoint must not see it."""
+    quick, slow = Training(str(tmp_path / "quick")), Training(SlowStore(tmp_path / "slow"))
+    for training in (quick, slow):
+        with pytest.raises(Interrupted):
+            training.train(
+                at_step=lambda step, t=training: (time.sleep(0.05), t.watcher.stop() if step == 12 else None)
+            )  # type: ignore[misc]
+    for step in (4, 13):
+        loaded = []
+        for root in (tmp_path / "quick", tmp_path / "slow"):
+            path = next(root.glob(f"step-{step:08d}-*/replicated.pt"))
+            loaded.append(torch.load(path, weights_only=True))
+        assert_same(*loaded)
+
+
+class FullStore(LocalStore):
+    """Has no space for replicated shards."""
+
+    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+        if name.endswith("replicated.pt"):
+            raise CheckpointError(f"cannot write {name}: No space left on device")
+        return super().write(name, fill)
+
+
+def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(FullStore(tmp_path))
+    training.train()
+    assert len(training.losses) == STEPS
+    assert "NOT saved" in caplog.text and "No space left" in caplog.text
+    assert list(tmp_path.glob("step-*/manifest.json")) == []
+
+
+def test_stop_with_a_failing_store_leaves_all_the_same(tmp_path: Path) -> None:
+    training = Training(FullStore(tmp_path))
+    with pytest.raises(Interrupted) as caught:
+        training.train(at_step=lambda step: training.watcher.stop() if step == 2 else None)
+    assert not caught.value.saved and "NOT saved" in str(caught.value)
+
+
+def test_real_sigterm_stops_after_the_step(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), watcher=Watcher(None))
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            training.train(at_step=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 7 else None)
+        assert training.run.step == 8
+    finally:
+        training.run._watcher.close()
+
+
+def test_told_before_the_start_trains_nothing(tmp_path: Path) -> None:
+    training = Training(str(tmp_path))
+    training.watcher.stop()
+    with pytest.raises(Interrupted):
+        training.train()
+    assert training.losses == {} and not list(tmp_path.glob("step-*"))
+
+
+def test_agreeing_less_often_stops_at_the_next_agreement(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), agree_every=5)
+    with pytest.raises(Interrupted) as caught:
+        training.train(at_step=lambda step: training.watcher.stop() if step == 11 else None)
+    assert caught.value.step == 15
+
+
+@pytest.mark.parametrize(("name", "value"), [("global_batch", 16), ("dataset_size", 150), ("seed", 5)])
+def test_another_sample_order_is_refused(name: str, value: int, tmp_path: Path) -> None:
+    Training(str(tmp_path)).train(4)
+    with pytest.raises(ConfigurationError, match=f"{name} is {value}"):
+        Training(str(tmp_path), **{name: value}).train()
+
+
+def test_missing_part_is_refused(tmp_path: Path) -> None:
+    Training(str(tmp_path)).train(4)
+    with pytest.raises(ConfigurationError, match="same scheduler"):
+        Training(str(tmp_path), scheduler=None).train()
+
+
+def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) -> None:
+    Training(str(tmp_path)).train(4)
+    training = Training(str(tmp_path))
+    training.model[4] = nn.Linear(32, 5)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        training.train()
+
+
+def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
+    """Shards are read with weights_only: a pickle that would run something is refused."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(tmp_path / "owned"),))
+
+    training = Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({"x": Evil()})})
+    training.train(4)
+    with pytest.raises(Exception, match="weights_only|Weights only"):
+        Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({})}).train()
+    assert not (tmp_path / "owned").exists()
+
+
+class _StatefulOf:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
+
+
+def test_sharded_states_are_refused(tmp_path: Path) -> None:
+    class FullyShardedDataParallel(nn.Linear):
+        pass
+
+    model = nn.Sequential(FullyShardedDataParallel(2, 2))
+    with pytest.raises(ConfigurationError, match="sharded over ranks"):
+        SpotTolerantRun(model, torch.optim.SGD(model.parameters()), dataset_size=1, global_batch=1, store=str(tmp_path))
+
+
+@pytest.mark.parametrize("arguments", [{"keep": 0}, {"agree_every": 0}, {"checkpoint_every": 0}])
+def test_unusable_arguments(arguments: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        Training(str(tmp_path), **arguments)
+
+
+@pytest.mark.parametrize("variable", ["GPUFLEET_CHECKPOINT_INTERVAL_S", "GPUFLEET_MTBF_S", "GPUFLEET_HANG_TIMEOUT_S"])
+def test_unusable_environment(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "soon")
+    with pytest.raises(ConfigurationError, match=variable):
+        Training(str(tmp_path))
+
+
+def test_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="GPUFLEET_CHECKPOINT_URI"):
+        Training(None)
+
+
+def test_compiled_and_wrapped_models_share_a_checkpoint() -> None:
+    from bootstrap.training.state import bare
+
+    inner = nn.Linear(2, 2)
+    wrapped = nn.Module()
+    wrapped._orig_mod = inner
+    assert bare(wrapped) is inner and bare(inner) is inner
+
+
+def test_store_may_be_given_open(tmp_path: Path) -> None:
+    Training(open_store(str(tmp_path))).train(4)
+    assert list(tmp_path.glob("step-*"))
+
+
+def test_resume_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Training(str(tmp_path)).train(4)
+        Training(str(tmp_path)).train(5)
+    assert "starting at step 0" in caplog.text and "resuming at step 4" in caplog.text
