@@ -194,8 +194,7 @@ def _types(ec2: EC2Client, answer: RegionAnswer, today: date) -> dict[str, Insta
 
 
 def _zones(ec2: EC2Client, region: str, types: set[str]) -> dict[str, tuple[str, ...]]:
-    found = offerings.parse(offerings.fetch(ec2), region)
-    return {name: zones for name, zones in found.items() if name in types}
+    return offerings.parse(offerings.fetch(ec2, types), region)
 
 
 def _prices(pricing: PricingClient, answer: RegionAnswer, types: set[str]) -> dict[str, InstancePrice]:

@@ -181,7 +181,7 @@ def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
 
 def test_unit_prices_of_us_east_1_are_known_without_bounds(catalog: Catalog) -> None:
     for item in ("gp3-storage", "gp3-iops", "gp3-throughput", "s3-standard-storage", "vpc-endpoint", "kms-key"):
-        assert not catalog.unit_price(item, "us-east-1").source.startswith("upper bound")  # type: ignore[arg-type]
+        assert not catalog.unit_price(item, "us-east-1").source.startswith("upper bound")
 
 
 def test_provenance_gives_each_tables_checksum() -> None:

@@ -6,10 +6,8 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeO
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from optimizer.catalog.sources.instance_types import FAMILIES
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -39,11 +37,11 @@ def zone_prefix(region: str) -> str:
     return area + "".join(_DIRECTIONS.get(part, part) for part in directions) + number
 
 
-def fetch(client: EC2Client) -> list[dict[str, Any]]:
-    """Every offering by zone id in the client's region, of the families that may hold a GPU."""
+def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
+    """Every offering of ``types`` by zone id in the client's region."""
     pages = client.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id",
-        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in FAMILIES]}],
+        Filters=[{"Name": "instance-type", "Values": sorted(types)}],
     )
     return [dict(offering) for page in pages for offering in page["InstanceTypeOfferings"]]
 

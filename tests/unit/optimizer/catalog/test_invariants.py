@@ -1,0 +1,97 @@
+"""Each invariant notices the catalog that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog.snapshot import SHIPPED
+from optimizer.hardware import Gpu, Price
+
+
+@pytest.fixture(scope="module")
+def sound() -> Catalog:
+    return load(SHIPPED)
+
+
+def _type(**changes: Any) -> Callable[[Catalog], Catalog]:
+    def change(catalog: Catalog) -> Catalog:
+        types = {i.name: i for i in catalog.instance_types}
+        types["p5.48xlarge"] = replace(types["p5.48xlarge"], **changes)
+        return replace(catalog, instance_types=tuple(types.values()))
+
+    return change
+
+
+def _offer(**changes: Any) -> Callable[[Catalog], Catalog]:
+    def change(catalog: Catalog) -> Catalog:
+        offers = {(o.instance.name, o.region): o for o in catalog.offers}
+        key = ("p4d.24xlarge", "us-east-1")
+        offers[key] = replace(offers[key], **changes)
+        return replace(catalog, offers=tuple(offers.values()))
+
+    return change
+
+
+def _price(usd: float, source: str = "test", as_of: date = date(2026, 1, 1), zone_id: str = "") -> Price:
+    return Price(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
+
+
+def _unknown_gpu(catalog: Catalog) -> Gpu:
+    return replace(catalog.gpus[0], key="r100-1tb")
+
+
+FUTURE = date(2027, 1, 1)
+
+
+def test_the_sound_catalog_breaks_none(sound: Catalog) -> None:
+    assert invariants.check(sound) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda c: replace(c, instance_types=(*c.instance_types, c.instance_types[0])), "a type has one row"),
+        (lambda c: replace(c, offers=(*c.offers, c.offers[0])), "a type has one offer in a region"),
+        (lambda c: _type(gpu=_unknown_gpu(c))(c), "a type's GPU is in the GPU table"),
+        (_type(gpu_memory_gib=40), "GPU memory is the GPU table's"),
+        (_type(gpu_count=0.3), "a fractional GPU is one part of a whole"),
+        (_type(gpu_count=1.5), "a type has whole GPUs or one fraction"),
+        (_type(vcpus=0), "a type has processors and memory"),
+        (_type(network_gbit_per_s=0), "a type has a network"),
+        (_type(efa_cards=33), "EFA cards are network cards"),
+        (_type(interconnect="none"), "GPUs are linked where there are several"),
+        (_type(source=""), "a fact has a source"),
+        (_type(as_of=FUTURE), "a fact has a source"),
+        (_offer(on_demand=_price(0)), "a price is above 0 USD per hour"),
+        (_offer(on_demand=_price(-1)), "a price is above 0 USD per hour"),
+        (_offer(spot=_price(float("nan"))), "a price is above 0 USD per hour"),
+        (_offer(spot=_price(10, source="")), "a price has a source"),
+        (_offer(spot=_price(10, as_of=FUTURE)), "a price has a source"),
+        (_offer(spot=_price(99)), "spot is at most on-demand"),
+        (_offer(reserved_1yr=_price(99)), "reserved is at most on-demand"),
+        (_offer(region="US East"), "a region is named as AWS names it"),
+        (_offer(zone_ids=("usw2-az1",)), "zone ids are the region's"),
+        (_offer(zone_ids=("use1-az1",), spot=_price(9, zone_id="use1-az2")), "a spot price is of a zone that offers"),
+        (_offer(interruption_band=(0.2, 0.1)), "an interruption band is a share"),
+        (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], usd=0), *c.unit_prices[1:])), "above 0 USD"),
+        (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], source=""), *c.unit_prices[1:])), "has a source"),
+        (lambda c: replace(c, unit_prices=()), "every unit price is known"),
+    ],
+)
+def test_a_broken_rule_is_found(sound: Catalog, change: Callable[[Catalog], Catalog], rule: str) -> None:
+    found = invariants.check(change(sound))
+    assert any(rule in violation.rule for violation in found), found
+    assert all(violation.place and violation.value for violation in found)
+
+
+def test_nvlink_needs_a_gpu_with_nvlink(sound: Catalog) -> None:
+    types = {i.name: i for i in sound.instance_types}
+    linked = replace(types["g5.48xlarge"], interconnect="nvlink")
+    found = invariants.check(replace(sound, instance_types=(linked,)))
+    assert "a type linked by NVLink has a GPU with NVLink" in {violation.rule for violation in found}

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.catalog import Catalog, load
+from optimizer.catalog.snapshot import SHIPPED
+from optimizer.errors import DataMissingError, InvalidInputError
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load(SHIPPED)
+
+
+def test_look_ups(catalog: Catalog) -> None:
+    assert catalog.instance_type("p5.48xlarge").gpu.name == "H100"
+    assert "us-east-1" in catalog.regions()
+    assert "H100" in catalog.gpu_names()
+    offer = catalog.offer("p5.48xlarge", "us-east-1")
+    assert offer is not None and offer.on_demand is not None and offer.on_demand.usd_per_hour == 55.04
+    assert catalog.offer("p6-b300.48xlarge", "af-south-1") is None
+
+
+def test_unknown_names_are_the_users_to_mend(catalog: Catalog) -> None:
+    with pytest.raises(InvalidInputError, match=r"did you mean .*p5\.48xlarge"):
+        catalog.instance_type("p5.48xlrge")
+    with pytest.raises(InvalidInputError, match="region 'mars-north-1' is not in the catalog") as caught:
+        catalog.offer("p5.48xlarge", "mars-north-1")
+    assert "us-east-1" in caught.value.limit
+
+
+def test_a_known_unit_price_is_its_regions(catalog: Catalog) -> None:
+    price = catalog.unit_price("gp3-storage", "eu-central-1")
+    assert (price.usd, price.per, price.region) == (0.0952, "GiB-month", "eu-central-1")
+
+
+def test_an_unknown_unit_price_is_the_highest_known_and_says_so(catalog: Catalog) -> None:
+    price = catalog.unit_price("gp3-storage", "il-central-1")
+    assert (price.usd, price.region) == (0.152, "il-central-1")
+    assert price.source.startswith("upper bound: highest of 7 known regions (sa-east-1), no figure for il-central-1")
+    assert all(known.usd <= price.usd for known in catalog.unit_prices if known.item == "gp3-storage")
+
+
+def test_an_item_without_any_price_is_missing_data(catalog: Catalog) -> None:
+    with pytest.raises(DataMissingError, match="no price of kms-key"):
+        replace(catalog, unit_prices=()).unit_price("kms-key", "us-east-1")
+
+
+def test_the_description_has_every_source_with_dates(catalog: Catalog) -> None:
+    described = catalog.describe()
+    assert described["as_of"] == min(o.on_demand.as_of for o in catalog.offers if o.on_demand).isoformat()
+    names = {source["name"] for source in described["sources"]}
+    assert names == {
+        "instance types",
+        "GPU table",
+        "on-demand prices",
+        "reserved prices",
+        "spot prices",
+        "interruption bands",
+        "zones",
+        "unit prices",
+    }
+    assert all(source["as_of"] <= source["newest"] and source["rows"] > 0 for source in described["sources"])

@@ -1,0 +1,267 @@
+"""Refresh against a real moto server, with Pricing GetProducts (which moto lacks) answered by botocore's Stubber."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto.server import ThreadedMotoServer
+
+from optimizer.aws import clients
+from optimizer.catalog import invariants, load, refresh, snapshot
+from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.errors import GpufleetError
+from tests.unit.optimizer.catalog.price_documents import instance_document, unit_document
+
+REGION = "us-west-2"
+STANDARD = ("1yr", "No Upfront", "standard")
+INSTANCES = [
+    instance_document("p5.48xlarge", REGION, on_demand="50.0000000000"),
+    instance_document("p4d.24xlarge", REGION, on_demand="22.0000000000", reserved={STANDARD: "14.0000000000"}),
+    instance_document("p5.48xlarge", REGION, on_demand="90.0", attributes={"operatingSystem": "Windows"}),
+    instance_document("p5.48xlarge", REGION, on_demand="55.0", attributes={"tenancy": "Dedicated"}),
+    instance_document(
+        "p5.48xlarge", REGION, on_demand="0.0", attributes={"capacitystatus": "UnusedCapacityReservation"}
+    ),
+    instance_document("g5.xlarge", REGION, on_demand="0.0000000000"),
+    "{broken",
+]
+UNITS = [
+    [unit_document("USW2-EBS:VolumeUsage.gp3", "GB-Mo", ("0", "Inf", "0.0810"), region=REGION)],
+    [unit_document("USW2-EBS:VolumeP-IOPS.gp3", "IOPS-Mo", ("0", "Inf", "0.0050"), region=REGION)],
+    [unit_document("USW2-EBS:VolumeP-Throughput.gp3", "GiBps-mo", ("0", "Inf", "40.9600"), region=REGION)],
+    [unit_document("USW2-TimedStorage-ByteHrs", "GB-Mo", ("0", "51200", "0.0231"), region=REGION, service="AmazonS3")],
+    [unit_document("USW2-VpcEndpoint-Hours", "Hrs", ("0", "Inf", "0.0101"), region=REGION, service="AmazonVPC")],
+    [unit_document("USW2-VpcEndpoint-Bytes", "GB", ("0", "1048576", "0.0100"), region=REGION, service="AmazonVPC")],
+    [unit_document("us-west-2-KMS-Keys", "Keys", ("0", "Inf", "1.0000"), region=REGION, service="awskms")],
+]
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(moto_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def pricing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubber]:
+    client = boto3.client("pricing", region_name="us-east-1")
+    with Stubber(client) as stubber:
+        monkeypatch.setattr(clients, "pricing", lambda: client)
+        yield stubber
+
+
+def _answer_all(pricing: Stubber) -> None:
+    # Two pages: the paginator must follow the token.
+    pricing.add_response("get_products", {"PriceList": INSTANCES[:1], "NextToken": "more"})
+    pricing.add_response("get_products", {"PriceList": INSTANCES[1:]})
+    for documents in UNITS:
+        pricing.add_response("get_products", {"PriceList": documents})
+
+
+@pytest.mark.usefixtures("aws")
+def test_everything_that_answers_is_taken(pricing: Stubber) -> None:
+    before = load()
+    _answer_all(pricing)
+    today = datetime.now(UTC).date()
+    lines: list[str] = []
+    result = refresh.refresh([REGION], progress=lines.append)
+    after = load()
+
+    (answer,) = result.answers
+    assert lines == [f"{REGION}: read"]
+    assert answer.failures == []
+    assert {line.place for line in answer.skipped} >= {f"g5.xlarge in {REGION}", f"{REGION}, document 7"}
+    assert after.origin == str(snapshot.user_directory()) == str(result.directory)
+    assert invariants.check(after) == []
+
+    offer = after.offer("p4d.24xlarge", REGION)
+    assert offer is not None and offer.on_demand is not None and offer.reserved_1yr is not None
+    assert (offer.on_demand.usd_per_hour, offer.on_demand.as_of) == (22, today)
+    assert offer.on_demand.source == "AWS Price List API GetProducts"
+    assert offer.reserved_1yr.usd_per_hour == 14
+    assert offer.zone_ids and all(re.fullmatch("usw2-az[1-4]", zone) for zone in offer.zone_ids)
+    # moto answers with one constant spot price; that it is live, of a zone and of today is what counts here.
+    assert offer.spot is not None
+    assert (offer.spot.source, offer.spot.as_of) == ("spot-price-history", today)
+    assert offer.spot.zone_id in offer.zone_ids
+    # A type whose price AWS no longer gives has none; its facts and zones stay.
+    g5 = after.offer("g5.xlarge", REGION)
+    assert g5 is not None and g5.on_demand is None and g5.zone_ids
+    # The interruption band is not in any API: it stays.
+    old = before.offer("p4d.24xlarge", REGION)
+    assert old is not None and offer.interruption_band == old.interruption_band
+    assert after.instance_type("p4d.24xlarge").source == "EC2 DescribeInstanceTypes"
+    assert after.instance_type("p3.2xlarge") == before.instance_type("p3.2xlarge")
+    assert after.unit_price("gp3-storage", REGION).usd == 0.081
+    assert after.unit_price("vpc-endpoint", REGION).usd == 0.0101
+    # Other regions have their old prices, and the type's facts of today.
+    elsewhere, was = after.offer("p5.48xlarge", "us-east-1"), before.offer("p5.48xlarge", "us-east-1")
+    assert elsewhere is not None and was is not None
+    assert replace(elsewhere, instance=was.instance) == was
+    assert elsewhere.instance.as_of == today
+
+
+@pytest.mark.usefixtures("aws")
+def test_the_price_list_is_asked_for_shared_linux_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    client = boto3.client("pricing", region_name="us-east-1")
+    client.meta.events.register("provide-client-params.*", lambda params, **_: asked.append(params))
+    monkeypatch.setattr(clients, "pricing", lambda: client)
+    with Stubber(client) as stubber:
+        _answer_all(stubber)
+        refresh.refresh([REGION])
+    filters = {entry["Field"]: entry["Value"] for entry in asked[0]["Filters"]}
+    assert filters == {
+        "regionCode": REGION,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+    }
+    assert [call["ServiceCode"] for call in asked[2:]] == ["AmazonEC2"] * 3 + ["AmazonS3"] + ["AmazonVPC"] * 2 + [
+        "awskms"
+    ]
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber) -> None:
+    before = load()
+    for _ in range(8):
+        pricing.add_client_error(
+            "get_products", "AccessDeniedException", "User is not authorized to perform: pricing:GetProducts"
+        )
+    (answer,) = refresh.refresh([REGION]).answers
+    after = load()
+    old, new = before.offer("p5.48xlarge", REGION), after.offer("p5.48xlarge", REGION)
+    assert old is not None and new is not None
+    assert new.on_demand == old.on_demand
+    assert new.spot is not None and new.spot.source == "spot-price-history"
+    assert after.unit_price("gp3-storage", "us-east-1") == before.unit_price("gp3-storage", "us-east-1")
+    assert len(answer.failures) == 8
+    assert str(answer.failures[0]) == (
+        "on-demand and reserved prices in us-west-2: the credentials may not do this (AccessDeniedException): "
+        "User is not authorized to perform: pricing:GetProducts; the last good data stays"
+    )
+
+
+@pytest.mark.usefixtures("aws")
+def test_the_second_refresh_starts_from_the_first(pricing: Stubber) -> None:
+    _answer_all(pricing)
+    refresh.refresh([REGION])
+    for _ in range(8):
+        pricing.add_client_error("get_products", "ThrottlingException", "Rate exceeded")
+    refresh.refresh([REGION])
+    offer = load().offer("p4d.24xlarge", REGION)
+    assert offer is not None and offer.on_demand is not None and offer.on_demand.usd_per_hour == 22
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_empty_answer_is_a_failure_where_there_were_prices(pricing: Stubber) -> None:
+    for _ in range(8):
+        pricing.add_response("get_products", {"PriceList": []})
+    (answer,) = refresh.refresh([REGION]).answers
+    assert {failure.reason for failure in answer.failures} == {"AWS answered with nothing usable"}
+    offer = load().offer("p5.48xlarge", REGION)
+    assert offer is not None and offer.on_demand is not None and offer.on_demand.source == "AWS public price list"
+
+
+def test_with_nothing_answering_nothing_is_written(pricing: Stubber, tmp_path: Path) -> None:
+    for _ in range(8):
+        pricing.add_client_error("get_products", "UnrecognizedClientException", "bad token")
+    # EC2 goes to the closed port of tests/conftest.py.
+    with pytest.raises(GpufleetError, match="nothing could be read from AWS") as caught:
+        refresh.refresh([REGION], directory=tmp_path / "new")
+    assert "AWS refused the credentials" in caught.value.got
+    assert caught.value.exit_code == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("call", [refresh.enabled_regions, lambda: refresh.refresh(["us-east-1"])])
+def test_without_credentials_the_error_says_so(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    # boto3's default session remembers the credentials it once saw.
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    with pytest.raises(GpufleetError, match="no AWS credentials were found"):
+        call()
+
+
+@pytest.mark.usefixtures("aws")
+def test_the_accounts_regions_are_asked_for() -> None:
+    assert {"us-east-1", "us-west-2", "eu-west-1"} <= set(refresh.enabled_regions())
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_catalog_that_breaks_an_invariant_is_not_kept(pricing: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    _answer_all(pricing)
+    monkeypatch.setattr(invariants, "check", lambda _: [invariants.Violation(rule="a rule", place="here", value="0")])
+    with pytest.raises(GpufleetError, match=r"breaks 1 rules.*\n.*here: 0 \(rule: a rule\)"):
+        refresh.refresh([REGION])
+    assert not snapshot.user_directory().exists()
+
+
+def test_a_program_error_is_not_taken_for_one_of_aws(pricing: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(region: str) -> Any:
+        raise ZeroDivisionError(region)
+
+    monkeypatch.setattr(clients, "ec2", wrong)
+    with pytest.raises(ZeroDivisionError):
+        refresh.refresh([REGION])
+
+
+class TestMerge:
+    TODAY = date(2026, 11, 21)
+
+    @pytest.fixture
+    def rows(self) -> snapshot.Rows:
+        return snapshot.read_rows(snapshot.SHIPPED)[0]
+
+    def _row(self, rows: snapshot.Rows, name: str, region: str) -> dict[str, Any] | None:
+        found = [row for row in rows["offers"] if (row["instance_type"], row["region"]) == (name, region)]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def test_a_type_new_to_a_region_gets_a_row(self, rows: snapshot.Rows) -> None:
+        price = InstancePrice(instance_type="p6-b300.48xlarge", on_demand=150, reserved_1yr=None)
+        answer = refresh.RegionAnswer(region="af-south-1", prices={"p6-b300.48xlarge": price})
+        refresh.merge(rows, answer, self.TODAY)
+        row = self._row(rows, "p6-b300.48xlarge", "af-south-1")
+        assert row is not None and row["on_demand_usd_per_hour"] == 150 and row["on_demand_as_of"] == self.TODAY
+
+    def test_a_type_gone_from_zones_and_price_list_goes(self, rows: snapshot.Rows) -> None:
+        assert self._row(rows, "p3.2xlarge", "us-east-1") is not None
+        answer = refresh.RegionAnswer(
+            region="us-east-1",
+            zones={"g5.xlarge": ("use1-az1",)},
+            prices={"g5.xlarge": InstancePrice(instance_type="g5.xlarge", on_demand=1, reserved_1yr=None)},
+        )
+        refresh.merge(rows, answer, self.TODAY)
+        assert self._row(rows, "p3.2xlarge", "us-east-1") is None
+        kept = self._row(rows, "g5.xlarge", "us-east-1")
+        assert kept is not None and kept["zone_ids"] == "use1-az1"
+
+    def test_an_old_spot_price_above_the_new_on_demand_price_is_dropped(self, rows: snapshot.Rows) -> None:
+        price = InstancePrice(instance_type="p5.48xlarge", on_demand=20, reserved_1yr=None)
+        refresh.merge(rows, refresh.RegionAnswer(region="us-east-1", prices={"p5.48xlarge": price}), self.TODAY)
+        (line,) = refresh.drop_contradictions(rows)
+        assert line.startswith("spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour (advisor-derived")
+        row = self._row(rows, "p5.48xlarge", "us-east-1")
+        assert row is not None and row["spot_usd_per_hour"] is None and row["spot_source"] is None
+        assert row["on_demand_usd_per_hour"] == 20

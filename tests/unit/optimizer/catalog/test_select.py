@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.catalog import Catalog, load
+from optimizer.catalog.select import Filter, Range, parse_range, select, sort
+from optimizer.catalog.snapshot import SHIPPED
+from optimizer.errors import InvalidInputError
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load(SHIPPED)
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("8", 8, 8),
+        ("8..", 8, math.inf),
+        ("..4", -math.inf, 4),
+        ("2..8", 2, 8),
+        (" 0.125 .. 0.5 ", 0.125, 0.5),
+    ],
+)
+def test_ranges(text: str, low: float, high: float) -> None:
+    assert parse_range(text) == Range(low=low, high=high)
+
+
+@pytest.mark.parametrize("text", ["", "..", "a", "8-16", "8...16", "-1", "8 16", "1e3", "16..8", "8..16..32"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a range|ends before it begins"):
+        parse_range(text)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_range_holds_what_lies_between_its_ends(first: int, second: int, value: int) -> None:
+    low, high = sorted((first, second))
+    assert (value in parse_range(f"{low}..{high}")) == (low <= value <= high)
+    assert (value in parse_range(f"{low}..")) == (value >= low)
+    assert (value in parse_range(f"..{high}")) == (value <= high)
+
+
+@pytest.mark.parametrize("name", ["RTX PRO 6000", "rtx-pro-6000", "RTXPRO6000", "nvidia RTX Pro 6000"])
+def test_a_gpu_is_found_as_people_write_it(catalog: Catalog, name: str) -> None:
+    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=(name,)))} == {"rtx-pro-6000-96gb"}
+
+
+def test_a_gpu_model_has_all_its_memory_sizes_and_a_key_one(catalog: Catalog) -> None:
+    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100",)))} == {"a100-40gb", "a100-80gb"}
+    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100-80gb",)))} == {"a100-80gb"}
+
+
+def test_filters_are_all_kept(catalog: Catalog) -> None:
+    found = select(
+        catalog,
+        Filter(
+            gpus=("H100", "H200"),
+            count=Range(low=8),
+            memory_gib=Range(low=100),
+            regions=("us-*", "eu-north-1"),
+            types=("p5*",),
+            max_price_usd_per_hour=65,
+        ),
+    )
+    assert {(o.instance.name, o.region) for o in found} == {
+        ("p5en.48xlarge", "us-east-1"),
+        ("p5en.48xlarge", "us-east-2"),
+        ("p5en.48xlarge", "us-west-2"),
+    }
+
+
+def test_no_filter_keeps_everything(catalog: Catalog) -> None:
+    assert select(catalog, Filter()) == list(catalog.offers)
+
+
+def test_a_highest_price_leaves_out_what_has_none(catalog: Catalog) -> None:
+    found = select(catalog, Filter(max_price_usd_per_hour=1000, priced_as="reserved"))
+    assert found and all(o.reserved_1yr and o.reserved_1yr.usd_per_hour <= 1000 for o in found)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        (Filter(gpus=("H101",)), "GPU 'H101' is not in the catalog"),
+        (Filter(regions=("us-east-9",)), "region 'us-east-9' is not in the catalog"),
+        (Filter(regions=("mars-*",)), "no region matches 'mars-\\*'"),
+        (Filter(types=("p5.24xlarge",)), "instance type 'p5.24xlarge' is not in the catalog"),
+        (Filter(types=("p99*",)), "no instance type matches"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(catalog: Catalog, chosen: Filter, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says) as caught:
+        select(catalog, chosen)
+    assert "one of " in caught.value.limit
+
+
+def test_sorting_puts_the_cheapest_first_and_the_unpriced_last(catalog: Catalog) -> None:
+    prices = [o.spot.usd_per_hour if o.spot else math.inf for o in sort(catalog.offers, "price", "spot")]
+    assert prices == sorted(prices)
+    per_gpu = [
+        (o.on_demand.usd_per_hour if o.on_demand else math.inf) / o.instance.gpu_count
+        for o in sort(catalog.offers, "price-per-gpu", "on-demand")
+    ]
+    assert per_gpu == sorted(per_gpu)
+    assert [o.region for o in sort(catalog.offers, "region", "spot")] == sorted(o.region for o in catalog.offers)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from optimizer.catalog import load, snapshot
+from optimizer.catalog.snapshot import MANIFEST, SHIPPED, Rows, read_rows, write_rows
+from optimizer.errors import DataMissingError
+
+MADE_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return read_rows(SHIPPED)[0]
+
+
+@pytest.fixture
+def written(tmp_path: Path, rows: Rows) -> Path:
+    write_rows(tmp_path / "catalog", rows, made_at=MADE_AT)
+    return tmp_path / "catalog"
+
+
+def _table(directory: Path, name: str) -> Path:
+    manifest = json.loads((directory / MANIFEST).read_text())
+    return directory / str(manifest["tables"][name]["file"])
+
+
+def test_a_snapshot_reads_back_as_written(written: Path, rows: Rows) -> None:
+    read, made_at = read_rows(written)
+    assert made_at == MADE_AT
+    for name in rows:
+        assert sorted(map(str, read[name])) == sorted(map(str, rows[name]))
+    assert load(written).offers == load(SHIPPED).offers
+
+
+def test_writing_again_replaces_the_tables_and_leaves_nothing_behind(written: Path, rows: Rows) -> None:
+    rows["offers"] = rows["offers"][:-1]
+    write_rows(written, rows, made_at=MADE_AT)
+    assert len(load(written).offers) == len(rows["offers"])
+    assert len(list(written.iterdir())) == 1 + len(snapshot.TABLES)
+
+
+def test_a_write_that_dies_leaves_the_old_snapshot_whole(
+    written: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load(written)
+    replaced = []
+    rename = Path.replace
+
+    def dies(source: Path, target: Path) -> None:
+        if target.name == MANIFEST:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    rows["offers"] = rows["offers"][:10]
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(written, rows, made_at=MADE_AT)
+    assert replaced
+    assert load(written).offers == before.offers
+
+
+def _no_directory(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+
+
+def _a_file(directory: Path) -> None:
+    _no_directory(directory)
+    directory.write_bytes(b"")
+
+
+def _rewritten(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    """Change a table and make the manifest agree, as a faulty program would."""
+
+    def do(directory: Path) -> None:
+        import hashlib
+
+        path = _table(directory, name)
+        pq.write_table(change(pq.read_table(path)), path)
+        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest["tables"][name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (directory / MANIFEST).write_text(json.dumps(manifest))
+
+    return do
+
+
+def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    def do(directory: Path) -> None:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        change(manifest)
+        (directory / MANIFEST).write_text(json.dumps(manifest))
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_no_directory, "No such file"),
+        (_a_file, "Not a directory"),
+        (lambda d: (d / MANIFEST).unlink(), "No such file"),
+        (lambda d: (d / MANIFEST).write_text(""), "is not a catalog manifest"),
+        (lambda d: (d / MANIFEST).write_text("[]"), "is not a catalog manifest"),
+        (lambda d: (d / MANIFEST).write_text('{"format_version": 1}'), "is not a catalog manifest"),
+        (lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe"), "is not a catalog manifest"),
+        (_manifest(lambda m: m.update(format_version=99)), "format version 99, not 1"),
+        (_manifest(lambda m: m.update(made_at="once")), "is not a catalog manifest"),
+        (lambda d: _table(d, "offers").write_bytes(b""), "0 bytes with another checksum"),
+        (lambda d: _table(d, "offers").write_bytes(_table(d, "offers").read_bytes()[:-100]), "another checksum"),
+        (lambda d: _table(d, "unit_prices").unlink(), "No such file"),
+        (_rewritten("offers", lambda t: t.slice(0, 0)), "table offers has no rows"),
+        (_rewritten("offers", lambda t: t.drop_columns(["region"])), "has other columns"),
+        (_rewritten("instance_types", lambda t: t.slice(1)), "is of unknown type"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused_with_what_is_wrong(
+    written: Path, damage: Callable[[Path], object], says: str
+) -> None:
+    damage(written)
+    with pytest.raises(DataMissingError, match=says) as caught:
+        load(written)
+    assert caught.value.exit_code == 4
+    assert str(written) in caught.value.got or "offer" in caught.value.got
+    assert caught.value.limit and caught.value.why and "gpufleet catalog refresh" in caught.value.next_step
+
+
+def test_a_manifest_cannot_name_a_file_outside_its_directory(written: Path) -> None:
+    _manifest(lambda m: m["tables"]["offers"].update(file="../../etc/passwd"))(written)  # type: ignore[index]
+    with pytest.raises(DataMissingError, match=f"{written}/passwd cannot be read"):
+        load(written)
+
+
+def test_the_environment_names_another_snapshot(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(snapshot.DIRECTORY_VARIABLE, str(written))
+    assert load().origin == str(written)
+    monkeypatch.setenv(snapshot.DIRECTORY_VARIABLE, str(written / "nowhere"))
+    with pytest.raises(DataMissingError, match="unset GPUFLEET_CATALOG"):
+        load()
+
+
+class TestTheUsersSnapshot:
+    @pytest.fixture(autouse=True)
+    def _cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def test_none_means_the_shipped_one(self) -> None:
+        assert (load().origin, load().notes) == ("shipped", ())
+
+    def test_a_newer_one_is_used(self, rows: Rows) -> None:
+        write_rows(snapshot.user_directory(), rows, made_at=load().made_at + timedelta(hours=1))
+        assert load().origin == str(snapshot.user_directory())
+
+    def test_an_older_one_is_passed_over_with_a_note(self, rows: Rows) -> None:
+        write_rows(snapshot.user_directory(), rows, made_at=load().made_at - timedelta(days=1))
+        assert load().origin == "shipped"
+        assert "before the shipped one: not used" in load().notes[0]
+
+    def test_a_damaged_one_is_passed_over_with_a_note(self, rows: Rows) -> None:
+        write_rows(snapshot.user_directory(), rows, made_at=load().made_at + timedelta(hours=1))
+        _table(snapshot.user_directory(), "offers").write_bytes(b"")
+        assert load().origin == "shipped"
+        assert "the shipped one is read instead" in load().notes[0]
+
+    def test_the_cache_variable_must_be_absolute(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert snapshot.user_directory() == tmp_path / ".cache" / "gpufleet" / "catalog"
+
+
+def test_loading_needs_no_pandas_and_no_boto3() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from optimizer.commands import offers; from optimizer.catalog import load; load();"
+        "print([m for m in ('pandas', 'boto3', 'botocore', 'pulumi', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
