@@ -16,7 +16,7 @@ from optimizer.hardware import Gpu, Precision
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.evaluate import estimate
-from optimizer.performance.frameworks import DEFAULT, frameworks
+from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
 from optimizer.performance.runs import default_network_gbit_per_s, find_gpu
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Hardware, Run
@@ -144,7 +144,7 @@ def _estimate_one(
         optimizer=optimizer,
         attention=attention,
         compiled=compiled,
-        framework="torchvision" if cnn and framework == DEFAULT else framework,
+        framework=framework_name(framework, cnn=cnn),
     )
     sharding = sharding or ("ddp" if cnn or data == 1 else "zero3")
     calibration = calibrations.load()
@@ -163,7 +163,7 @@ def _estimate_one(
         grad_accum=accumulation,
         checkpointing=checkpointing_code(activation_checkpointing),
     )
-    residual = calibration.residual(hardware.gpu)
+    residual = calibration.residual(hardware.gpu, precision)
     speed = float(found.tokens_per_second)
     band = math.exp(residual.relative_error)
     return {
@@ -201,7 +201,7 @@ def _estimate_one(
         "time_s": {part: float(value) for part, value in found.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
-        "calibration": calibration.describe(hardware.gpu),
+        "calibration": calibration.describe(hardware.gpu, precision),
     }
 
 
@@ -226,25 +226,10 @@ def _hardware(
                     f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
         from optimizer.catalog import load
+        from optimizer.search import share_of_gpu
 
-        instance = load().instance_type(instance_type)
-        # A fraction of a GPU is one rank with less memory and compute; its share of compute is that of its memory.
-        if instance.gpu_count < 1:
-            raise InvalidInputError(
-                f"{instance_type} has {instance.gpu_count:g} of a {instance.gpu.name}",
-                limit="a type with whole GPUs",
-                why="no source says how fast a fraction of a GPU trains",
-            )
-        count = round(instance.gpu_count)
-        hardware = Hardware(
-            gpu=instance.gpu,
-            gpus_per_node=count,
-            interconnect=instance.interconnect,
-            network_gbit_per_s=instance.network_gbit_per_s,
-            efa=instance.efa_cards > 0,
-            gpu_memory_gib=instance.gpu_memory_gib,
-        )
-        return hardware, nodes or 1, (nodes or 1) * count, instance_type
+        hardware = share_of_gpu(load().instance_type(instance_type))
+        return hardware, nodes or 1, (nodes or 1) * hardware.gpus_per_node, instance_type
     from optimizer.catalog.gpus import gpu_table
 
     model: Gpu = find_gpu(str(gpu), gpu_table())

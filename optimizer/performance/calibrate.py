@@ -20,7 +20,15 @@ import numpy as np
 
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
-from optimizer.performance.calibration import CALIBRATION, POOLED, Calibration, Residual, attention_precision, die
+from optimizer.performance.calibration import (
+    CALIBRATION,
+    POOLED,
+    Calibration,
+    Residual,
+    attention_precision,
+    die,
+    residual_key,
+)
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, stack
@@ -140,7 +148,7 @@ def log_errors(rows: Sequence[Measured], calibration: Calibration) -> Floats:
 
 
 def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> Calibration:
-    """Fit a calibration to ``rows``, with residuals by GPU and, for other GPUs, from leaving one GPU out.
+    """Fit a calibration to ``rows``, with residuals by GPU and, for other GPUs, from leaving one processor out.
 
     Raises:
         InvalidInputError: there are no rows.
@@ -148,14 +156,13 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
     if not rows:
         raise InvalidInputError("no measured runs", limit="at least one")
     coefficients = fit_coefficients(rows)
-    gpus = sorted({row.run.hardware.gpu.name for row in rows})
     errors = cross_validated_errors(rows)
+    keys = [residual_key(row.run.hardware.gpu, row.run.run.precision) for row in rows]
     residuals = {}
+    for key in sorted(set(keys)):
+        own_errors = errors[[index for index, own_key in enumerate(keys) if own_key == key]]
+        residuals[key] = Residual(rows=len(own_errors), relative_error=round(_rms(own_errors), 4))
     left_out = []
-    for gpu in gpus:
-        own = [row for row in rows if row.run.hardware.gpu.name == gpu]
-        mine = np.array([row.run.hardware.gpu.name == gpu for row in rows])
-        residuals[gpu] = Residual(rows=len(own), relative_error=round(_rms(errors[mine]), 4))
     for processor in sorted({die(row.run.hardware.gpu) for row in rows}):
         others = [row for row in rows if die(row.run.hardware.gpu) != processor]
         # What a new GPU adds: its rows of frameworks that are known from other GPUs.

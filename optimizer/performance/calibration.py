@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from optimizer.errors import DataMissingError
-from optimizer.hardware import Gpu
+from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients
 from optimizer.performance.types import Run
@@ -72,7 +72,9 @@ class Calibration(BaseModel):
     network_efficiency: dict[str, Share] = Field(
         description="Factor on the network bandwidth nccl-tests reach, by framework."
     )
-    residuals: dict[str, Residual] = Field(description='By GPU; "pooled" is leave-one-processor-out.')
+    residuals: dict[str, Residual] = Field(
+        description='By GPU and width, on models left out of the fit; "pooled" is for other GPUs.'
+    )
     rows: int
     source: str
     as_of: date
@@ -102,21 +104,34 @@ class Calibration(BaseModel):
             network_efficiency=_of(self.network_efficiency, framework),
         )
 
-    def residual(self, gpu: Gpu) -> Residual:
-        """Rows behind this GPU's speed and their error; 0 rows and the leave-one-GPU-out error where it has none."""
-        return self.residuals.get(gpu.name) or Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
+    def residual(self, gpu: Gpu, precision: Precision = "bf16") -> Residual:
+        """Rows behind this GPU's speed in 16 or 32 bits, and their error.
 
-    def describe(self, gpu: Gpu) -> str:
+        A GPU without rows has 0 of them and the error of predicting a processor that was left out of the fit; with rows
+        in the other width only, the same error.
+        """
+        found = self.residuals.get(residual_key(gpu, precision))
+        return found or Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
+
+    def describe(self, gpu: Gpu, precision: Precision = "bf16") -> str:
         """One sentence for a plan: where the speed of this GPU comes from."""
-        residual = self.residual(gpu)
-        error = f"{residual.relative_error:.0%}"
+        residual = self.residual(gpu, precision)
+        error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
-            return f"{residual.rows} measured runs on {gpu.name}, fitted {self.as_of} (error {error}): {self.source}"
+            width = residual_key(gpu, precision)
+            return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
         measured = ", ".join(name for name in self.residuals if name != POOLED)
         return (
-            f"no measured run on {gpu.name}: efficiency pooled from {measured}, fitted {self.as_of} (error {error}, "
-            f"from leaving one GPU out): {self.source}"
+            f"no measured run on {residual_key(gpu, precision)}: efficiency pooled from {measured} (error "
+            f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "
+            f"{self.source}"
         )
+
+
+def residual_key(gpu: Gpu, precision: str) -> str:
+    """What a GPU's residual is kept under: its name, for widths other than 16 bits with that added."""
+    width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
+    return gpu.name + width
 
 
 def die(gpu: Gpu) -> str:

@@ -54,7 +54,7 @@ def compute(x: Inputs) -> Compute:
     c = x.coefficients
     tokens = tokens_of_rank(x)
     flop_per_s = x.peak_flop_per_s * c.matmul_efficiency
-    attention_flop_per_s = x.peak_flop_per_s * c.attention_efficiency
+    attention_flop_per_s = x.attention_flop_per_s * c.attention_efficiency
     byte_per_s = x.memory_byte_per_s * MEMORY_EFFICIENCY
     element = x.element_bytes
 
@@ -101,7 +101,7 @@ def compute(x: Inputs) -> Compute:
     head_surface = x.hidden * logits + tokens * (x.hidden + logits)
     head_flops = 6.0 * (tokens * x.hidden * logits + c.matmul_half_width * head_surface)
     head_traffic = tokens * (x.vocab / x.tensor * 2.0 * x.loss_bytes + 6.0 * x.hidden * x.residual_bytes)
-    head = head_flops / flop_per_s + head_traffic / byte_per_s
+    head = head_flops / (x.attention_flop_per_s * c.matmul_efficiency) + head_traffic / byte_per_s
     cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
 
     host = x.layers * c.host_s_per_layer * passes / 3.0

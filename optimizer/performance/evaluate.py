@@ -12,6 +12,7 @@ from optimizer.performance import memory, step
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.compute import model_flops_per_sample
+from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, grid_shape, make_inputs, to_gib
 from optimizer.performance.types import Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
@@ -37,6 +38,7 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
         DataMissingError: the GPU does not run the precision, or a fact about it is missing.
         InvalidInputError: a number or word of ``run`` is out of range.
     """
+    run = replace(run, framework=framework_name(run.framework, cnn=model.architecture == "cnn"))
     shape = grid_shape(grid)
     size = math.prod(shape)
     flat = grid

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
 
 DEFAULT = "torch"
+CNN_DEFAULT = "torchvision"
 # Other names of the same code: all are plain PyTorch with autocast and DDP or FSDP2.
 ALIASES = {
     "transformers": "torch",
@@ -48,8 +49,14 @@ def frameworks() -> dict[str, Framework]:
     return {name: Framework.model_validate(entry) for name, entry in data.items()}
 
 
-def framework_name(name: str) -> str:
-    """The profile for a framework's name; an unknown or empty one is plain PyTorch, the most memory-hungry."""
+def framework_name(name: str, *, cnn: bool = False) -> str:
+    """The profile for a framework's name; an unknown or empty one is plain PyTorch, the most memory-hungry.
+
+    Args:
+        name: as a table or a user writes it.
+        cnn: the model is a CNN; plain PyTorch then means torchvision.
+    """
     name = name.strip().lower()
     name = ALIASES.get(name, name)
-    return name if name in frameworks() else DEFAULT
+    name = name if name in frameworks() else DEFAULT
+    return CNN_DEFAULT if cnn and name == DEFAULT else name

@@ -99,6 +99,7 @@ class Inputs:
     llama_like: Number
     # Hardware
     peak_flop_per_s: Number
+    attention_flop_per_s: Number
     memory_byte_per_s: Number
     link_byte_per_s: Number
     link_latency_s: Number
@@ -210,6 +211,9 @@ def make_inputs(
         dropout=float(framework.dropout and not model.gated_mlp),
         llama_like=float(model.gated_mlp),
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
+        # Only the layers' products run in 8 bits: attention and the output projection stay in 16
+        # (https://docs.nvidia.com/deeplearning/transformer-engine).
+        attention_flop_per_s=peak_flop_per_s(hardware.gpu, "bf16" if run.precision == "fp8" else run.precision),
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],

@@ -107,7 +107,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         usual_accumulation = max(
             8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
         )
-    framework = "torchvision" if architecture == "cnn" else framework_name(_text(row, "framework"))
+    framework = framework_name(_text(row, "framework"), cnn=architecture == "cnn")
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"

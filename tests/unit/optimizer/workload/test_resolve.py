@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import InvalidInputError
+from optimizer.workload.resolve import resolve_model
+from optimizer.workload.size_rule import RULE_MODELS, depth
+
+# config.json files as published on Hugging Face, with the published parameter count.
+CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
+    "llama-2-7b": (
+        {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096,
+         "tie_word_embeddings": False},
+        6_738_415_616,
+    ),
+    "mixtral": (
+        {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+         "num_experts_per_tok": 2, "max_position_embeddings": 32768},
+        46_702_792_704,
+    ),
+    "qwen2.5-7b": (
+        {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
+        7_615_616_512,
+    ),
+    "qwen3-8b": (
+        {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+         "tie_word_embeddings": False},
+        8_190_735_360,
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
+        124_439_808,
+    ),
+    "pythia-6.9b": (
+        {"model_type": "gpt_neox", "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "vocab_size": 50432, "max_position_embeddings": 2048,
+         "tie_word_embeddings": False},
+        6_857_302_016,
+    ),
+    "mpt-7b": (
+        {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "max_seq_len": 2048,
+         "expansion_ratio": 4},
+        6_649_286_656,
+    ),
+    "opt-6.7b": (
+        {"model_type": "opt", "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "vocab_size": 50272, "max_position_embeddings": 2048},
+        6_658_473_984,
+    ),
+    "bert-base-uncased": (
+        {"model_type": "bert", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+         "num_attention_heads": 12, "vocab_size": 30522, "max_position_embeddings": 512},
+        109_514_298,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path) -> None:
+    config, parameters = CONFIGS[name]
+    (tmp_path / name).mkdir()
+    path = tmp_path / name / "config.json"
+    path.write_text(json.dumps(config))
+    model = resolve_model(str(path))
+    assert model.parameters == parameters
+    assert model.name == name
+    assert resolve_model(str(path.parent)) == model
+    assert resolve_model(config).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "an object without model_type"),
+        ("[1, 2]", "a JSON list"),
+        ("not json", "is not JSON"),
+        ('{"model_type": "resnet"}', "model_type is 'resnet'"),
+        ('{"model_type": "llama", "hidden_size": 4096}', "num_hidden_layers, num_attention_heads, vocab_size"),
+        (
+            '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, '
+            '"vocab_size": 32000}',
+            "lacks intermediate_size",
+        ),
+        ('{"model_type": "gpt2", "n_embd": "wide"}', "n_embd is 'wide'"),
+        ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
+    ],
+)
+def test_a_file_that_is_no_models_config_says_what_is_missing(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError) as error:
+        resolve_model(str(path))
+    assert says in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        resolve_model(str(tmp_path / "config.json"))
+
+
+def test_an_unknown_name_lists_near_ones() -> None:
+    with pytest.raises(InvalidInputError, match=r"did you mean llama-3\.1-8b") as error:
+        resolve_model("llama3.1-8b")
+    assert error.value.exit_code == 2
+
+
+def test_a_python_function_is_not_supported_yet() -> None:
+    with pytest.raises(InvalidInputError, match="profile") as error:
+        resolve_model("my_package.models:build")
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "count"), [("7B", 7e9), ("350M", 350e6), ("1.3b", 1.3e9), (7_000_000_000, 7e9)])
+def test_a_parameter_count_keeps_the_count_and_says_it_is_derived(text: str | int, count: float) -> None:
+    model = resolve_model(text)
+    assert model.parameters == count
+    assert "derived from the parameter count" in model.source
+
+
+@pytest.mark.parametrize("count", [125e6, 350e6, 1.3e9, 2.7e9, 6.7e9, 13e9, 34e9, 70e9, 175e9, 405e9])
+def test_the_size_rules_shape_has_nearly_the_count(count: float) -> None:
+    model = resolve_model(round(count))
+    weights = model.layers * model.active_layer_matrix_parameters + model.embedding_parameters
+    assert weights == pytest.approx(count, rel=0.04)
+    assert model.attention_heads * model.head_dim == model.hidden_size
+
+
+def test_the_size_rules_depth_is_near_published_depths() -> None:
+    errors = [depth(count) / layers - 1 for count, layers in RULE_MODELS]
+    assert sum(abs(error) for error in errors) / len(errors) < 0.17
+    assert max(abs(error) for error in errors) < 0.5
+
+
+@pytest.mark.parametrize("text", ["10M", "9000000B"])
+def test_a_count_outside_the_rules_sizes_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="50,000,000 to"):
+        resolve_model(text)
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "7B7"])
+def test_a_count_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        resolve_model(text)
+
+
+FIELDS: dict[str, Any] = {
+    "layers": 32, "hidden_size": 4096, "ffn_size": 11008, "attention_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def test_architecture_fields() -> None:
+    model = resolve_model(FIELDS)
+    assert model.parameters == 6_738_415_616
+    assert (model.kv_heads, model.head_dim, model.gated_mlp) == (32, 128, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"layers": None}, "model.layers"),
+        ({"layers": 0}, "model.layers"),
+        ({"width": 3}, "model.width"),
+        ({"hidden_size": 4100}, "head_dim"),
+        ({"architecture": "cnn"}, "preset"),
+    ],
+)
+def test_wrong_architecture_fields_are_named(change: dict[str, Any], says: str) -> None:
+    fields = {name: value for name, value in (FIELDS | change).items() if value is not None}
+    with pytest.raises(InvalidInputError) as error:
+        resolve_model(fields)
+    assert says in str(error.value)
