@@ -42,7 +42,7 @@ def _config() -> Any:
     # `standard` backs off with jitter and knows which errors to try again:
     # https://docs.aws.amazon.com/boto3/latest/guide/retries.html
     return Config(
-        retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",

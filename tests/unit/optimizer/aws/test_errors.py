@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ProfileNotFound,
+    ReadTimeoutError,
+)
+
+from optimizer.aws import errors
+
+
+def _client_error(code: str, message: str = "as AWS says it") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "DescribeInstanceTypes")
+
+
+PREDICATES = (
+    errors.has_no_credentials,
+    errors.has_bad_credentials,
+    errors.is_not_permitted,
+    errors.is_region_disabled,
+    errors.is_throttled,
+    errors.is_unreachable,
+    errors.is_server_fault,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "predicate", "says"),
+    [
+        (NoCredentialsError(), errors.has_no_credentials, "run `aws configure`"),
+        (ProfileNotFound(profile="training"), errors.has_no_credentials, "training"),
+        (_client_error("ExpiredToken"), errors.has_bad_credentials, "refused the credentials (ExpiredToken)"),
+        (_client_error("AuthFailure"), errors.has_bad_credentials, "the region is not enabled"),
+        (_client_error("UnauthorizedOperation"), errors.is_not_permitted, "as AWS says it"),
+        (_client_error("AccessDeniedException"), errors.is_not_permitted, "may not do this"),
+        (_client_error("OptInRequired"), errors.is_region_disabled, "has not enabled the region"),
+        (_client_error("RequestLimitExceeded"), errors.is_throttled, "try again later"),
+        (_client_error("ThrottlingException"), errors.is_throttled, "throttled"),
+        (EndpointConnectionError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "127.0.0.1:9"),
+        (ConnectTimeoutError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "no answer"),
+        (ReadTimeoutError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "no answer"),
+        (_client_error("InternalError"), errors.is_server_fault, "AWS failed (InternalError)"),
+    ],
+)
+def test_each_error_is_of_one_class(error: Exception, predicate: object, says: str) -> None:
+    assert [check for check in PREDICATES if check(error)] == [predicate]
+    assert says in errors.reason(error)
+    assert errors.is_aws_error(error)
+
+
+def test_an_unclassified_code_keeps_its_code_and_message() -> None:
+    error = _client_error("InvalidParameterValue", "The instance type 'x' is invalid")
+    assert not any(check(error) for check in PREDICATES)
+    assert errors.reason(error) == "InvalidParameterValue: The instance type 'x' is invalid"
+
+
+def test_a_program_error_is_none_of_aws() -> None:
+    assert not errors.is_aws_error(KeyError("InstanceType"))
+
+
+def test_no_code_is_classified_twice() -> None:
+    groups = [
+        errors.THROTTLING,
+        errors.BAD_CREDENTIALS,
+        errors.NOT_PERMITTED,
+        errors.REGION_DISABLED,
+        errors.SERVER_FAULT,
+    ]
+    assert sum(map(len, groups)) == len(frozenset.union(*groups))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+
+from optimizer.aws import ttl
+from optimizer.catalog import Catalog, load
+from optimizer.catalog.snapshot import SHIPPED
+from optimizer.errors import DataStaleError
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load(SHIPPED)
+
+
+def test_every_source_but_a_datasheet_ages(catalog: Catalog) -> None:
+    for source in catalog.sources:
+        assert (ttl.of_source(source.name, source.origin) is None) == (source.name == "GPU table")
+
+
+def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
+    live, derived = ttl.of_source("spot prices", "spot-price-history"), ttl.of_source("spot prices", "advisor-derived")
+    assert live is not None and derived is not None and live.days < derived.days
+
+
+def test_old_prices_are_said_with_age_and_dates(catalog: Catalog) -> None:
+    lines = ttl.stale_lines(catalog, date(2026, 11, 21))
+    assert lines == [
+        "on-demand prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21, "
+        "the newest from 2026-07-20",
+        "reserved prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21",
+        "spot prices (advisor-derived) are up to 481 days old: the oldest from 2025-07-28",
+    ]
+
+
+def test_a_price_is_fresh_to_the_last_day_of_its_life(catalog: Catalog) -> None:
+    on_demand = next(s for s in catalog.sources if s.name == "on-demand prices")
+    only = replace(catalog, sources=(on_demand,))
+    last = on_demand.as_of + timedelta(days=ttl.ON_DEMAND.days)
+    assert ttl.stale_lines(only, last) == []
+    assert len(ttl.stale_lines(only, last + timedelta(days=1))) == 1
+
+
+def test_a_maximum_age_is_a_hard_limit(catalog: Catalog) -> None:
+    offer = catalog.offer("p4d.24xlarge", "us-east-1")
+    assert offer is not None and offer.spot is not None
+    today = offer.spot.as_of + timedelta(days=100)
+    ttl.check_max_age([offer], 100, today)
+    with pytest.raises(DataStaleError, match=r"the oldest is spot p4d\.24xlarge in us-east-1: 100 days") as caught:
+        ttl.check_max_age([offer], 99, today)
+    assert caught.value.exit_code == 4
+    assert caught.value.next_step == "gpufleet catalog refresh --region us-east-1"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from optimizer.aws import clients
+from optimizer.catalog import refresh, snapshot
+from optimizer.catalog.snapshot import SHIPPED, read_rows, write_rows
+from optimizer.catalog.sources import Skipped
+from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.cli import main
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpufleet", "catalog", *arguments])
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0
+        else:
+            code = 0
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def test_show_gives_sources_dates_ages_and_gaps(run: Any) -> None:
+    code, out, _ = run("show", "--format", "json")
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["catalog"] == "shipped" and shown["offers"] == 892 and shown["instance_types"] == 68
+    spot = next(source for source in shown["sources"] if source["name"] == "spot prices")
+    assert (spot["origin"], spot["as_of"], spot["stale"], spot["rows"]) == ("advisor-derived", "2025-07-28", "yes", 613)
+    assert spot["age_days"] > 480
+    assert shown["missing_prices"]["on-demand"] == ["p5e.48xlarge"]
+    assert "p5.48xlarge" in shown["missing_prices"]["reserved"]
+
+
+def test_show_as_csv_is_the_sources(run: Any) -> None:
+    code, out, err = run("show", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and {"name", "origin", "as_of", "age_days", "stale"} <= set(rows[0])
+    assert "types without any on-demand price (1): p5e.48xlarge" in err
+
+
+def test_verify_passes_the_shipped_catalog(run: Any) -> None:
+    code, out, err = run("verify")
+    assert (code, out) == (0, "")
+    assert "68 types, 892 offers, 42 unit prices: no broken invariants" in err
+
+
+def test_verify_lists_every_violation_with_status_1(run: Any, tmp_path: Path) -> None:
+    rows, made_at = read_rows(SHIPPED)
+    priced = [row for row in rows["offers"] if row["on_demand_usd_per_hour"] and row["spot_usd_per_hour"]]
+    priced[0]["on_demand_usd_per_hour"] = -1.0
+    priced[1]["spot_usd_per_hour"] = 10_000.0
+    write_rows(tmp_path, rows, made_at=made_at)
+    code, out, err = run("verify", str(tmp_path), "--format", "json")
+    assert code == 1
+    # The negative price also makes that offer's other prices dearer than on-demand.
+    rules = {(row["place"], row["rule"]) for row in json.loads(out)}
+    first, second = (f"{row['instance_type']} in {row['region']}" for row in priced[:2])
+    assert {(first, "a price is above 0 USD per hour"), (second, "spot is at most on-demand")} <= rules
+    assert {place for place, _ in rules} == {first, second}
+    assert f"{len(json.loads(out))} broken invariants" in err
+
+
+def test_verify_of_no_catalog_ends_with_status_4(run: Any, tmp_path: Path) -> None:
+    code, out, err = run("verify", str(tmp_path))
+    assert (code, out) == (4, "") and "manifest.json cannot be read" in err
+
+
+def test_refresh_reports_each_region_and_what_failed(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def read_region(region: str, *_: Any, **__: Any) -> refresh.RegionAnswer:
+        answer = refresh.RegionAnswer(region=region)
+        if region == "us-east-1":
+            answer.prices = {"p5.48xlarge": InstancePrice(instance_type="p5.48xlarge", on_demand=20, reserved_1yr=9)}
+            answer.skipped = [Skipped(source="spot prices", place="p5.48xlarge in us-east-1a", reason="no price")]
+        else:
+            answer.failures = [refresh.Failure(source="zones", region=region, reason="the account says no")]
+        return answer
+
+    monkeypatch.setattr(refresh, "read_region", read_region)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = run("refresh", "--region", "us-east-1", "--region", "us-east-2", "--format", "json")
+    assert code == 0
+    first, second = json.loads(out)
+    assert (first["region"], first["on_demand"], first["reserved_1yr"], first["failed"]) == ("us-east-1", 1, 1, 0)
+    assert (second["on_demand"], second["failed"]) == (None, 1)
+    assert "note: zones in us-east-2: the account says no; the last good data stays" in err
+    assert "note: spot prices, p5.48xlarge in us-east-1a: no price" in err
+    assert "note: spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour" in err
+    assert f"written to {snapshot.user_directory()}" in err
+
+
+def test_refresh_without_credentials_ends_with_status_1_and_changes_nothing(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = run("refresh")
+    assert (code, out) == (1, "")
+    assert "no AWS credentials were found" in err and "next: the last good catalog stays in use" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refresh_where_aws_cannot_be_reached_ends_with_status_1(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)
+    code, _, err = run("refresh", "--region", "us-east-1")
+    assert code == 1 and "no answer from AWS" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["show"], ["verify"], ["refresh"]])
+def test_every_help_has_an_example(run: Any, arguments: list[str]) -> None:
+    code, out, _ = run(*arguments, "--help")
+    assert code == 0 and "Example:\n    gpufleet catalog" in out
