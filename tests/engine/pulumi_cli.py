@@ -56,14 +56,15 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         endpoint: URL of the emulated AWS.
         region: AWS region, like us-east-1.
     """
-    home, state = scratch / "pulumi-home", scratch / "state"
-    home.mkdir(parents=True, exist_ok=True)
-    state.mkdir(exist_ok=True)
+    home, state, temporary = scratch / "pulumi-home", scratch / "state", scratch / "tmp"
+    for folder in (home, state, temporary):
+        folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PULUMI_", "TF_"))}
     virtual_environment = Path(sys.executable).parent  # the language host takes python3 from PATH
     return kept | {
         "PATH": os.pathsep.join(map(str, (virtual_environment, plugins, pulumi, os.environ["PATH"]))),
         "HOME": str(scratch),
+        "TMPDIR": str(temporary),
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
@@ -76,6 +77,7 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
+        "TF_LOG": os.environ.get("TF_LOG", "ERROR"),
         "GPUFLEET_ENGINE_LOG": str(scratch / "provider.log"),
     }
 

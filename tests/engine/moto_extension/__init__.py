@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from tests.engine.moto_extension import auto_scaling, capacity_reservations, placement_groups
+from tests.engine.moto_extension import (
+    auto_scaling,
+    bucket_policies,
+    capacity_reservations,
+    launch_templates,
+    placement_groups,
+    queues,
+)
 
 
 def install() -> None:
     """Teach the moto of this process; meant for a process that serves nothing else."""
-    for module in (auto_scaling, capacity_reservations, placement_groups):
+    for module in (auto_scaling, bucket_policies, capacity_reservations, launch_templates, placement_groups, queues):
         module.install()

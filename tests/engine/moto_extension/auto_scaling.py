@@ -1,7 +1,8 @@
 """Auto Scaling: lifecycle hooks as given, the group's service-linked role, and deletion with instances.
 
 moto 5.2 answers each hook with a made-up notification target and role, drops the hooks of CreateAutoScalingGroup,
-always names the account's default service-linked role, and on DeleteAutoScalingGroup leaves protected instances running.
+always names the account's default service-linked role, and on DeleteAutoScalingGroup leaves protected instances
+running.
 """
 
 from __future__ import annotations

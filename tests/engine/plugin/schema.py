@@ -77,7 +77,7 @@ def is_collection(cty_type: CtyType) -> bool:
 
 
 def block_from_message(message: Any, path: str) -> Block:
-    """``Block`` from a tfplugin5 Schema.Block message; ``path`` is the resource type and the blocks down to this one."""
+    """``Block`` from a tfplugin5 Schema.Block message; ``path`` is the resource type and the blocks down to it."""
     attributes = {}
     for item in message.attributes:
         cty_type = json.loads(item.type)

@@ -8,7 +8,10 @@ Mapping Rules for MessagePack").
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -22,6 +25,9 @@ PULUMI_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 
 UNKNOWN = msgpack.ExtType(0, b"\x00")
 """Terraform's unknown value without refinements."""
+
+SIGNATURE, ASSET = "4dabf18193072939515e22adb298388d", "c44067f5952c0a294b673a41bacd8c17"
+"""Key and value that mark an object on Pulumi's wire as an asset (sdk/go/common/resource/sig and asset)."""
 
 TerraformObject = dict[str, Any]
 
@@ -57,6 +63,8 @@ def coerce(value: Any, cty_type: CtyType, where: str) -> Any:
         return None
     if value == PULUMI_UNKNOWN:
         return UNKNOWN
+    if isinstance(value, dict) and value.get(SIGNATURE) == ASSET:
+        return asset_path(value)
     if isinstance(cty_type, str):
         return _coerce_primitive(value, cty_type, where)
     kind, inner = cty_type
@@ -73,6 +81,14 @@ def coerce(value: Any, cty_type: CtyType, where: str) -> Any:
         given = {names[key]: item for key, item in value.items()}
         return {name: coerce(given.get(name), item_type, f"{where}.{name}") for name, item_type in inner.items()}
     raise UnsupportedValueError(f"{where}: {value!r} is not a {json.dumps(cty_type)}")
+
+
+def asset_path(asset: Mapping[str, Any]) -> str:
+    """Path of a file asset's content, named by its digest: Terraform then sees a changed file as a changed path."""
+    path = Path(tempfile.gettempdir()) / f"pulumi-asset-{asset['hash']}"
+    if not path.exists():
+        shutil.copyfile(asset["path"], path)
+    return str(path)
 
 
 def _object_property(name: str, cty_type: CtyType) -> str:
