@@ -25,6 +25,8 @@ from bootstrap.smoke import report, worker
 # A failed rank's peers get this long to say what they saw before they are killed.
 GRACE_S = 5.0
 POLL_S = 0.1
+# What each rank runs.
+RANK_PROGRAM = ("-m", "bootstrap.smoke")
 
 
 def run(options: worker.Options, nproc: int) -> int:
@@ -82,7 +84,7 @@ def _start(rank: int, nproc: int, port: int, arguments: Sequence[str]) -> subpro
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         worker.SUPERVISED: "1",
     }
-    return subprocess.Popen([sys.executable, "-m", "bootstrap.smoke", *arguments], env=environment)
+    return subprocess.Popen([sys.executable, *RANK_PROGRAM, *arguments], env=environment)
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> str | None:
@@ -91,16 +93,22 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> 
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
         if now > deadline:
-            hanging = [rank for rank, process in enumerate(processes) if process.poll() is None]
-            return f"ranks {hanging} still ran after the time limit and were killed"
+            return "; ".join(
+                f"rank {rank} still ran after the time limit and was killed" for rank in _running(processes)
+            )
         if failed_at is None and any(process.poll() for process in processes):
             failed_at = now
         if failed_at is not None and now > failed_at + GRACE_S:
             break
         time.sleep(POLL_S)
+    hanging = [f"rank {rank} still ran after the first failure and was killed" for rank in _running(processes)]
     # Code 1 is a rank's own verdict, told in the report; anything else is the end of a process that could not tell.
     odd = [_ending(rank, p.returncode) for rank, p in enumerate(processes) if p.returncode not in (None, 0, 1)]
-    return "; ".join(odd) or None
+    return "; ".join([*odd, *hanging]) or None
+
+
+def _running(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    return [rank for rank, process in enumerate(processes) if process.poll() is None]
 
 
 def _ending(rank: int, code: int) -> str:

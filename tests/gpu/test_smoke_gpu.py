@@ -1,0 +1,61 @@
+"""The smoke test on real GPUs with NCCL: ``pytest -m gpu tests/gpu/test_smoke_gpu.py`` (a minute or two)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+
+
+def smoke(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bootstrap.smoke", "--device", "cuda", "--timeout-s", "240", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def test_all_gpus_of_this_machine_pass() -> None:
+    code, report, told = smoke("--min-scaling-efficiency", "0.5")
+    assert code == 0, told
+    assert report["passed"]
+    assert report["backend"] == "nccl"
+    assert report["world_size"] == torch.cuda.device_count()
+    assert report["software"]["nccl"]
+    assert all(rank["name"] for rank in report["ranks"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_floor_beyond_the_hardware_fails() -> None:
+    code, report, _ = smoke("--sizes-mib", "64", "--min-bus-bandwidth-gb-per-s", "100000")
+    assert code == 1
+    assert not report["passed"]
+    assert report["error"] is None
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_rank_that_dies_does_not_hang_nccl() -> None:
+    sabotaged = ROOT / "tests/unit/bootstrap/smoke/sabotaged.py"
+    done = subprocess.run(
+        [sys.executable, str(sabotaged), "dies", "--device", "cuda", "--timeout-s", "120"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "rank 1 exited with code 7" in json.loads(done.stdout)["error"]

@@ -1,0 +1,160 @@
+"""The parts that need no second process: judging, naming, arithmetic, arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from bootstrap.smoke import cli, report
+from bootstrap.smoke.report import Result
+
+
+def judged(value: float | None, limit: float | None, must_be: str) -> bool:
+    return Result(name="x", value=value, unit="u", limit=limit, must_be=must_be).passed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "must_be", "passed"),
+    [
+        (1.0, 1.0, "at_most", True),
+        (1.1, 1.0, "at_most", False),
+        (1.0, 1.0, "at_least", True),
+        (0.9, 1.0, "at_least", False),
+        (math.nan, 1.0, "at_most", False),
+        (math.nan, 1.0, "at_least", False),
+        (math.nan, None, "at_least", False),
+        (math.inf, None, "at_least", False),
+        (5.0, None, "at_least", True),
+        (None, 1.0, "at_least", True),
+        (None, None, "at_most", True),
+    ],
+)
+def test_a_value_is_judged_by_its_limit(value: float | None, limit: float | None, must_be: str, passed: bool) -> None:
+    assert judged(value, limit, must_be) is passed
+
+
+def test_a_report_passes_only_with_results_and_without_error() -> None:
+    good = Result(name="x", value=1, unit="u", must_be="at_least")
+    bad = Result(name="y", value=1, unit="u", limit=2, must_be="at_least")
+
+    def passed(results: list[Result], error: str | None) -> bool:
+        built = report.build(
+            started_at="t", duration_s=1, arguments={}, facts={"device": "cpu"}, results=results, error=error
+        )
+        return bool(built["passed"])
+
+    assert passed([good], None)
+    assert not passed([good, bad], None)
+    assert not passed([], None)
+    assert not passed([good], "a rank died")
+
+
+def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
+    report.write({"a": math.nan, "b": [1.5, {"c": -math.inf}]}, tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text()) == {"a": "nan", "b": [1.5, {"c": "-inf"}]}
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nproc", "0"], "0 is below 1"),
+        (["--nproc", "two"], "--nproc"),
+        (["--device", "tpu"], "invalid choice"),
+        (["--sizes-mib", "1,x"], "--sizes-mib"),
+        (["--sizes-mib", "0"], "0 is below 1"),
+        (["--min-scaling-efficiency", "1.5"], "1.5 is above 1"),
+        (["--min-scaling-efficiency", "nan"], "not a finite number above 0"),
+        (["--min-bus-bandwidth-gb-per-s", "-3"], "not a finite number above 0"),
+        (["--timeout-s", "0"], "not a finite number above 0"),
+        (["--out", "/nowhere/r.json"], "cannot be written"),
+        (["--out", "/"], "cannot be written"),
+        (["stray"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_under_torchrun_nproc_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--device", "cpu", "--nproc", "2"])
+    assert ended.value.code == 2
+    assert "torchrun has started this one already" in capsys.readouterr().err
+
+
+def test_without_torch_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main([]) == 1
+    assert "pip install 'gpufleet[torch]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cuda", "--nproc", "2"]])
+def test_a_gpu_that_is_not_there_fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert cli.main(arguments) == 1
+    assert "torch sees no GPU" in capsys.readouterr().err
+
+
+def test_the_rank_that_differs_from_the_others_is_named() -> None:
+    gradients = pytest.importorskip("bootstrap.smoke.gradients")
+    same, other = {"a": "1", "b": "2"}, {"a": "1", "b": "9"}
+    found = gradients.equal_on_all_ranks("x", [same, same, other, same], 0.0)
+    assert found.value == 1
+    assert found.note == "rank 2 has other bits than the other ranks in b"
+    assert gradients.equal_on_all_ranks("x", [same, same], 0.0).passed
+
+
+def test_relative_error() -> None:
+    torch = pytest.importorskip("torch")
+    from bootstrap.smoke.gradients import relative_error
+
+    reference = torch.tensor([4.0, -8.0])
+    assert relative_error(reference.clone(), reference) == 0
+    assert relative_error(torch.tensor([4.0, -7.0]), reference) == pytest.approx(1 / 8)
+    assert relative_error(torch.tensor([1.0]), torch.tensor([0.0])) == math.inf
+    assert relative_error(torch.tensor([0.0]), torch.tensor([0.0])) == 0
+    assert math.isnan(relative_error(torch.tensor([math.nan]), torch.tensor([1.0])))
+
+
+def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
+    pytest.importorskip("torch")
+    from bootstrap.smoke.timing import slowest_rank
+
+    assert slowest_rank([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
+
+
+def test_options_reach_the_ranks_unchanged() -> None:
+    pytest.importorskip("torch")
+    from bootstrap.smoke.worker import Options
+
+    options = Options(
+        device="cpu",
+        sizes_mib=(1, 8),
+        min_bus_bandwidth_gb_per_s=2.5,
+        min_scaling_efficiency=None,
+        timeout_s=30.0,
+        out=None,
+    )
+    given = cli._parser().parse_args(options.as_arguments())
+    assert given.device == "cpu"
+    assert given.sizes_mib == [1, 8]
+    assert given.min_bus_bandwidth_gb_per_s == 2.5
+    assert given.min_scaling_efficiency is None
+    assert given.timeout_s == 30.0
