@@ -265,26 +265,35 @@ class S3Store:
             return None
 
     def read(self, name: str) -> bytes:
-        """See ``Store.read``."""
-        with self.fetch(name) as path:
-            return path.read_bytes()
+        """See ``Store.read``.
+
+        Not through the transfer manager, which names its temporary files with Python's global random generator: this
+        is called beside training, whose random numbers it would shift.
+        """
+        with self._reading(name):
+            return self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"].read()
 
     @contextmanager
     def fetch(self, name: str) -> Iterator[Path]:
         """See ``Store.fetch``; the scratch copy goes when the context ends."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         with _scratch_folder() as folder:
             path = folder / "object"
-            try:
+            with self._reading(name):
                 self._client.download_file(self._bucket, self._prefix + name, str(path))
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
-                    raise FileNotFoundError(name) from None
-                raise CheckpointError(f"cannot read {self.uri}/{name}: {error}") from error
-            except (BotoCoreError, OSError) as error:
-                raise CheckpointError(f"cannot read {self.uri}/{name}: {error}") from error
             yield path
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                raise FileNotFoundError(name) from None
+            raise CheckpointError(f"cannot read {self.uri}/{name}: {error}") from error
+        except (BotoCoreError, OSError) as error:
+            raise CheckpointError(f"cannot read {self.uri}/{name}: {error}") from error
 
     def names(self, prefix: str) -> list[str]:
         """See ``Store.names``."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -17,11 +20,21 @@ BUCKET = "checkpoints"
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # A process of its own: in a thread it would draw from this process's random generators.
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not _listens(port):
+            assert process.poll() is None and time.monotonic() < deadline, "moto's server did not start"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.fixture
@@ -40,6 +53,11 @@ def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     empty(client)
     client.create_bucket(Bucket=BUCKET)
     return moto_url
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def empty(client: S3Client) -> None:

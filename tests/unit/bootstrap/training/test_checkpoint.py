@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, co
     prefix = prefix_name(step, writer, number)
     shards = []
     for rank, name in enumerate(("replicated.pt", "rank-00000.pt")):
-        data = f"{prefix} {name} ".encode() * 50
+        data = os.urandom(500)
         written = store.write(f"{prefix}/{name}", lambda file, data=data: file.write(data) and None)  # type: ignore[misc]
         shards.append(Shard(name=name, kind="replicated", rank=rank, bytes=written.bytes, sha256=written.sha256))
     if commit:
@@ -51,6 +52,14 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def not_a_manifest(path: Path) -> None:
+    path.write_text("[]")
 
 
 def truncate(path: Path) -> None:
@@ -90,9 +99,7 @@ def test_damaged_shard_is_found(store: LocalStore, shard: str, damage: Callable[
     assert valid_prefixes(store) == [good]
 
 
-@pytest.mark.parametrize(
-    "damage", [flip, truncate, lambda path: path.write_bytes(b""), lambda path: path.write_text("[]")]
-)
+@pytest.mark.parametrize("damage", [flip, truncate, empty, not_a_manifest])
 def test_damaged_manifest_is_found(store: LocalStore, damage: Callable[[Path], None]) -> None:
     good, bad = save(store, 5), save(store, 9)
     damage(store.root / bad / "manifest.json")

@@ -20,9 +20,7 @@ def test_it_is_never_shorter_than_the_write() -> None:
     assert young_daly_interval_s(stall_s=0.01, mtbf_s=100, write_s=30) == 30
 
 
-@pytest.mark.parametrize(
-    "bad", [{"stall_s": -1, "mtbf_s": 1}, {"stall_s": 1, "mtbf_s": 0}, {"stall_s": float("nan"), "mtbf_s": 1}]
-)
-def test_out_of_range(bad: dict[str, float]) -> None:
+@pytest.mark.parametrize(("stall_s", "mtbf_s"), [(-1.0, 1.0), (1.0, 0.0), (float("nan"), 1.0)])
+def test_out_of_range(stall_s: float, mtbf_s: float) -> None:
     with pytest.raises(ValueError, match="must be"):
-        young_daly_interval_s(**bad)
+        young_daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s)
