@@ -104,9 +104,13 @@ class Catalog:
     def _unit_prices(self) -> dict[tuple[str, str], UnitPrice]:
         return {(price.item, price.region): price for price in self.unit_prices}
 
+    @cached_property
+    def _regions(self) -> tuple[str, ...]:
+        return tuple(sorted({offer.region for offer in self.offers}))
+
     def regions(self) -> tuple[str, ...]:
         """Every region with an offer, sorted."""
-        return tuple(sorted({offer.region for offer in self.offers}))
+        return self._regions
 
     def gpu_names(self) -> tuple[str, ...]:
         """Every GPU model an instance type has, as people ask for it ("H100"), sorted."""

@@ -111,7 +111,7 @@ def refresh(
         DataMissingError: the catalog to start from cannot be read.
     """
     target = directory or snapshot.user_directory()
-    base = snapshot.current()
+    base = snapshot.newest()
     rows = {name: [dict(row) for row in table] for name, table in base.rows.items()}
     now = datetime.now(UTC)
     known = {row["name"] for row in rows["instance_types"]}

@@ -121,6 +121,15 @@ def current(path: Path | None = None) -> Current:
     if path is not None:
         rows, made_at = read_rows(path)
         return Current(rows=rows, made_at=made_at, origin=str(path))
+    return newest()
+
+
+def newest() -> Current:
+    """The user's snapshot or the shipped one, whichever is newer and whole: what a refresh starts from.
+
+    Raises:
+        DataMissingError: the shipped snapshot is damaged.
+    """
     rows, made_at = read_rows(SHIPPED)
     user = user_directory()
     if not (user / MANIFEST).exists():
@@ -340,9 +349,13 @@ def _schema(name: str) -> pa.Schema:
 
 
 def _unusable(path: Path, what: str) -> DataMissingError:
+    if path.is_relative_to(SHIPPED) or str(path) == "shipped":
+        next_step = "pip install --force-reinstall gpufleet (the snapshot it ships is damaged)"
+    else:
+        next_step = f"unset {DIRECTORY_VARIABLE} to use the shipped snapshot, or write one by gpufleet catalog refresh"
     return DataMissingError(
         f"catalog {path} {what}",
         limit=f"a directory with {MANIFEST} and the parquet tables it names, as `gpufleet catalog refresh` writes it",
         why="prices and instance facts are never guessed",
-        next_step=f"gpufleet catalog refresh, or unset {DIRECTORY_VARIABLE} to use the shipped snapshot",
+        next_step=next_step,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import date
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import format_option, write_json, write_rows
 from optimizer.errors import GpufleetError
 
@@ -147,6 +149,8 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     for dropped in result.dropped:
         click.echo(f"note: {dropped}", err=True)
     click.echo(f"written to {result.directory}", err=True)
+    if os.environ.get(DIRECTORY_VARIABLE):
+        click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
 
 
 def missing_prices(catalog: Catalog) -> dict[str, list[str]]:

@@ -134,6 +134,14 @@ def test_a_damaged_snapshot_is_refused_with_what_is_wrong(
     assert caught.value.limit and caught.value.why and "gpufleet catalog refresh" in caught.value.next_step
 
 
+def test_a_damaged_shipped_snapshot_asks_for_a_new_installation(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "SHIPPED", written)
+    (written / MANIFEST).write_bytes(b"")
+    with pytest.raises(DataMissingError) as caught:
+        load()
+    assert caught.value.next_step.startswith("pip install --force-reinstall gpufleet")
+
+
 def test_a_manifest_cannot_name_a_file_outside_its_directory(written: Path) -> None:
     _manifest(lambda m: m["tables"]["offers"].update(file="../../etc/passwd"))(written)  # type: ignore[index]
     with pytest.raises(DataMissingError, match=f"{written}/passwd cannot be read"):

@@ -123,7 +123,7 @@ def test_an_empty_catalog_ends_with_status_4(run: Any, monkeypatch: pytest.Monke
     code, out, err = run()
     assert (code, out) == (4, "")
     assert f"catalog {tmp_path}/manifest.json is not a catalog manifest" in err
-    assert "limit:" in err and "why:" in err and "next: gpufleet catalog refresh" in err
+    assert "limit:" in err and "why:" in err and "next: unset GPUFLEET_CATALOG" in err
 
 
 def test_help_has_an_example(run: Any) -> None:
