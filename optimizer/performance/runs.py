@@ -255,15 +255,13 @@ def _given(row: Mapping[str, Any], column: str) -> bool:
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
+    """A cell's text, "" where it is empty; "none" is a value of some columns, and empty in the others."""
     value = row.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     text = str(value).strip()
-    return (
-        ""
-        if text.lower() in ("nan", "none", "null") and column not in ("activation_checkpointing", "sharding")
-        else text
-    )
+    empty = ("nan", "null") if column in ("activation_checkpointing", "sharding") else ("nan", "null", "none")
+    return "" if text.lower() in empty else text
 
 
 def _amount(row: Mapping[str, Any], column: str, *, default: float | None = None, least: float) -> float:

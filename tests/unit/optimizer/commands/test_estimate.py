@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.commands.estimate import command
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.performance.batch import COLUMNS
+from optimizer.performance.calibrate import RUNS
+
+H100 = ["--gpu", "h100-80gb", "--gpus", "16"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+
+
+def as_json(*arguments: str) -> dict[str, object]:
+    result = run(*arguments, "--format", "json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_json_holds_the_configuration_its_estimate_and_the_error_band() -> None:
+    found = as_json("--model", "llama-3.1-8b", *H100, "--seq-len", "8k", "--global-batch", "64", "--micro-batch", "2")
+    assert found["parameters"] == 8_030_261_248
+    assert (found["nodes"], found["data"], found["grad_accum"], found["sharding"]) == (2, 16, 2, "zero3")
+    assert found["tokens_per_second"] == pytest.approx(64 * 8000 / found["step_time_s"])  # type: ignore[operator]
+    assert sum(found["memory_gib"].values()) == pytest.approx(found["peak_memory_gib"])  # type: ignore[attr-defined]
+    assert sum(found["time_s"].values()) == pytest.approx(found["step_time_s"])  # type: ignore[attr-defined]
+    low, middle, high = (found[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
+    assert low < middle < high  # type: ignore[operator]
+    assert found["measured_rows"] == 18
+    assert "H100" in str(found["calibration"])
+
+
+def test_the_table_names_every_part_and_says_whether_it_fits() -> None:
+    small = run("--model", "gpt2", *H100).stdout
+    for part in (
+        "weights",
+        "gradients",
+        "optimizer state",
+        "activations",
+        "logits",
+        "matmul",
+        "MFU",
+        "tokens/s",
+        "fits",
+    ):
+        assert part in small
+    large = run("--model", "llama-3.1-70b", "--gpu", "h100-80gb", "--gpus", "1").stdout
+    assert "DOES NOT FIT" in large
+
+
+def test_csv_is_one_row_with_a_column_for_every_part() -> None:
+    (row,) = csv.DictReader(io.StringIO(run("--model", "7B", *H100, "--format", "csv").stdout))
+    parts = [name for name in row if name.endswith("_gib") and name not in ("peak_memory_gib", "limit_gib")]
+    assert sum(float(row[name]) for name in parts) == pytest.approx(float(row["peak_memory_gib"]))
+
+
+def test_an_instance_type_brings_its_gpus_and_network() -> None:
+    found = as_json("--model", "llama-2-7b", "--instance-type", "p5.48xlarge", "--nodes", "2")
+    assert (found["gpu"], found["gpus"], found["nodes"]) == ("h100-80gb", 16, 2)
+    slow = as_json("--model", "gpt2", "--instance-type", "g4dn.12xlarge", "--precision", "fp16", "--seq-len", "1024")
+    assert slow["measured_rows"] == 0
+    assert "no measured run on T4" in str(slow["calibration"])
+
+
+def test_a_cnn_counts_images() -> None:
+    found = as_json("--model", "resnet50", "--gpu", "h200", "--gpus", "1", "--micro-batch", "256")
+    assert (found["unit"], found["sharding"], found["seq_len"]) == ("samples", "ddp", 1)
+    # Measured 4,690 images/s (H200, torch 2.11, bf16, 2026-11-21).
+    assert found["tokens_per_second"] == pytest.approx(4690, rel=0.1)
+    assert "samples/s" in run("--model", "resnet50", "--gpu", "h200", "--gpus", "1").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "llama-9", *H100], "llama-9"),
+        (["--model", "gpt2"], "--instance-type and --gpu"),
+        (["--model", "gpt2", *H100, "--instance-type", "p5.48xlarge"], "--instance-type and --gpu"),
+        (["--model", "gpt2", "--instance-type", "p5.48xlarge", "--gpus", "8"], "--gpus with --instance-type"),
+        (["--model", "gpt2", "--instance-type", "p99.metal"], "p99.metal"),
+        (["--model", "gpt2", "--gpu", "a100"], "a100-40gb, a100-80gb"),
+        (["--model", "gpt2", *H100, "--tensor", "3"], "a multiple of --tensor 3"),
+        (["--model", "gpt2", *H100, "--pipeline", "16"], "12, the layers"),
+        (["--model", "gpt2", *H100, "--global-batch", "24"], "a multiple of 16"),
+        (["--model", "gpt2", *H100, "--global-batch", "32", "--grad-accum", "2"], "together"),
+        (["--model", "gpt2", *H100, "--seq-len", "2048"], "1024"),
+        (["--model", "gpt2", "--gpu", "h100", "--gpus", "12"], "nodes x GPUs"),
+        (["--model", "resnet50", *H100, "--tensor", "2"], "data-parallel"),
+        (["--model", "resnet50", *H100, "--seq-len", "512"], "images"),
+    ],
+)
+def test_a_wrong_configuration_says_what_is_wrong(arguments: list[str], says: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        run(*arguments)
+    assert says in str(error.value)
+
+
+def test_a_precision_the_gpu_lacks_is_missing_data() -> None:
+    with pytest.raises(DataMissingError, match="V100 has no bf16"):
+        run("--model", "gpt2", "--gpu", "v100-32gb", "--gpus", "8")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--out", "x.csv", "--model", "gpt2"],
+        ["--batch", "x.csv", "--model", "gpt2"],
+        ["--model", "gpt2", *H100, "--micro-batch", "0"],
+        ["--model", "gpt2", *H100, "--sharding", "zero4"],
+    ],
+)
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    result = run("--batch", str(RUNS), "--out", str(out))
+    assert result.exit_code == 0
+    assert "247 of 247 rows" in result.stderr
+    with RUNS.open(newline="") as before, out.open(newline="") as after:
+        given, found = list(csv.DictReader(before)), list(csv.DictReader(after))
+    assert list(found[0]) == [*given[0], *COLUMNS]
+    for old, new in zip(given, found, strict=True):
+        assert {name: new[name] for name in old} == old
+        assert new["fits"] == "true"
+        assert new["error"] == ""
+        assert float(new["predicted_tokens_per_second_per_gpu"]) == pytest.approx(
+            float(old["tokens_per_second_per_gpu"]), rel=0.6
+        )
+
+
+def test_a_row_that_cannot_be_estimated_says_why_and_the_others_come_out(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(
+        "note,model,gpu,gpus,seq_len,architecture\n"
+        "first,llama-2-7b,h100-80gb,8,2048,llama\n"
+        '"a, b",alexnet-9,h100-80gb,8,,cnn\n'
+        "last,gpt2-xl,abacus,8,512,decoder\n",
+    )
+    result = run("--batch", str(path), "--out", "-")
+    assert result.exit_code == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["note"] for row in rows] == ["first", "a, b", "last"]
+    assert rows[0]["error"] == ""
+    assert rows[0]["fits"] == "true"
+    assert "alexnet-9" in rows[1]["error"]
+    assert "abacus" in rows[2]["error"]
+    assert rows[1]["predicted_step_time_s"] == rows[1]["fits"] == ""
+    assert "1 of 3 rows" in result.stderr
+
+
+def test_estimating_an_output_again_replaces_its_columns(tmp_path: Path) -> None:
+    path, again = tmp_path / "once.csv", tmp_path / "twice.csv"
+    run("--batch", str(RUNS), "--out", str(path))
+    run("--batch", str(path), "--out", str(again))
+    assert path.read_text() == again.read_text()
+
+
+def test_a_table_of_which_no_row_can_be_estimated_is_a_failure(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    path.write_text("model,gpu\nllama-2-7b,abacus\n")
+    with pytest.raises(GpufleetError, match="no row of") as error:
+        run("--batch", str(path), "--out", str(out))
+    assert error.value.exit_code == 1
+    assert "abacus" in out.read_text()  # the reasons are written all the same
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00broken"])
+def test_a_table_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=r"in\.csv"):
+        run("--batch", str(path))
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(GpufleetError, match="cannot be written"):
+        run("--batch", str(RUNS), "--out", str(tmp_path / "missing" / "out.csv"))
+
+
+def test_the_installed_command_prints_errors_without_a_traceback() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from optimizer.cli import main; main()", "estimate", "--model", "llama-9", *H100],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: model 'llama-9' is unknown")
+    assert "Traceback" not in result.stderr

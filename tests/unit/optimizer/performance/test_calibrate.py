@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.performance.calibrate import (
+    RUNS,
+    fit_coefficients,
+    log_errors,
+    main,
+    predict,
+    read_runs,
+    with_coefficients,
+)
+from optimizer.performance.calibration import CALIBRATION, read_calibration
+from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
+
+
+def some_rows(count: int, suite: str = "llmfoundry") -> list[dict[str, str]]:
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["suite"] == suite][:count]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> None:
+    """Rows whose throughput the model itself gave, with matrix products a tenth slower: the fit finds the tenth."""
+    rows = some_rows(66)
+    slower = SHIPPED.model_copy(
+        update={"matmul_efficiency": {name: value * 0.9 for name, value in SHIPPED.matmul_efficiency.items()}}
+    )
+    read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
+    for row, run, tokens in zip(rows, read, predict(read, slower).tokens_per_second, strict=True):
+        row["tokens_per_second_per_gpu"] = str(tokens / run.run.gpus)
+    made = read_runs(write(tmp_path / "made.csv", rows), gpu_table())
+    before, after = log_errors(made, SHIPPED), log_errors(made, with_coefficients(fit_coefficients(made)))
+    assert np.sqrt(np.mean(before**2)) > 0.04
+    assert np.sqrt(np.mean(after**2)) < 0.015
+
+
+def test_the_command_writes_a_calibration_that_loads(tmp_path: Path) -> None:
+    runs, out = write(tmp_path / "runs.csv", some_rows(12)), tmp_path / "calibration.json"
+    result = CliRunner().invoke(main, [str(runs), "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    found = read_calibration(out)
+    assert found.rows == 12
+    assert found.command == "python -m optimizer.performance.calibrate runs.csv"
+    assert sum(residual.rows for residual in found.residuals.values()) == 12
+
+
+def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
+    rows = [row for row in some_rows(66) if row["gpu"] == "h100-80gb"][:4]
+    out = tmp_path / "calibration.json"
+    CliRunner().invoke(main, [str(write(tmp_path / "runs.csv", rows)), "--out", str(out)], catch_exceptions=False)
+    assert read_calibration(out).residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tokens_per_second_per_gpu": ""}, "line 2"),
+        ({"gpu": "mi300x"}, "gpu is 'mi300x'"),
+        ({"hidden_size": ""}, "hidden_size is empty"),
+    ],
+)
+def test_a_measurement_that_cannot_be_used_stops_the_fit(change: dict[str, str], says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", [some_rows(1)[0] | change])
+    with pytest.raises(InvalidInputError, match=says):
+        read_runs(path, gpu_table())
+
+
+def test_no_rows_and_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        read_runs(path, gpu_table())
+    path.write_text("gpu\n")
+    with pytest.raises(InvalidInputError, match="no rows"):
+        read_runs(path, gpu_table())
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"rows": 3}'])
+def test_a_broken_calibration_is_missing_data(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(DataMissingError, match=r"optimizer\.performance\.calibrate") as error:
+        read_calibration(path)
+    assert error.value.exit_code == 4
+
+
+def test_a_calibration_without_pooled_values_is_refused(tmp_path: Path) -> None:
+    data = json.loads(CALIBRATION.read_text())
+    del data["host_s_per_layer"]["pooled"]
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataMissingError, match="host_s_per_layer has no value named pooled"):
+        read_calibration(path)
+
+
+def test_every_measured_row_has_a_source() -> None:
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        assert all("@" in row["source"] or row["source"].startswith("measured 20") for row in csv.DictReader(file))
+    assert SHIPPED.as_of <= date.today()

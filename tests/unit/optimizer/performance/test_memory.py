@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.performance.inputs import memory_limit_gib
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Run
+from optimizer.units import GIB
+from tests.unit.optimizer.performance.fixtures import BERT, GPT2_XL, LLAMA_8B, RESNET, node, of
+
+MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
+
+
+def test_states_of_adam_in_mixed_precision_are_exact() -> None:
+    """Autocast with fp32 weights: 4 bytes of weights, 8 of Adam's moments, 4 of gradients a parameter."""
+    n = GPT2_XL.parameters
+    found = of(data=1, sharding=DDP, micro_batch=1, grad_accum=2).memory_gib
+    assert found["optimizer_state"] == pytest.approx(8 * n / GIB)
+    assert found["gradients"] == pytest.approx(4 * n / GIB)
+    assert found["weights"] == pytest.approx((4 + 2) * n / GIB)  # and autocast's 16-bit copies
+    sgd = of(data=1, sharding=DDP, run=Run(seq_len=512, optimizer="sgd")).memory_gib
+    assert sgd["optimizer_state"] == pytest.approx(4 * n / GIB)
+
+
+def test_states_of_megatron_are_18_bytes_a_parameter_and_of_zero_16() -> None:
+    n = GPT2_XL.parameters
+    for framework, each in (("megatron", 18), ("megatron-deepspeed", 16)):
+        found = of(data=1, sharding=DDP, run=Run(seq_len=512, framework=framework)).memory_gib
+        states = found["weights"] + found["gradients"] + found["optimizer_state"]
+        assert states == pytest.approx(each * n / GIB)
+
+
+@pytest.mark.parametrize("data", [2, 8, 64])
+def test_zero_divides_what_its_paper_says(data: int) -> None:
+    """ZeRO, arXiv:1910.02054, figure 1: stage 1 divides the optimizer state, 2 also gradients, 3 also parameters."""
+    n = GPT2_XL.parameters
+    run = Run(seq_len=512, framework="megatron-deepspeed")
+    found = of(nodes=max(1, data // 8), data=data, sharding=np.arange(4), grad_accum=2, run=run).memory_gib
+    np.testing.assert_allclose(found["optimizer_state"], 12 * n / GIB / np.array([1, data, data, data]))
+    np.testing.assert_allclose(found["gradients"], 2 * n / GIB / np.array([1, 1, data, data]))
+    np.testing.assert_allclose(found["weights"][:3], 2 * n / GIB)
+    assert found["weights"][3] > 2 * n / data / GIB  # and the layers being gathered
+    assert found["weights"][3] < 2 * n / data / GIB + 0.2 * 2 * n / GIB
+
+
+def test_ddp_holds_its_buckets_on_several_gpus_only() -> None:
+    n = GPT2_XL.parameters
+    assert of(data=1, sharding=DDP).memory_gib["communication"] == 0
+    assert of(data=2, sharding=DDP).memory_gib["communication"] == pytest.approx(8 * n / GIB)
+
+
+def test_logits_are_12_bytes_a_token_and_vocabulary_entry_in_plain_pytorch() -> None:
+    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, run=Run(seq_len=8192))
+    assert found.memory_gib["logits"] == pytest.approx(2 * 8192 * 128256 * 12 / GIB)
+
+
+def test_full_checkpointing_keeps_the_input_of_each_layer() -> None:
+    """Of 32 layers of 4096, 4 bytes an element under autocast, and one layer's recomputed activations behind logits."""
+    tokens = 2 * 8192
+    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, checkpointing=FULL, run=Run(seq_len=8192))
+    assert found.memory_gib["activations"] == pytest.approx(tokens * 32 * 4096 * 4 / GIB)
+
+
+def test_unfused_attention_keeps_the_scores_and_flash_does_not() -> None:
+    """Korthikanti et al., arXiv:2205.05198, equation 1: 5 a s / h more, in units of s b h a layer."""
+    tokens = 4 * 1024
+    run = Run(seq_len=1024, framework="megatron", attention="unfused")
+    unfused = of(sharding=ZERO3, micro_batch=4, grad_accum=2, run=run).memory_gib["activations"]
+    flash = of(sharding=ZERO3, micro_batch=4, grad_accum=2, run=replace(run, attention="flash")).memory_gib[
+        "activations"
+    ]
+    scores = 5 * GPT2_XL.attention_heads * 1024 * tokens * GPT2_XL.layers
+    assert unfused - flash == pytest.approx(scores / GIB, rel=0.001)
+
+
+def test_activations_of_megatrons_layer_are_korthikantis_34_bytes() -> None:
+    """Equation 1 counts 34 s b h a layer without the scores: GPT-2's 4 h feed-forward block, 16 bits, dropout."""
+    tokens = 64 * 1024
+    run = Run(seq_len=1024, framework="megatron")
+    found = of(sharding=ZERO3, micro_batch=64, grad_accum=2, run=run)
+    layer = (34 - 1) * tokens * GPT2_XL.hidden_size  # one mask byte less: flash attention has none for its scores
+    total = found.memory_gib["activations"] + found.memory_gib["logits"]
+    logits = tokens * GPT2_XL.vocab_size * 8
+    assert (total * GIB - logits) / GPT2_XL.layers == pytest.approx(layer, rel=0.06)
+
+
+def test_selective_is_between_full_and_none() -> None:
+    found = of(sharding=ZERO3, micro_batch=8, checkpointing=np.array([NONE, SELECTIVE, FULL]))
+    assert found.memory_gib["activations"][0] > found.memory_gib["activations"][1] > found.memory_gib["activations"][2]
+
+
+def test_the_limit_leaves_room_for_context_and_fragmentation() -> None:
+    assert memory_limit_gib(80) == pytest.approx((80 - 1.0) / 1.05)
+    assert memory_limit_gib(0.5) == 0
+    small = of(hardware=node(gpu_memory_gib=20.0))
+    assert small.limit_gib == pytest.approx(19 / 1.05)
+
+
+def test_tensor_and_pipeline_ranks_share_the_model() -> None:
+    run = Run(seq_len=512, framework="megatron")
+    one = of(LLAMA_8B, data=1, sharding=DDP, run=run)
+    eight = of(LLAMA_8B, data=1, tensor=8, sharding=DDP, run=run)
+    assert eight.memory_gib["optimizer_state"] == pytest.approx(one.memory_gib["optimizer_state"] / 8)
+    staged = of(LLAMA_8B, data=1, pipeline=8, sharding=DDP, grad_accum=16, run=run).memory_gib["optimizer_state"]
+    assert one.memory_gib["optimizer_state"] / 8 < staged < one.memory_gib["optimizer_state"] / 5
+
+
+grids = {
+    "model": st.sampled_from(MODELS),
+    "gpu": st.sampled_from(["t4-16gb", "a100-80gb", "h200-141gb"]),
+    "nodes": st.integers(1, 16),
+    "sharding": st.integers(0, 3),
+    "micro_batch": st.integers(1, 64),
+    "grad_accum": st.integers(1, 16),
+    "checkpointing": st.integers(0, 2),
+    "precision": st.sampled_from(["fp16", "fp32"]),
+    "framework": st.sampled_from(["torch", "megatron", "composer-fsdp"]),
+}
+
+
+def any_run(model: object, precision: str, framework: str) -> Run:
+    return Run(seq_len=1 if model is RESNET else 256, precision=precision, framework=framework)  # type: ignore[arg-type]
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precision, framework, **grid) -> None:  # type: ignore[no-untyped-def]
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=any_run(model, precision, framework), **grid)
+    assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
+    assert all(part >= 0 for part in found.memory_gib.values())
+    assert bool(found.fits) == bool(found.peak_memory_gib <= found.limit_gib)
+    assert found.limit_gib < node(gpu).gpu.memory_gib
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_a_larger_micro_batch_never_takes_less_memory(  # type: ignore[no-untyped-def]
+    model, gpu, nodes, precision, framework, micro_batch, **grid
+) -> None:
+    sizes = np.array([micro_batch, micro_batch + 1, 2 * micro_batch])
+    run = any_run(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, micro_batch=sizes, **grid)
+    assert (np.diff(found.peak_memory_gib) >= -1e-9).all()
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_each_zero_stage_takes_no_more_states_than_the_one_before(  # type: ignore[no-untyped-def]
+    model, gpu, nodes, precision, framework, sharding, **grid
+) -> None:
+    run = any_run(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, sharding=np.arange(len(SHARDINGS)), **grid)
+    for part in ("optimizer_state", "communication"):
+        assert (np.diff(found.memory_gib[part]) <= 1e-9).all()
+    assert found.peak_memory_gib[ZERO1] <= found.peak_memory_gib[DDP] + 1e-9
+    assert found.memory_gib["gradients"][ZERO3] <= found.memory_gib["gradients"][ZERO1] * 1.3 + 1e-9
+    assert found.memory_gib["weights"][ZERO3] <= found.memory_gib["weights"][ZERO2] * 1.3 + 1e-9
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_recomputing_more_never_takes_more_activations(  # type: ignore[no-untyped-def]
+    model, gpu, nodes, precision, framework, checkpointing, **grid
+) -> None:
+    run = any_run(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, checkpointing=np.arange(3), **grid)
+    peaks = found.memory_gib["activations"] + found.memory_gib["logits"]
+    assert peaks[FULL] <= peaks[NONE] * 1.0 + 1e-9
+    assert found.peak_memory_gib[FULL] <= found.peak_memory_gib[NONE] + 1e-9

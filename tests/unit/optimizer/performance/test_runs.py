@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.performance.batch import COLUMNS, estimate_rows
+from optimizer.performance.runs import read_row
+from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
+from tests.unit.optimizer.performance.fixtures import CALIBRATION
+
+ROW: dict[str, Any] = {
+    "model": "mine", "architecture": "decoder", "layers": 24, "hidden_size": 2048, "gpu": "h100-80gb", "gpus": 16,
+    "seq_len": 2048,
+}  # fmt: skip
+
+
+def read(**changes: Any) -> Any:
+    return read_row(ROW | changes, gpu_table())
+
+
+def test_empty_cells_mean_the_documented_defaults() -> None:
+    for empty in ("", None, math.nan, "nan", " "):
+        found = read(micro_batch=empty, sharding=empty, activation_checkpointing=empty, framework=empty, compiled=empty)
+        assert found.grid.micro_batch == found.grid.grad_accum == 1
+        assert found.grid.sharding == ZERO3
+        assert found.grid.checkpointing == NONE
+        assert (found.run.precision, found.run.optimizer, found.run.attention) == ("bf16", "adamw", "flash")
+        assert (found.run.framework, found.run.compiled) == ("torch", False)
+        assert found.hardware.gpus_per_node == 8
+        assert found.hardware.network_gbit_per_s == 8 * 400
+        assert found.grid.nodes == 2
+        assert (found.model.attention_heads, found.model.ffn_size) == (16, 8192)
+
+
+def test_llama_has_a_gated_feed_forward_block_and_its_own_output_projection() -> None:
+    found = read(architecture="llama")
+    assert found.model.gated_mlp
+    assert not found.model.tied_embeddings
+    assert found.model.architecture == "decoder"
+
+
+def test_a_given_parameter_count_stands() -> None:
+    assert read(parameters="1316000000").model.parameters == 1_316_000_000
+
+
+@pytest.mark.parametrize(("text", "chunks"), [("", 1), ("interleave=3", 3), ("3", 2)])
+def test_virtual_stages(text: str, chunks: int) -> None:
+    assert read(pipeline_parallel=4, layers_per_virtual_stage=text).run.virtual_stages == chunks
+
+
+def test_a_preset_name_alone_is_enough() -> None:
+    row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
+    found = read_row(row, gpu_table())
+    assert found.model.parameters == 8_030_261_248
+    assert found.run.seq_len == 131072
+
+
+def test_a_cnn_takes_images() -> None:
+    found = read_row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}, gpu_table())
+    assert (found.run.seq_len, found.run.optimizer, found.run.framework) == (1, "sgd", "torchvision")
+    assert found.grid.sharding == DDP
+
+
+def test_megatron_with_flash_attention_is_megatron_core() -> None:
+    found = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
+    assert (found.run.framework, found.run.sequence_parallel, found.grid.sharding) == ("megatron-core", True, ZERO1)
+    older = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="unfused")
+    assert (older.run.framework, older.run.sequence_parallel, older.grid.sharding) == ("megatron", False, DDP)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpu": ""}, "gpu is ''"),
+        ({"gpu": "a100"}, "one of a100-40gb, a100-80gb"),
+        ({"gpu": "tpu-v5"}, "gpu is 'tpu-v5'"),
+        ({"layers": ""}, "layers is empty"),
+        ({"layers": "many"}, "layers is 'many'"),
+        ({"layers": 1.5}, "layers is 1.5"),
+        ({"layers": -1}, "layers is -1"),
+        ({"hidden_size": "inf"}, "hidden_size is inf"),
+        ({"gpus": 10, "tensor_parallel": 4}, "gpus is 10"),
+        ({"architecture": "rnn"}, "architecture is 'rnn'"),
+        ({"architecture": "cnn", "model": "lenet"}, "resnet50"),
+        ({"precision": "int4"}, "precision is 'int4'"),
+        ({"sharding": "zero9"}, "sharding is 'zero9'"),
+        ({"layers_per_virtual_stage": "two"}, "layers_per_virtual_stage is 'two'"),
+        ({"layers_per_virtual_stage": "0"}, "layers_per_virtual_stage is '0'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+    ],
+)
+def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        read(**change)
+    assert says in str(error.value)
+
+
+def test_a_failed_row_does_not_keep_the_others() -> None:
+    rows = [ROW, ROW | {"gpu": "abacus"}, ROW | {"gpu": "t4-16gb"}, ROW | {"gpus": 8}]
+    found = estimate_rows(rows, gpu_table(), CALIBRATION)
+    assert [bool(row["error"]) for row in found] == [False, True, True, False]
+    assert all(row["predicted_step_time_s"] > 0 for row in (found[0], found[3]))
+    assert found[1]["predicted_step_time_s"] is None
+    assert "\n" not in found[2]["error"]
+
+
+cells = st.one_of(
+    st.none(),
+    st.just(""),
+    st.integers(-3, 10**6),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["8", "zero3", "cnn"]),
+)
+columns = [
+    "model", "architecture", "parameters", "layers", "hidden_size", "ffn_size", "gated_mlp", "attention_heads",
+    "kv_heads", "vocab_size", "seq_len", "gpu", "gpus", "gpus_per_node", "network_gbit_per_s_per_node", "precision",
+    "sharding", "tensor_parallel", "pipeline_parallel", "context_parallel", "sequence_parallel",
+    "layers_per_virtual_stage", "activation_checkpointing", "micro_batch", "grad_accum", "framework", "attention",
+    "compiled", "optimizer",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(columns), cells, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_no_cell_whatever_breaks_the_table(changes: dict[str, Any]) -> None:
+    (found,) = estimate_rows([ROW | changes], gpu_table(), CALIBRATION)
+    assert set(found) == set(COLUMNS)
+    if found["error"]:
+        assert found["predicted_step_time_s"] is None
+    else:
+        assert all(math.isfinite(found[name]) and found[name] > 0 for name in COLUMNS[:3])
+
+
+def test_errors_of_a_row_are_gpufleets_own() -> None:
+    with pytest.raises(GpufleetError):
+        read_row({}, gpu_table())

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.performance.evaluate import CHUNK, estimate, evaluate
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Run
+from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
+
+MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
+
+
+def test_useful_flops_are_six_a_parameter_and_token_plus_attention() -> None:
+    """MFU's numerator: PaLM, arXiv:2204.02311, appendix B: 6 N + 12 L H Q T, here with half of it for a causal mask."""
+    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=1, run=Run(seq_len=8192))
+    peak = node().gpu.peak_tflop_per_s["bf16"] * 1e12 * 8
+    flops = float(found.mfu * peak / found.tokens_per_second)
+    m = LLAMA_8B
+    matrices = m.parameters - m.vocab_size * m.hidden_size  # the input embedding is a look-up
+    assert flops == pytest.approx(6 * matrices + 6 * m.layers * m.hidden_size * 8192, rel=0.001)
+
+
+def test_a_cnn_takes_three_times_its_published_forward_flops() -> None:
+    found = of(RESNET, gpu="h200-141gb", sharding=DDP, micro_batch=256)
+    peak = 989.5e12 * 8
+    assert float(found.mfu * peak / found.tokens_per_second) == pytest.approx(3 * 2 * 4.089e9, rel=0.001)
+
+
+def test_recomputation_costs_a_forward_pass_of_the_layers_and_no_mfu_is_claimed_for_it() -> None:
+    none = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=NONE, run=Run(seq_len=4096))
+    full = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=FULL, run=Run(seq_len=4096))
+    assert full.time_s["matmul"] == pytest.approx(none.time_s["matmul"] * 4 / 3)
+    assert full.mfu * full.step_time_s == pytest.approx(float(none.mfu * none.step_time_s))
+
+
+def test_a_grid_is_the_same_as_its_configurations_one_by_one() -> None:
+    rng = np.random.default_rng(7)
+    size = CHUNK + 37  # more than one chunk
+    nodes = rng.integers(1, 9, size)
+    grid = Grid(
+        nodes=nodes,
+        data=8 * nodes,
+        sharding=rng.integers(0, 4, size),
+        micro_batch=rng.integers(1, 16, size),
+        grad_accum=rng.integers(1, 9, size),
+        checkpointing=rng.integers(0, 3, size),
+    )
+    run = Run(seq_len=2048)
+    found = evaluate(LLAMA_8B, run, node(), grid, CALIBRATION)
+    for at in (0, 1, CHUNK - 1, CHUNK, size - 1):
+        one = estimate(
+            LLAMA_8B,
+            run,
+            node(),
+            CALIBRATION,
+            **{
+                name: int(np.asarray(getattr(grid, name))[at])
+                for name in ("nodes", "data", "sharding", "micro_batch", "grad_accum", "checkpointing")
+            },
+        )
+        assert one.step_time_s.shape == ()
+        assert found.step_time_s[at] == pytest.approx(float(one.step_time_s))
+        assert found.peak_memory_gib[at] == pytest.approx(float(one.peak_memory_gib))
+        assert found.fits[at] == one.fits
+
+
+def test_arrays_broadcast_against_each_other() -> None:
+    found = of(
+        GPT2_XL, nodes=np.arange(1, 5)[:, None], data=8 * np.arange(1, 5)[:, None], micro_batch=np.array([1, 2, 4])
+    )
+    assert found.step_time_s.shape == found.fits.shape == found.memory_gib["logits"].shape == (4, 3)
+    assert found.time_s["optimizer"].shape == (4, 3)
+
+
+def test_data_parallel_communication_moves_what_the_zero_paper_says() -> None:
+    """arXiv:1910.02054, section 7: stages 1 and 2 move what DDP moves, stage 3 half as much again."""
+    run = Run(seq_len=64, precision="fp32", framework="composer-fsdp")  # same bytes for gradients and parameters
+    hardware = node(network_gbit_per_s=1.0)  # so slow that nothing hides and latencies vanish
+    found = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=np.arange(4), run=run).time_s[
+        "data_communication"
+    ]
+    assert found[ZERO1] == pytest.approx(found[DDP], rel=0.01)
+    assert found[ZERO2] == pytest.approx(found[DDP], rel=0.01)
+    assert found[ZERO3] == pytest.approx(1.5 * found[DDP], rel=0.02)
+
+
+def test_accumulation_saves_ddp_its_reductions_and_not_zero3() -> None:
+    hardware = node(network_gbit_per_s=10.0)
+    for sharding, factor in ((DDP, 1.0), (ZERO3, 8.0)):
+        times = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=sharding, grad_accum=np.array([1, 8]))
+        found = times.time_s["data_communication"]
+        assert found[1] == pytest.approx(factor * found[0], rel=0.05)
+
+
+def test_one_gpu_communicates_nothing() -> None:
+    found = of(GPT2_XL, data=1, sharding=np.arange(4))
+    assert (found.time_s["data_communication"] == 0).all()
+    assert (found.time_s["tensor_communication"] == 0).all()
+    assert (found.time_s["bubble"] == 0).all()
+
+
+def test_tcp_is_slower_than_efa_and_pcie_than_nvlink() -> None:
+    efa = of(GPT2_XL, nodes=4, data=32).step_time_s
+    tcp = of(GPT2_XL, nodes=4, data=32, hardware=node(efa=False)).step_time_s
+    pcie = of(GPT2_XL, nodes=4, data=32, hardware=node(interconnect="pcie")).step_time_s
+    assert efa < tcp
+    assert efa < pcie
+
+
+def test_the_pipeline_bubble_is_stages_less_one_micro_batches_and_interleaving_divides_it() -> None:
+    """Narayanan et al., arXiv:2104.04473, section 2.2: (p - 1) / m of the ideal time; 1 / v of that with v chunks."""
+    run = Run(seq_len=2048, framework="megatron")
+    plain = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, run=run)
+    ideal = sum(float(plain.time_s[part]) for part in ("matmul", "attention", "elementwise"))
+    assert float(plain.time_s["bubble"]) == pytest.approx(3 / 16 * ideal, rel=0.05)
+    chunks = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, run=replace(run, virtual_stages=2.0))
+    assert float(chunks.time_s["bubble"]) == pytest.approx(float(plain.time_s["bubble"]) / 2, rel=0.05)
+
+
+def test_compiled_code_spends_less_on_elementwise_work_only() -> None:
+    eager = of(LLAMA_8B, run=Run(seq_len=2048))
+    compiled = of(LLAMA_8B, run=Run(seq_len=2048, compiled=True))
+    assert compiled.time_s["elementwise"] < eager.time_s["elementwise"]
+    assert compiled.time_s["matmul"] == eager.time_s["matmul"]
+
+
+def test_a_mixture_computes_with_its_active_experts_and_stores_all() -> None:
+    mixtral, mistral = resolve_model("mixtral-8x7b"), resolve_model("mistral-7b")
+    both = [of(model, nodes=8, data=64, run=Run(seq_len=4096), micro_batch=4) for model in (mistral, mixtral)]
+    assert 1.5 < float(both[1].time_s["matmul"] / both[0].time_s["matmul"]) < 2.2
+    assert both[1].memory_gib["optimizer_state"] > 6 * both[0].memory_gib["optimizer_state"]
+
+
+def test_a_precision_the_gpu_does_not_run_is_missing_data() -> None:
+    with pytest.raises(DataMissingError, match="T4 has no bf16 peak") as error:
+        of(GPT2_XL, gpu="t4-16gb")
+    assert error.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"attention": "paged"}, "attention is 'paged'"),
+        ({"precision": "fp4"}, "precision is 'fp4'"),
+        ({"seq_len": 0}, "seq_len is 0"),
+    ],
+)
+def test_a_run_that_means_nothing_is_refused(change: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        of(GPT2_XL, run=replace(Run(seq_len=512), **change))  # type: ignore[arg-type]
+
+
+def test_a_million_configurations_take_about_a_second() -> None:
+    """A search has half a second in all: 200,000 configurations take less than that, on the slowest machine of CI."""
+    size = 200_000
+    nodes = np.arange(size) % 64 + 1
+    grid = Grid(nodes=nodes, data=8 * nodes, sharding=np.arange(size) % 4, micro_batch=np.arange(size) % 16 + 1)
+    start = time.perf_counter()
+    evaluate(LLAMA_8B, Run(seq_len=4096), node(), grid, CALIBRATION)
+    assert time.perf_counter() - start < 2.0
+
+
+grids = {
+    "model": st.sampled_from(MODELS),
+    "gpu": st.sampled_from(["v100-32gb", "l4-24gb", "a100-80gb", "h200-141gb", "b200-179gb"]),
+    "nodes": st.integers(1, 64),
+    "sharding": st.integers(0, 3),
+    "micro_batch": st.integers(1, 64),
+    "grad_accum": st.integers(1, 16),
+    "checkpointing": st.sampled_from([NONE, SELECTIVE, FULL]),
+}
+
+
+def any_run(model: object) -> Run:
+    return Run(seq_len=1 if model is RESNET else 256, precision="fp16")
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_parts_add_up_to_the_step_and_throughput_is_its_inverse(model, gpu, nodes, **grid) -> None:  # type: ignore[no-untyped-def]
+    run = any_run(model)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, **grid)
+    assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
+    assert all(part >= -1e-12 for part in found.time_s.values())
+    tokens = 8 * nodes * grid["micro_batch"] * grid["grad_accum"] * run.seq_len
+    assert found.tokens_per_second * found.step_time_s == pytest.approx(tokens)
+    assert 0 < found.mfu < 1
+
+
+@given(**grids)
+@settings(max_examples=60, deadline=None)
+def test_a_larger_step_is_no_shorter_and_a_larger_micro_batch_is_no_slower_a_sample(  # type: ignore[no-untyped-def]
+    model, gpu, nodes, micro_batch, grad_accum, **grid
+) -> None:
+    run = any_run(model)
+    sizes = micro_batch * np.array([1, 2, 4])
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, micro_batch=sizes, grad_accum=grad_accum, **grid)
+    assert (np.diff(found.step_time_s) > -1e-12).all()  # equal where the host is the limit
+    assert (np.diff(found.tokens_per_second) > -1e-6 * found.tokens_per_second[0]).all()
+    more = of(
+        model,
+        gpu=gpu,
+        nodes=nodes,
+        data=8 * nodes,
+        run=run,
+        micro_batch=micro_batch,
+        grad_accum=np.arange(1, 5),
+        **grid,
+    )
+    assert (np.diff(more.step_time_s) > 0).all()
+
+
+@given(**grids)
+@settings(max_examples=40, deadline=None)
+def test_a_faster_network_is_never_slower(model, gpu, nodes, **grid) -> None:  # type: ignore[no-untyped-def]
+    times = [
+        float(
+            of(
+                model,
+                nodes=nodes,
+                data=8 * nodes,
+                run=any_run(model),
+                hardware=node(gpu, network_gbit_per_s=gbit),
+                **grid,
+            ).step_time_s
+        )
+        for gbit in (25.0, 400.0, 3200.0)
+    ]
+    assert times[0] >= times[1] >= times[2]
