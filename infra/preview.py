@@ -99,13 +99,14 @@ def _group_detail(given: Mapping[str, Any]) -> str:
 _STACK = "pulumi:pulumi:Stack"
 
 
-class _Answers(mocks.Mocks):
-    """AWS's part: identifiers and look-ups."""
+class Answers(mocks.Mocks):
+    """AWS's part, made up to suit a plan: identifiers and look-ups."""
 
     def __init__(self, plan: FleetPlan) -> None:
         self._plan = plan
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        """A resource's identifier and attributes: its arguments and what AWS would add."""
         known = {
             "arn": f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}",
             "keyId": f"{args.name}-id",
@@ -117,6 +118,7 @@ class _Answers(mocks.Mocks):
         return f"{args.name}-id", {**known, **args.inputs}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """The answer to a look-up, and no failures."""
         return self._answer(args.token, args.args), []
 
     def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class _Answers(mocks.Mocks):
         raise AssertionError(f"infra calls {token}, and the preview has no answer for it")
 
 
-class _Recorder(mocks.MockMonitor):
+class Recorder(mocks.MockMonitor):
     """Pulumi's stand-in engine, which also keeps parents and protection, and closes the event loops it opens."""
 
     def __init__(self, answers: mocks.Mocks) -> None:
@@ -156,9 +158,11 @@ class _Recorder(mocks.MockMonitor):
         self.seen: list[Resource] = []
 
     def Invoke(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+        """Pass a look-up on."""
         return _in_own_loop(super().Invoke, request)
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
+        """Take a resource in and note it."""
         response = _in_own_loop(super().RegisterResource, request)
         if request.type != _STACK:
             # A component's parent is the stack itself, which is no news.
@@ -186,28 +190,41 @@ def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:
         loop.close()
 
 
+def stand_in(
+    plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, answers: Answers | None = None
+) -> Recorder:
+    """Put Pulumi's stand-in engine in place of a real one, with ``plan`` as the stack's configuration.
+
+    Args:
+        plan: the plan.
+        stack: stack name.
+        config: further configuration, or other values, ``gpufleet:key`` to text (JSON for lists and objects).
+        answers: what AWS answers; by default what suits the plan.
+    """
+    answers = answers or Answers(plan)
+    recorder = Recorder(answers)
+    pulumi.runtime.set_mocks(answers, project="gpufleet", stack=stack, preview=False, monitor=recorder)
+    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
+    return recorder
+
+
 def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None) -> list[Resource]:
-    """Every resource of ``stack`` carrying out ``plan``: component by component, each before its children.
+    """Every resource of ``stack`` carrying out ``plan``: component by component, by name, each before its children.
 
     Args:
         plan: the plan.
         stack: stack name, for the names of things.
-        config: further configuration, ``gpufleet:key`` to text (JSON for lists and objects).
+        config: as ``stand_in``.
 
     Raises:
         infra.config.ConfigError: the program refuses the plan or configuration.
     """
     from infra.__main__ import main
 
-    answers = _Answers(plan)
-    recorder = _Recorder(answers)
-    pulumi.runtime.set_mocks(answers, project="gpufleet", stack=stack, preview=False, monitor=recorder)
-    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
+    recorder = stand_in(plan, stack=stack, config=config)
     run: Callable[[], None] = mocks.test(functools.partial(main, need_wheels=False))  # type: ignore[no-untyped-call]
     run()
-    # Children register as their inputs resolve, in no fixed order; components as the program declares them.
-    order = {resource.name: index for index, resource in enumerate(recorder.seen) if not resource.parent}
+    # Sorted, as they register whenever their inputs have resolved.
     return sorted(
-        recorder.seen,
-        key=lambda found: (order[found.parent or found.name], bool(found.parent), found.type, found.name),
+        recorder.seen, key=lambda found: (found.parent or found.name, bool(found.parent), found.type, found.name)
     )

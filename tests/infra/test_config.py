@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 import yaml
 
 from infra import config, images
 from infra.config import ConfigError
-from infra.preview import _Answers
+from infra.preview import Answers, stand_in
 from tests.infra.deployed import EXISTING_VPC, LONE_NODE, deploy, on_demand, reserved
 from tests.plans import SPOT_P4D, sample_plan
 
@@ -79,9 +78,7 @@ def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
 
 
 def load(settings: dict[str, str]) -> config.Settings:
-    plan = sample_plan()
-    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack="dev", preview=False)
-    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **settings})
+    stand_in(sample_plan(), stack="dev", config=settings)
     return config.load(need_wheels=True)
 
 
@@ -114,14 +111,12 @@ def test_the_defaults_are_those_pulumi_yaml_describes(repository: Path) -> None:
 def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
     assert images.PINNED.keys() == {"x86_64", "arm64"}
     assert all(name[-8:].isdigit() and "*" not in name for name in images.PINNED.values())
-    plan = sample_plan(node={"cpu_architecture": "arm64"})
-    pulumi.runtime.set_mocks(_Answers(plan), project="gpufleet", stack="dev", preview=False)
-    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region})
+    stand_in(sample_plan(node={"cpu_architecture": "arm64"}), stack="dev")
     image = images.look_up(config.load(need_wheels=False))
     assert (image.name, image.kind) == (images.PINNED["arm64"], "dlami")
 
 
-class _Image(_Answers):
+class _Image(Answers):
     """An image whose facts a test chooses."""
 
     changes: dict[str, Any] = {}  # noqa: RUF012 (each test sets its own)
@@ -139,8 +134,7 @@ def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.I
     plan = sample_plan(**LONE_NODE)
     answers = _Image(plan)
     answers.changes = changes
-    pulumi.runtime.set_mocks(answers, project="gpufleet", stack="dev", preview=False)
-    pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **settings})
+    stand_in(plan, stack="dev", config=settings, answers=answers)
     return images.look_up(config.load(need_wheels=False)), answers.asked
 
 

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from optimizer.cli import cli
+from optimizer.commands.stack import write_stack_config
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.plan import plan_from_dict
+from tests.plans import SPOT_P4D, merged, sample_plan
+
+EXISTING = """\
+# The NLP team's stack: ask Ada before changing it.
+encryptionsalt: v1:c2FsdA==
+config:
+  gpufleet:tags:  # who pays
+    team: 'nlp'
+  aws:region: eu-west-1  # moved in March
+  gpufleet:trainCommand: "python train.py"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, repository: Path) -> Path:
+    (tmp_path / "Pulumi.yaml").write_text((repository / "Pulumi.yaml").read_text())
+    return tmp_path
+
+
+def write(project: Path, data: Any) -> Path:
+    path = project / "plan.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+def run(project: Path, plan: Path | str, *more: str, stdin: str | None = None) -> Result:
+    arguments = ["stack", "set", str(plan), "--stack", "dev", "--directory", str(project), *more]
+    return CliRunner().invoke(cli, arguments, input=stdin)
+
+
+def test_the_plan_comes_back_from_the_stack_file_as_it_was(project: Path) -> None:
+    done = run(project, write(project, SPOT_P4D))
+    assert done.exit_code == 0, done.output
+    config = yaml.safe_load((project / "Pulumi.dev.yaml").read_text())["config"]
+    assert plan_from_dict(config["gpufleet:plan"]) == sample_plan()
+    assert config["aws:region"] == "us-east-1"
+    assert config["gpufleet:plan"]["prices"][0]["as_of"] == "2026-01-21", "a date would not be text for Pulumi"
+    assert "null" not in (project / "Pulumi.dev.yaml").read_text()
+    assert "2 x p4d.24xlarge (spot)" in done.output
+    assert "next: pulumi stack select --create dev && pulumi up" in done.output
+
+
+def test_other_keys_and_comments_stay(project: Path) -> None:
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(EXISTING)
+    path.chmod(0o600)
+    assert run(project, write(project, SPOT_P4D)).exit_code == 0
+    text = path.read_text()
+    for line in EXISTING.splitlines():
+        assert line.replace("eu-west-1", "us-east-1") in text
+    assert path.stat().st_mode & 0o777 == 0o600
+    # Again changes nothing, and another plan replaces the first as a whole.
+    assert run(project, write(project, SPOT_P4D)).exit_code == 0
+    assert path.read_text() == text
+    assert run(project, write(project, merged(SPOT_P4D, {"job": {"budget_usd": None}}))).exit_code == 0
+    assert "budget_usd" not in path.read_text()
+    assert "ask Ada" in path.read_text()
+
+
+def test_one_plan_of_several_and_standard_input(project: Path) -> None:
+    other = merged(SPOT_P4D, {"region": "eu-west-1", "zone_ids": []})
+    text = json.dumps({"schema_version": 1, "plans": [SPOT_P4D, other]})
+    assert run(project, "-", "--plan", "2", stdin=text).exit_code == 0
+    assert "aws:region: eu-west-1" in (project / "Pulumi.dev.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds a JSON list"),
+        ({"plans": []}, "nothing met its limits"),
+        (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers 16 x 1 x 1 x 1"),
+        (merged(SPOT_P4D, {"node_count": -1}), "node_count: Input should be greater than or equal to 1 (got -1)"),
+        (merged(SPOT_P4D, {"region": "moon"}), "region: String should match pattern"),
+        (merged(SPOT_P4D, {"cheap": True}), "cheap: Extra inputs are not permitted"),
+        (merged(SPOT_P4D, {"purchase": {"option": "capacity-block", "on_demand_base": 0}}), "not carried out"),
+    ],
+)
+def test_nonsense_ends_with_2_and_writes_nothing(project: Path, plan: Any, message: str) -> None:
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(EXISTING)
+    with pytest.raises(InvalidInputError) as caught:
+        CliRunner().invoke(
+            cli,
+            ["stack", "set", str(write(project, plan)), "--stack", "dev", "--directory", str(project)],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert path.read_text() == EXISTING
+
+
+def raises(project: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["stack", "set", *arguments])
+    assert isinstance(result.exception, InvalidInputError)
+    return str(result.exception)
+
+
+def test_a_missing_plan_project_or_number_is_named(project: Path, tmp_path: Path) -> None:
+    plan, directory = str(write(project, SPOT_P4D)), ["--directory", str(project)]
+    assert "absent.json cannot be read" in raises(project, str(project / "absent.json"), "--stack", "dev", *directory)
+    assert "there is no plan 2" in raises(project, plan, "--stack", "dev", "--plan", "2", *directory)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "Pulumi.yaml is missing" in raises(project, plan, "--stack", "dev", "--directory", str(empty))
+    for stack in ("a b", "../up", "", "x/y"):
+        assert "stack name" in raises(project, plan, "--stack", stack, *directory)
+    assert not list(project.glob("Pulumi.*.yaml"))
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "config: 5\n", "\x00"])
+def test_a_broken_stack_file_is_left_alone(project: Path, text: str) -> None:
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=r"Pulumi\.dev\.yaml is not"):
+        write_stack_config(path, sample_plan())
+    assert path.read_text() == text
+    assert [entry.name for entry in project.iterdir() if entry.name.startswith("tmp")] == []
+
+
+def test_a_file_that_cannot_be_written_keeps_its_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(EXISTING)
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(GpufleetError, match="No space left"):
+        write_stack_config(path, sample_plan())
+    assert path.read_text() == EXISTING
+    assert {entry.name for entry in project.iterdir()} == {"Pulumi.yaml", "Pulumi.dev.yaml"}
+
+
+def test_help_has_an_example() -> None:
+    text = CliRunner().invoke(cli, ["stack", "set", "--help"]).output
+    assert "Example:" in text and "gpufleet stack set plans.json --stack dev" in text
