@@ -37,19 +37,20 @@ class DemoError(Exception):
 
 
 class Node:
-    """One node's launch.sh, run as systemd would run it."""
+    """One node's launch.sh, run as systemd would run it, with two workers on CPUs."""
 
-    def __init__(self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float) -> None:
+    def __init__(self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2) -> None:
+        self._workers = workers
         self.out = folder / "out"
         self.store = folder / "checkpoints"
         self.log = folder / "log.txt"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         command = f"-m examples.tiny_gpt --steps {steps} --out {self.out} --checkpoint-every 20"
-        self._environment = {
+        self.environment = {
             **os.environ,
             "GPUFLEET_TRAIN_COMMAND": f"{command} --step-delay-s {step_delay_s}",
             "GPUFLEET_NODE_COUNT": "1",
-            "GPUFLEET_GPUS_PER_NODE": "2",
+            "GPUFLEET_GPUS_PER_NODE": str(workers),
             "GPUFLEET_PYTHON": sys.executable,
             "GPUFLEET_TRAIN_DIR": str(ROOT),
             "GPUFLEET_RUN_DIR": str(folder / "run"),
@@ -60,7 +61,7 @@ class Node:
             "CUDA_VISIBLE_DEVICES": "",
         }
         for name in ("AWS_EC2_METADATA_DISABLED", "GPUFLEET_BUCKET", "GPUFLEET_ASG_NAME", "GPUFLEET_TERMINATE_HOOK"):
-            self._environment.pop(name, None)
+            self.environment.pop(name, None)
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -68,7 +69,7 @@ class Node:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [str(ROOT / "bootstrap" / "launch.sh")],
-                env=self._environment, stdout=log, stderr=log, start_new_session=True,
+                env=self.environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             try:
                 yield process
@@ -78,7 +79,7 @@ class Node:
     def vanish(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
         # torchrun gives each worker a session of its own, so its group does not have them.
-        workers = [self.worker_pid(rank) for rank in range(2) if (self.out / f"rank-{rank}.pid").exists()]
+        workers = [self.worker_pid(rank) for rank in range(self._workers) if (self.out / f"rank-{rank}.pid").exists()]
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

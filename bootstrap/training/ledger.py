@@ -337,15 +337,16 @@ def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Su
 def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events by writer, in the order in which the writers came to something.
 
-    One process's events never interleave with the next one's. The start event tells when the process was made, which two
-    runs inside one process share.
+    One process's events never interleave with the next one's. The start event tells when the process was made, which
+    two runs inside one process share.
     """
     by_writer: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         by_writer.setdefault(str(event["writer"]), []).append(event)
     writers = [sorted(own, key=lambda event: float(event["t"])) for own in by_writer.values()]
     started = [own for own in writers if own[0]["event"] == "start"]
-    return [event for own in sorted(started, key=lambda own: float(own[min(1, len(own) - 1)]["t"])) for event in own]
+    started.sort(key=lambda own: float(own[min(1, len(own) - 1)]["t"]))
+    return [event for own in started for event in own]
 
 
 def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:

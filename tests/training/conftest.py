@@ -1,0 +1,63 @@
+"""Real launch.sh, torchrun and workers on this machine's CPUs, and one undisturbed run to compare with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from examples.interrupted_training import Node
+from examples.local_imds import LocalImds
+
+STEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    losses: dict[int, float]
+    parameters_sha256: str
+
+
+def outcome_of(node: Node) -> Outcome:
+    return Outcome(losses=node.losses(), parameters_sha256=node.parameters_sha256())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    with LocalImds().running() as imds:
+        node = Node(tmp_path_factory.mktemp("undisturbed"), imds, steps=STEPS, step_delay_s=0.0)
+        with node.running() as process:
+            node.wait(process)
+        return outcome_of(node)
+
+
+@pytest.fixture
+def imds() -> Iterator[LocalImds]:
+    with LocalImds().running() as service:
+        yield service
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
+    def make(*, workers: int = 2, step_delay_s: float = 0.1) -> Node:
+        return Node(tmp_path / "node", imds, steps=STEPS, step_delay_s=step_delay_s, workers=workers)
+
+    return make
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,5 @@
+until grep -q torch.distributed.run "$CALLS"; do sleep 0.05; done
+sleep 0.3
+kill -TERM "$1"
+sleep 0.1
+kill -TERM "$1"

@@ -1,0 +1,49 @@
+"""The demonstration of `make demo-training` shows what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.training
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(280)
+def test_interrupted_run_equals_the_undisturbed_one() -> None:
+    command = [sys.executable, "-m", "examples.interrupted_training", "--steps", "60"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=270)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    for text in ("spot notice", "SIGKILL of worker 1", "60 of 60 steps equal", "EQUAL: interruptions", "recomputed"):
+        assert text in outcome.stdout
+    assert "NOT EQUAL" not in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("losses", "sha", "equal"),
+    [
+        ('{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.5}\n', "aa", True),
+        ('{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.5000001}\n', "aa", False),
+        ('{"step": 0, "loss": 2.0}\n', "aa", False),
+        ('{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.5}\n', "bb", False),
+    ],
+)
+def test_demonstration_can_fail(losses: str, sha: str, equal: bool, tmp_path: Path) -> None:
+    from examples.interrupted_training import Node, compare
+    from examples.local_imds import LocalImds
+
+    nodes = []
+    with LocalImds().running() as imds:
+        for name, text, digest in (
+            ("a", '{"step": 0, "loss": 2.0}\n{"step": 1, "loss": 1.5}\n', "aa"),
+            ("b", losses, sha),
+        ):
+            node = Node(tmp_path / name, imds, steps=2, step_delay_s=0)
+            node.out.mkdir()
+            (node.out / "losses.jsonl").write_text(text)
+            (node.out / "result.json").write_text(f'{{"parameters_sha256": "{digest}"}}')
+            nodes.append(node)
+    assert compare(*nodes) is equal

@@ -1,0 +1,84 @@
+"""bootstrap/launch.sh against fake programs: a case is a folder with its environment, its fakes and what must come out.
+
+    launch_cases/NAME/env        NAME=value lines for launch.sh
+    launch_cases/NAME/python     what stands in for python (torchrun); absent: exits 0
+    launch_cases/NAME/aws        what stands in for the AWS CLI; absent: fails
+    launch_cases/NAME/during.sh  optional: run while launch.sh runs, with its process id as $1
+    launch_cases/NAME/expected   exit status, then lines that must be in the calls (+) or the log (>), or must not (!)
+
+Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.local_imds import LocalImds
+
+CASES = Path(__file__).parent / "launch_cases"
+LAUNCH = Path(__file__).parents[2] / "bootstrap" / "launch.sh"
+PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
+DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n"}
+
+
+def install_fakes(case: Path, folder: Path) -> None:
+    folder.mkdir()
+    for name, default in DEFAULTS.items():
+        given = case / name
+        fake = folder / ("python3" if name == "python" else name)
+        fake.write_text(PRELUDE.format(name=name) + (given.read_text() if given.exists() else default))
+        fake.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir() if path.is_dir()))
+def test_case(name: str, tmp_path: Path) -> None:
+    case = CASES / name
+    install_fakes(case, tmp_path / "bin")
+    calls, log = tmp_path / "calls", tmp_path / "log"
+    calls.touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "drain").write_text("left by an earlier start")
+    given = dict(line.split("=", 1) for line in (case / "env").read_text().splitlines() if line)
+    with LocalImds().running() as imds, log.open("wb") as output:
+        environment = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "CASE": str(tmp_path),
+            "GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_TRAIN_DIR": str(tmp_path),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "HOME": str(tmp_path),
+            "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1",
+        } | given  # fmt: skip
+        process = subprocess.Popen([str(LAUNCH)], env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            if (case / "during.sh").exists():
+                command = ["bash", "-eu", str(case / "during.sh"), str(process.pid)]
+                subprocess.run(command, env=environment, check=True, timeout=20)
+            status = process.wait(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+    called, said = calls.read_text(), log.read_text()
+    expected_status, *expected = (case / "expected").read_text().splitlines()
+    assert status == int(expected_status), said
+    for line in expected:
+        kind, text = line[0], line[2:].replace("$CASE", str(tmp_path))
+        where = {"+": called, ">": said, "!": called + said}[kind]
+        assert (text in where) is (kind != "!"), f"{line}\n--- calls\n{called}--- log\n{said}"
+
+
+def test_every_case_has_what_it_needs() -> None:
+    for case in CASES.iterdir():
+        if case.is_dir():
+            assert (case / "env").exists() and (case / "expected").exists(), case.name
+
+
+def test_shellcheck_and_shfmt_are_clean() -> None:
+    for tool, arguments in (("shellcheck", ["-x"]), ("shfmt", ["-i", "2", "-ci", "-d"])):
+        program = shutil.which(tool) or str(Path(sys.executable).parent / tool)
+        outcome = subprocess.run([program, *arguments, str(LAUNCH)], capture_output=True, text=True, check=False)
+        assert outcome.returncode == 0, outcome.stdout
