@@ -88,6 +88,18 @@ def diverging_parameters() -> None:
         torch.optim.AdamW = other  # type: ignore[misc, assignment]
 
 
+def slow_together() -> None:
+    """With DDP rank 1 takes 0.2 s longer a step than alone, as over a network that fell back to TCP."""
+    original = DistributedDataParallel.forward
+
+    def slow(self: DistributedDataParallel, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return original(self, *arguments, **options)  # type: ignore[no-untyped-call]
+
+    if RANK == "1":
+        DistributedDataParallel.forward = slow  # type: ignore[method-assign]
+
+
 def instead_of_bandwidth(what: Callable[[], object]) -> None:
     """Rank 1 does ``what`` where the all-reduce test would begin."""
     if RANK == "1":
@@ -105,6 +117,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "no_all_reduce": no_all_reduce,
     "wrong_sum": wrong_sum,
     "diverging_parameters": diverging_parameters,
+    "slow_together": slow_together,
     "dies": lambda: instead_of_bandwidth(lambda: os._exit(7)),
     "is_killed": lambda: instead_of_bandwidth(lambda: os.kill(os.getpid(), 9)),
     "hangs": lambda: instead_of_bandwidth(lambda: time.sleep(600)),
