@@ -20,8 +20,9 @@ BUCKET_MB = 2
 SEED = 20260101
 
 # DDP and one process add up the same terms in another order, so they differ by rounding, in units of the type's epsilon
-# (2.2e-16 for float64, 1.2e-7 for float32). Measured: 8 epsilon on two H200, 5 on two CPU ranks. One wrong term among N ranks is an
-# error of about 1/N of a gradient, so a limit of 1000 epsilon (float64 2.2e-13, float32 1.2e-4) is far from both.
+# (2.2e-16 for float64, 1.2e-7 for float32); measured: 8 epsilon on two H200, 5 on two CPU ranks. One wrong term among N
+# ranks is an error of about 1/N of a gradient, so a limit of 1000 epsilon (float64 2.2e-13, float32 1.2e-4) is far from
+# both.
 LIMIT_EPSILONS = 1000
 
 
