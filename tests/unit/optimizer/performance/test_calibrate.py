@@ -14,12 +14,11 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibrate import (
     RUNS,
-    fit_coefficients,
+    fit_rows,
     log_errors,
     main,
     predict,
     read_runs,
-    with_coefficients,
 )
 from optimizer.performance.calibration import CALIBRATION, read_calibration
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
@@ -48,7 +47,7 @@ def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> N
     for row, run, tokens in zip(rows, read, predict(read, slower).tokens_per_second, strict=True):
         row["tokens_per_second_per_gpu"] = str(tokens / run.run.gpus)
     made = read_runs(write(tmp_path / "made.csv", rows), gpu_table())
-    before, after = log_errors(made, SHIPPED), log_errors(made, with_coefficients(fit_coefficients(made)))
+    before, after = log_errors(made, SHIPPED), log_errors(made, fit_rows(made))
     assert np.sqrt(np.mean(before**2)) > 0.04
     assert np.sqrt(np.mean(after**2)) < 0.015
 

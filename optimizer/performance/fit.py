@@ -1,0 +1,166 @@
+"""The least-squares fit behind the calibration: which coefficients there are, where they start, how they are fitted.
+
+Every coefficient of a row is a product: its start, a pooled factor, and a factor of the row's own processor, framework,
+precision or pair. The logarithms of the factors are the parameters; each is drawn to 0 as far as its spread says, so a
+group with few rows stays near the pooled value. Levenberg-Marquardt minimises the squared error of log step time, with
+a robust loss (some published runs are of code known to be slow) and every suite weighted alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.performance.calibration import POOLED, attention_precision, die
+from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.inputs import Coefficients, stack
+from optimizer.performance.runs import RowRun
+from optimizer.performance.types import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where the fit of one coefficient starts, and how far it may move, in log units.
+
+    Attributes:
+        value: start of the pooled value.
+        spread: of the pooled value around its start; 0 keeps it.
+        group: of a group's own value around the pooled one.
+        most: upper bound, where one exists by meaning.
+    """
+
+    value: float
+    spread: float
+    group: float
+    most: float = math.inf
+
+
+# A bf16 matrix product of 8192 cubed reaches 0.79 of peak on H200 (torch 2.11, measured 2026-11-04): 0.85 at any width,
+# with 200 for the half width (1 + 3 x 200 / 8192). The others start at what their definition or the literature gives
+# (flash attention 2 on A100: 0.35 to 0.7 of peak, arXiv:2307.08691; traffic as counted; a millisecond of host time a
+# layer of eager PyTorch) and may move by a factor of about e to the spread.
+START = {
+    "matmul_efficiency": _Start(0.85, 0.05, 0.05, most=1.0),
+    "matmul_half_width": _Start(200.0, 0.5, 0.3),
+    "attention_efficiency": _Start(0.4, 0.5, 0.5, most=1.0),
+    "elementwise_traffic": _Start(1.0, 0.5, 0.5),
+    "precision_efficiency": _Start(1.0, 0.0, 0.3),
+    "host_s_per_layer": _Start(1.0e-3, 1.0, 1.0),
+    "host_s_per_step": _Start(5e-3, 0.5, 0.5),
+    "exposed_communication": _Start(0.5, 0.5, 0.5, most=1.0),
+    "network_efficiency": _Start(1.0, 0.2, 0.4),
+}
+# Error the equations themselves have, in log units: rows of one suite share it, so many rows are not many proofs, and
+# the starts above keep their say.
+NOISE = 0.1
+HUBER = 0.2  # beyond this log error a row counts linearly, not squared
+
+_COEFFICIENTS = tuple(field.name for field in fields(Coefficients))
+_STEP = 1e-4  # of the numerical derivative, in log units
+_ITERATIONS = 60
+_ENOUGH = 1e-6  # relative improvement below which the fit ends
+
+
+def fit_coefficients(runs: Sequence[RowRun], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
+    """Fit the coefficients to measured step times.
+
+    Args:
+        runs: the configurations.
+        step_time_s: measured time of one step of each.
+        suites: where each was measured; every suite has the same weight.
+
+    Returns:
+        The fitted fields of Calibration.
+    """
+    problem = _Problem(runs, step_time_s, suites)
+    theta = np.zeros(len(problem.parameters))
+    residual = problem.residuals(theta)
+    cost, damping = float(residual @ residual), 1e-2
+    for _ in range(_ITERATIONS):
+        nudged = [(problem.residuals(theta + _STEP * unit) - residual) / _STEP for unit in np.eye(len(theta))]
+        jacobian = np.stack(nudged, axis=1)
+        gradient, curvature = jacobian.T @ residual, jacobian.T @ jacobian
+        before = cost
+        while damping < 1e6:
+            candidate = theta - np.linalg.solve(curvature + damping * np.eye(len(theta)), gradient)
+            tried = problem.residuals(candidate)
+            if float(tried @ tried) < cost:
+                theta, residual, cost = candidate, tried, float(tried @ tried)
+                damping /= 4
+                break
+            damping *= 4
+        if before - cost < _ENOUGH * before:
+            break
+    return problem.fields(theta)
+
+
+class _Problem:
+    """The parameters and the residuals they give; ``parameters`` names each as (field of Calibration, key)."""
+
+    def __init__(self, runs: Sequence[RowRun], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
+        # What the coefficients of each row are a product of.
+        factors = [self._factors(run) for run in runs]
+        used = {factor for row in factors for names in row.values() for factor in names}
+        self.parameters = sorted(factor for factor in used if self._spread(*factor))
+        self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
+        place = {factor: index for index, factor in enumerate(self.parameters)}
+        self.products: dict[str, Floats] = {}
+        for name in _COEFFICIENTS:
+            matrix = np.zeros((len(runs), len(self.parameters)))
+            for index, row in enumerate(factors):
+                matrix[index, [place[factor] for factor in row[name] if factor in place]] = 1.0
+            self.products[name] = matrix
+        self.measured = np.log(step_time_s)
+        count = {suite: suites.count(suite) for suite in set(suites)}
+        self.weights = np.sqrt([len(runs) / len(count) / count[suite] for suite in suites]) / NOISE
+        any_coefficients = Coefficients(**dict.fromkeys(_COEFFICIENTS, 1.0))
+        self.inputs = stack([run.inputs(any_coefficients) for run in runs])
+
+    @staticmethod
+    def _factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
+        processor, framework = die(run.hardware.gpu), framework_name(run.run.framework)
+        found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
+        for name in ("matmul_efficiency", "matmul_half_width", "attention_efficiency"):
+            found[name] = [(name, POOLED), (name, processor)]
+        found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+        for name, key in (
+            ("matmul_efficiency", run.run.precision),
+            ("attention_efficiency", attention_precision(run.run.precision)),
+        ):
+            if key not in ("fp16", "bf16", "16-bit attention"):
+                found[name].append(("precision_efficiency", key))
+        return found
+
+    @staticmethod
+    def _spread(field: str, key: str) -> float:
+        return START[field].spread if key == POOLED else START[field].group
+
+    def fields(self, theta: Floats) -> dict[str, Any]:
+        """The fitted fields of Calibration."""
+        logs = dict(zip(self.parameters, theta, strict=True))
+        values: dict[str, dict[str, float]] = {field: {} for field in START}
+        for field, key in self.parameters:
+            start = START[field]
+            # A pair of processor and framework stands on its processor's factor.
+            parts = {POOLED, key, key.split()[0] if field == "attention_efficiency" else key}
+            log = sum(logs.get((field, part), 0.0) for part in parts)
+            values[field][key] = float(f"{min(start.value * math.exp(log), start.most):.4g}")
+        return values
+
+    def residuals(self, theta: Floats) -> Floats:
+        """Weighted log errors of the rows, then the parameters over their spreads."""
+        columns = {
+            name: np.minimum(START[name].value * np.exp(matrix @ theta), START[name].most)
+            for name, matrix in self.products.items()
+        }
+        estimates = evaluate_inputs(replace(self.inputs, coefficients=Coefficients(**columns)))
+        error = np.log(estimates.step_time_s) - self.measured
+        size = np.abs(error)
+        huber = np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0))
+        robust = np.where(size <= HUBER, error, np.sign(error) * huber)
+        return np.concatenate([self.weights * robust, theta / self.spreads])
