@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from boto3.session import Session
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_pricing import PricingClient
 
@@ -24,16 +25,20 @@ def ec2(region: str) -> EC2Client:
     Raises:
         botocore.exceptions.BotoCoreError: the profile or region cannot be used.
     """
-    import boto3
-
-    return boto3.client("ec2", region_name=region, config=_config())
+    return _session().client("ec2", region_name=region, config=_config())
 
 
 def pricing() -> PricingClient:
     """A client of the Price List Query API, which knows the prices of all regions."""
+    return _session().client("pricing", region_name=PRICING_REGION, config=_config())
+
+
+def _session() -> Session:
     import boto3
 
-    return boto3.client("pricing", region_name=PRICING_REGION, config=_config())
+    # One for each client: the default session is not safe to make clients from in several threads.
+    # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
+    return boto3.session.Session()
 
 
 def _config() -> Any:

@@ -153,14 +153,22 @@ def read_region(region: str, known: set[str], today: date, *, may_be_empty: bool
             answers with none is a failure, not news.
     """
     answer = RegionAnswer(region=region)
+    # Why a service is not asked again: each call to one that cannot answer would wait out all its retries.
+    down: dict[str, str] = {}
 
-    def attempt(source: str, call: Callable[[], T]) -> T | None:
+    def attempt(service: str, source: str, call: Callable[[], T]) -> T | None:
+        if service in down:
+            answer.failures.append(Failure(source=source, region=region, reason=down[service]))
+            return None
         try:
             result = call()
         except Exception as error:
             if not errors.is_aws_error(error):
                 raise
-            answer.failures.append(Failure(source=source, region=region, reason=errors.reason(error)))
+            reason = errors.reason(error)
+            answer.failures.append(Failure(source=source, region=region, reason=reason))
+            if _concerns_the_service(service, error):
+                down[service] = reason
             return None
         if not result:
             if may_be_empty:
@@ -169,22 +177,33 @@ def read_region(region: str, known: set[str], today: date, *, may_be_empty: bool
             return None
         return result
 
-    ec2 = attempt("connection", lambda: clients.ec2(region))
-    pricing = attempt("connection", clients.pricing)
+    ec2 = attempt("ec2", "connection", lambda: clients.ec2(region))
+    pricing = attempt("pricing", "connection", clients.pricing)
     if ec2 is None or pricing is None:
         return answer
-    answer.types = attempt(instance_types.NAME, lambda: _types(ec2, answer, today))
+    answer.types = attempt("ec2", instance_types.NAME, lambda: _types(ec2, answer, today))
     types = known | set(answer.types or ())
-    answer.zones = attempt(offerings.NAME, lambda: _zones(ec2, region, types))
-    answer.prices = attempt(price_list.NAME, lambda: _prices(pricing, answer, types))
+    answer.zones = attempt("ec2", offerings.NAME, lambda: _zones(ec2, region, types))
+    answer.prices = attempt("pricing", price_list.NAME, lambda: _prices(pricing, answer, types))
     offered = set(answer.zones or answer.types or ())
     if offered:
-        answer.spot = attempt(spot_history.NAME, lambda: _spot(ec2, answer, offered))
+        answer.spot = attempt("ec2", spot_history.NAME, lambda: _spot(ec2, answer, offered))
     for item in UNIT_ITEMS:
-        usd = attempt(f"price of {item}", lambda item=item: _unit(pricing, answer, item))  # type: ignore[misc]
+        usd = attempt("pricing", f"price of {item}", lambda item=item: _unit(pricing, answer, item))  # type: ignore[misc]
         if usd is not None:
             answer.units[item] = usd
     return answer
+
+
+def _concerns_the_service(service: str, error: Exception) -> bool:
+    """Whether every other call to the service would fail alike. All of pricing's are one action, GetProducts."""
+    return (
+        errors.has_no_credentials(error)
+        or errors.has_bad_credentials(error)
+        or errors.is_region_disabled(error)
+        or errors.is_unreachable(error)
+        or (service == "pricing" and errors.is_not_permitted(error))
+    )
 
 
 def _types(ec2: EC2Client, answer: RegionAnswer, today: date) -> dict[str, InstanceType]:
@@ -205,7 +224,8 @@ def _prices(pricing: PricingClient, answer: RegionAnswer, types: set[str]) -> di
 
 
 def _spot(ec2: EC2Client, answer: RegionAnswer, types: set[str]) -> dict[str, tuple[float, str]]:
-    found, skipped = spot_history.parse(spot_history.fetch(ec2, types), spot_history.fetch_zone_ids(ec2), answer.region)
+    entries, zone_ids = spot_history.fetch(ec2, types), spot_history.fetch_zone_ids(ec2)
+    found, skipped = spot_history.parse(entries, zone_ids, answer.region, answer.zones)
     answer.skipped += skipped
     return found
 
@@ -251,21 +271,30 @@ def merge(rows: Rows, answer: RegionAnswer, today: date) -> None:
 
 
 def drop_contradictions(rows: Rows) -> list[str]:
-    """Take out spot and reserved prices above on-demand: one of the two is of another day. Says what was dropped."""
+    """Take out prices that contradict others, because one of the two is of another day. Says what was dropped.
+
+    Spot and reserved prices above on-demand go, and a spot price of a zone that does not offer the type.
+    """
     dropped = []
     for row in rows["offers"]:
-        on_demand = row["on_demand_usd_per_hour"]
+        on_demand, zones = row["on_demand_usd_per_hour"], (row["zone_ids"] or "").split()
         for kind in ("spot", "reserved_1yr"):
             usd = row[f"{kind}_usd_per_hour"]
-            if usd is not None and on_demand is not None and usd > on_demand:
-                dropped.append(
-                    f"{kind} price of {row['instance_type']} in {row['region']}: {usd} USD per hour "
-                    f"({row[f'{kind}_source']}, {row[f'{kind}_as_of']}) is above on-demand {on_demand} "
-                    f"({row['on_demand_as_of']}), left out"
-                )
-                _set_price(row, kind, None, "", date.min)
-                if kind == "spot":
-                    row["spot_zone_id"] = None
+            if usd is None:
+                continue
+            if on_demand is not None and usd > on_demand:
+                why = f"is above on-demand {on_demand} ({row['on_demand_as_of']})"
+            elif kind == "spot" and row["spot_zone_id"] and row["spot_zone_id"] not in zones:
+                why = f"is of zone {row['spot_zone_id']}, which does not offer the type ({row['zone_ids_as_of']})"
+            else:
+                continue
+            dropped.append(
+                f"{kind} price of {row['instance_type']} in {row['region']}: {usd} USD per hour "
+                f"({row[f'{kind}_source']}, {row[f'{kind}_as_of']}) {why}, left out"
+            )
+            _set_price(row, kind, None, "", date.min)
+            if kind == "spot":
+                row["spot_zone_id"] = None
     return dropped
 
 

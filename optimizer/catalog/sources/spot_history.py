@@ -42,7 +42,10 @@ def fetch_zone_ids(client: EC2Client) -> dict[str, str]:
 
 
 def parse(
-    entries: Iterable[Mapping[str, Any]], zone_ids: Mapping[str, str], region: str
+    entries: Iterable[Mapping[str, Any]],
+    zone_ids: Mapping[str, str],
+    region: str,
+    offered: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[dict[str, tuple[float, str]], list[Skipped]]:
     """The lowest current zone price by type: USD per hour and the zone's id. Local Zones are left out.
 
@@ -50,6 +53,7 @@ def parse(
         entries: SpotPrice structures; of several of one zone the latest counts.
         zone_ids: zone id by zone name.
         region: the region they are of.
+        offered: ids of the zones that offer each type, where known; a price of another zone cannot be had.
     """
     own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
@@ -68,7 +72,7 @@ def parse(
             place = f"{entry.get('InstanceType')} in {entry.get('AvailabilityZone')}"
             skipped.append(Skipped(source=NAME, place=place, reason=f"malformed entry: {error!r}"))
             continue
-        if not own_zone.fullmatch(zone_id):
+        if not own_zone.fullmatch(zone_id) or (offered is not None and zone_id not in offered.get(name, ())):
             continue
         known = latest.get((name, zone_id))
         if known is None or timestamp > known[0]:

@@ -16,6 +16,8 @@ from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
 from optimizer.catalog import invariants, load, refresh, snapshot
+from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.catalog.sources import offerings
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.errors import GpufleetError
 from tests.unit.optimizer.catalog.price_documents import instance_document, unit_document
@@ -143,11 +145,12 @@ def test_the_price_list_is_asked_for_shared_linux_in_use(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("aws")
 def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber) -> None:
     before = load()
-    for _ in range(8):
-        pricing.add_client_error(
-            "get_products", "AccessDeniedException", "User is not authorized to perform: pricing:GetProducts"
-        )
+    # One answer is enough: what refuses GetProducts once refuses it always.
+    pricing.add_client_error(
+        "get_products", "AccessDeniedException", "User is not authorized to perform: pricing:GetProducts"
+    )
     (answer,) = refresh.refresh([REGION]).answers
+    pricing.assert_no_pending_responses()
     after = load()
     old, new = before.offer("p5.48xlarge", REGION), after.offer("p5.48xlarge", REGION)
     assert old is not None and new is not None
@@ -183,8 +186,7 @@ def test_an_empty_answer_is_a_failure_where_there_were_prices(pricing: Stubber) 
 
 
 def test_with_nothing_answering_nothing_is_written(pricing: Stubber, tmp_path: Path) -> None:
-    for _ in range(8):
-        pricing.add_client_error("get_products", "UnrecognizedClientException", "bad token")
+    pricing.add_client_error("get_products", "UnrecognizedClientException", "bad token")
     # EC2 goes to the closed port of tests/conftest.py.
     with pytest.raises(GpufleetError, match="nothing could be read from AWS") as caught:
         refresh.refresh([REGION], directory=tmp_path / "new")
@@ -197,10 +199,38 @@ def test_with_nothing_answering_nothing_is_written(pricing: Stubber, tmp_path: P
 def test_without_credentials_the_error_says_so(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    # boto3's default session remembers the credentials it once saw.
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(GpufleetError, match="no AWS credentials were found"):
         call()
+
+
+@pytest.mark.usefixtures("aws")
+def test_regions_are_read_at_once_and_each_keeps_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = ["us-east-1", "us-east-2", "eu-west-1", "ap-northeast-1", "ca-west-1"]
+    # Each region's thread needs its own stub: the order of answers across threads is not fixed.
+    stubbed = {}
+
+    def client() -> Any:
+        found = boto3.session.Session().client("pricing", region_name="us-east-1")
+        stubber = Stubber(found)
+        stubber.add_client_error("get_products", "AccessDeniedException", "no")
+        stubber.activate()
+        stubbed[id(found)] = stubber
+        return found
+
+    monkeypatch.setattr(clients, "pricing", client)
+    result = refresh.refresh(regions)
+    assert [answer.region for answer in result.answers] == regions
+    after = load()
+    assert invariants.check(after) == []
+    for answer in result.answers[:4]:
+        assert answer.spot and all(
+            re.fullmatch(offerings.zone_prefix(answer.region) + "-az[0-9]+", zone) for _, zone in answer.spot.values()
+        )
+    # A region without a single GPU is no failure but that of the price list.
+    assert {failure.source for failure in result.answers[4].failures} == {
+        "on-demand and reserved prices",
+        *(f"price of {item}" for item in UNIT_ITEMS),
+    }
 
 
 @pytest.mark.usefixtures("aws")
@@ -265,3 +295,13 @@ class TestMerge:
         row = self._row(rows, "p5.48xlarge", "us-east-1")
         assert row is not None and row["spot_usd_per_hour"] is None and row["spot_source"] is None
         assert row["on_demand_usd_per_hour"] == 20
+
+    def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(self, rows: snapshot.Rows) -> None:
+        live = refresh.RegionAnswer(region="us-east-1", spot={"p5.48xlarge": (20.0, "use1-az1")})
+        refresh.merge(rows, live, self.TODAY)
+        moved = refresh.RegionAnswer(region="us-east-1", zones={"p5.48xlarge": ("use1-az2",)})
+        refresh.merge(rows, moved, self.TODAY)
+        lines = refresh.drop_contradictions(rows)
+        assert [line for line in lines if "is of zone use1-az1, which does not offer the type" in line]
+        row = self._row(rows, "p5.48xlarge", "us-east-1")
+        assert row is not None and (row["spot_usd_per_hour"], row["spot_zone_id"]) == (None, None)

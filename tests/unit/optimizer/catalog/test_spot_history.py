@@ -41,6 +41,13 @@ def test_an_answer_that_names_the_zone_id_needs_no_map() -> None:
     assert spot_history.parse([entry], {}, "us-east-1")[0] == {"p5.48xlarge": (20.5, "use1-az4")}
 
 
+def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
+    entries = [_entry(), _entry("us-east-1b", "1")]
+    offered = {"p5.48xlarge": ("use1-az6",)}
+    assert spot_history.parse(entries, ZONES, "us-east-1", offered)[0] == {"p5.48xlarge": (20.5, "use1-az6")}
+    assert spot_history.parse(entries, ZONES, "us-east-1", {})[0] == {}
+
+
 @pytest.mark.parametrize("price", ["0", "-1", "free", "nan", "inf", None])
 def test_a_price_that_is_none_is_reported(price: Any) -> None:
     found, skipped = spot_history.parse([_entry(price=price)], ZONES, "us-east-1")

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from optimizer.aws import clients
@@ -109,7 +108,6 @@ def test_refresh_without_credentials_ends_with_status_1_and_changes_nothing(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = run("refresh")
     assert (code, out) == (1, "")
