@@ -1,0 +1,93 @@
+"""The documentation is true: links lead somewhere, shown commands parse, and every folder explains itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from optimizer.cli import COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    ROOT / name
+    for name in subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```(?:sh|bash|shell|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip().removeprefix("$ ").startswith("gpufleet "):
+                    found.append((str(page.relative_to(ROOT)), line.strip().removeprefix("$ ")))
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), shown_commands())
+def test_shown_commands_parse(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    for stop in ("|", ">", "&&", ";"):
+        words = words[: words.index(stop)] if stop in words else words
+    context: click.Context = click.Context(cli, info_name="gpufleet")
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        child = command.get_command(context, words[0])
+        assert child is not None, f"{page}: there is no command {words[0]}"
+        command, words = child, words[1:]
+    command.make_context(command.name, words, resilient_parsing=False)
+
+
+def test_readme_shows_commands() -> None:
+    assert sum(page == "README.md" for page, _ in shown_commands()) >= 5
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_an_example(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=click.Context(cli, info_name="gpufleet"))
+    leaves = [command]
+    if isinstance(command, click.Group):
+        leaves = [child for n in command.list_commands(context) if (child := command.get_command(context, n))]
+    for leaf in leaves:
+        text = leaf.get_help(click.Context(leaf, info_name=leaf.name, parent=context))
+        assert "Example" in text, f"{name} {leaf.name} has no example"
+        assert leaf.help and len(leaf.help) > 20
+
+
+def test_every_folder_of_code_has_a_readme() -> None:
+    folders = {Path(name).parts[0] for name in _tracked() if name.endswith((".py", ".sh")) and "/" in name}
+    folders |= {
+        f"{parts[0]}/{parts[1]}"
+        for name in _tracked()
+        if (parts := Path(name).parts)[0] in ("optimizer", "bootstrap")
+        and len(parts) > 2
+        and name.endswith((".py", ".sh"))
+    }
+    missing = [folder for folder in sorted(folders) if not (ROOT / folder / "README.md").exists()]
+    assert not missing, f"no README.md in {', '.join(missing)}"
+
+
+def test_nothing_names_an_index_host() -> None:
+    for name in ("constraints.txt", "pyproject.toml"):
+        assert not re.search(r"--(extra-)?index-url|--find-links|@ (https?|file):", (ROOT / name).read_text())
+
+
+def _tracked() -> list[str]:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
