@@ -9,10 +9,19 @@ from tests.engine.moto_extension import (
     launch_templates,
     placement_groups,
     queues,
+    security_groups,
 )
 
 
 def install() -> None:
     """Teach the moto of this process; meant for a process that serves nothing else."""
-    for module in (auto_scaling, bucket_policies, capacity_reservations, launch_templates, placement_groups, queues):
+    for module in (
+        auto_scaling,
+        bucket_policies,
+        capacity_reservations,
+        launch_templates,
+        placement_groups,
+        queues,
+        security_groups,
+    ):
         module.install()

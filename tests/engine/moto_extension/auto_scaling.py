@@ -1,8 +1,8 @@
-"""Auto Scaling: lifecycle hooks as given, the group's service-linked role, and deletion with instances.
+"""Auto Scaling: lifecycle hooks as given, the group's role, updates that keep the rest, deletion with instances.
 
 moto 5.2 answers each hook with a made-up notification target and role, drops the hooks of CreateAutoScalingGroup,
-always names the account's default service-linked role, and on DeleteAutoScalingGroup leaves protected instances
-running.
+always names the account's default service-linked role, forgets the mixed instances policy on an update without one, and
+on DeleteAutoScalingGroup leaves protected instances running.
 """
 
 from __future__ import annotations
@@ -91,9 +91,17 @@ def create_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
 
 
 def update_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
-    """UpdateAutoScalingGroup with ServiceLinkedRoleARN."""
+    """UpdateAutoScalingGroup with ServiceLinkedRoleARN; a parameter that is left out changes nothing.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+    """
+    request = self._get_params()
+    group = self.autoscaling_backend.autoscaling_groups.get(request["AutoScalingGroupName"])
+    policy = group.mixed_instances_policy if group else None
     result = _update_group(self)
-    _set_role(self, self._get_params())
+    if group is not None and not {"MixedInstancesPolicy", "LaunchTemplate", "LaunchConfigurationName"} & set(request):
+        group.mixed_instances_policy = policy
+    _set_role(self, request)
     return result
 
 

@@ -1,0 +1,41 @@
+"""What the engine's tests need from the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.engine import provider_binary, pulumi_cli
+from tests.engine.deployment import REGION, Tools
+from tests.engine.emulated_aws import emulated_aws
+from tests.engine.inventory import Client, clients
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip the test for a user who lacks something; fail it in CI, where it must run."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
+    """The real engine and the real provider, or the reason why there are none."""
+    pulumi = pulumi_cli.find_pulumi(os.environ["PATH"])
+    if pulumi is None:
+        unavailable(f"no Pulumi CLI: {pulumi_cli.HOW_TO_GET_IT}")
+    provider = provider_binary.find_provider_binary(os.environ, tmp_path_factory.mktemp("terraform-init"))
+    if provider is None:
+        unavailable(f"no terraform-provider-aws: {provider_binary.HOW_TO_GET_IT}")
+    return Tools(pulumi=pulumi, aws_provider=provider)
+
+
+@pytest.fixture
+def aws(tmp_path: Path) -> Iterator[Client]:
+    """boto3 clients of an empty emulated AWS of the test's own."""
+    with emulated_aws(tmp_path, {}) as endpoint:
+        yield clients(endpoint, REGION)

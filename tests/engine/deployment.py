@@ -1,0 +1,91 @@
+"""A stack in an emulated AWS of its own, of the repository's program or of a test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from infra.images import PINNED
+from optimizer.cli import cli
+from optimizer.plan import FleetPlan
+from tests.engine import pulumi_cli
+from tests.engine.emulated_aws import emulated_aws
+from tests.engine.inventory import Client, clients
+from tests.engine.pulumi_cli import REPOSITORY, Stack
+
+REGION = "us-east-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """Folder of the Pulumi CLI, and terraform-provider-aws."""
+
+    pulumi: Path
+    aws_provider: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A stack and the emulated AWS it is deployed to."""
+
+    stack: Stack
+    aws: Client
+
+    def set_plan(self, plan: FleetPlan) -> None:
+        """What a user does: ``gpufleet stack set PLAN --stack NAME``."""
+        file = self.stack.project / "plan.json"
+        file.write_text(plan.to_json(), encoding="utf-8")
+        arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--directory", str(self.stack.project)]
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+
+
+@contextmanager
+def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
+    """Start an emulated AWS and create the stack ``name`` of the project in ``scratch/project``.
+
+    Args:
+        tools: the engine and the provider.
+        scratch: a folder of its own; what is in ``project`` there is the program.
+        name: of the stack.
+    """
+    plugins = scratch / "plugins"
+    plugins.mkdir()
+    pulumi_cli.write_plugin(plugins, tools.aws_provider)
+    with emulated_aws(scratch, {image: architecture for architecture, image in PINNED.items()}) as endpoint:
+        env = pulumi_cli.environment(
+            pulumi=tools.pulumi, plugins=plugins, scratch=scratch, endpoint=endpoint, region=REGION
+        )
+        stack = Stack(project=scratch / "project", name=name, env=env)
+        stack.init()
+        yield Deployment(stack=stack, aws=clients(endpoint, REGION))
+
+
+def write_project(scratch: Path, name: str) -> None:
+    """Make ``scratch/project``: the repository's Pulumi.yaml, and settings of the stack ``name`` beside the plan.
+
+    The project file is a copy, as Pulumi writes a stack's configuration next to it; the program is the repository's.
+    """
+    project, wheels = scratch / "project", scratch / "wheels"
+    project.mkdir(parents=True)
+    wheels.mkdir()
+    # Only its upload is tested; there are no nodes here to install it.
+    (wheels / "torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl").write_bytes(b"not a wheel")
+    text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
+    for relative in ("main: infra/", "virtualenv: .venv"):
+        key, path = relative.split(": ")
+        assert relative in text
+        text = text.replace(relative, f"{key}: {REPOSITORY / path}")
+    (project / "Pulumi.yaml").write_text(text, encoding="utf-8")
+    (project / f"Pulumi.{name}.yaml").write_text(
+        "config:\n"
+        "  gpufleet:forceDestroy: true\n"
+        "  gpufleet:alarmEmail: ops@example.com\n"
+        f"  gpufleet:wheels: {wheels}\n"
+        "  gpufleet:tags: {team: research}\n",
+        encoding="utf-8",
+    )
