@@ -147,19 +147,26 @@ def fit_rows(rows: Sequence[Measured]) -> Calibration:
 FOLDS = 8
 
 
+def folds(rows: Sequence[Measured]) -> list[list[int]]:
+    """Positions of the rows in at most FOLDS parts, all rows of one model of one suite in the same part."""
+    groups = sorted({(row.suite, row.run.model.name) for row in rows})
+    part = {group: index % FOLDS for index, group in enumerate(groups)}
+    found: list[list[int]] = [[] for _ in range(min(FOLDS, len(groups)))]
+    for index, row in enumerate(rows):
+        found[part[row.suite, row.run.model.name]].append(index)
+    return found
+
+
 def cross_validated_errors(rows: Sequence[Measured]) -> Floats:
     """log(predicted / measured) step time of each row, from a fit that never saw its model in its suite.
 
     A fit's own rows would flatter it: a plan is for a model that nobody measured.
     """
-    groups = sorted({(row.suite, row.run.model.name) for row in rows})
     errors = np.zeros(len(rows))
-    for fold in range(min(FOLDS, len(groups))):
-        held = set(groups[fold::FOLDS])
-        test = [index for index, row in enumerate(rows) if (row.suite, row.run.model.name) in held]
-        train = [row for row in rows if (row.suite, row.run.model.name) not in held]
-        fitted = fit_rows(train or rows)
-        errors[test] = log_errors([rows[index] for index in test], fitted)
+    for test in folds(rows):
+        held = set(test)
+        train = [row for index, row in enumerate(rows) if index not in held]
+        errors[test] = log_errors([rows[index] for index in test], fit_rows(train or rows))
     return errors
 
 
