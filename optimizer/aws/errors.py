@@ -6,6 +6,8 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/CommonErrors.html
 
 from __future__ import annotations
 
+import textwrap
+
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -47,6 +49,8 @@ REGION_DISABLED = frozenset({"OptInRequired"})
 SERVER_FAULT = frozenset(
     {"InternalError", "InternalFailure", "InternalErrorException", "ServiceUnavailable", "Unavailable"}
 )
+
+MESSAGE_LENGTH = 200  # characters of AWS's own message that are passed on
 
 
 def code(error: BaseException) -> str:
@@ -95,8 +99,11 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def is_server_fault(error: BaseException) -> bool:
-    """Whether AWS itself failed."""
-    return code(error) in SERVER_FAULT
+    """Whether AWS itself failed, with a code of its own or a bare HTTP 5xx."""
+    if not isinstance(error, ClientError):
+        return False
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return code(error) in SERVER_FAULT or (status >= 500 and not is_throttled(error))
 
 
 def is_aws_error(error: BaseException) -> bool:
@@ -124,6 +131,8 @@ def reason(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
+    text = str(error)
     if isinstance(error, ClientError):
-        return str(error.response.get("Error", {}).get("Message", ""))
-    return str(error)
+        text = str(error.response.get("Error", {}).get("Message", ""))
+    # A proxy may answer with a page of HTML.
+    return textwrap.shorten(text, MESSAGE_LENGTH)

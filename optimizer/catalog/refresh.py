@@ -202,6 +202,7 @@ def _concerns_the_service(service: str, error: Exception) -> bool:
         or errors.has_bad_credentials(error)
         or errors.is_region_disabled(error)
         or errors.is_unreachable(error)
+        or errors.is_server_fault(error)
         or (service == "pricing" and errors.is_not_permitted(error))
     )
 

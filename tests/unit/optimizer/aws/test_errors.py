@@ -58,6 +58,18 @@ def test_an_unclassified_code_keeps_its_code_and_message() -> None:
     assert errors.reason(error) == "InvalidParameterValue: The instance type 'x' is invalid"
 
 
+def test_a_bare_http_error_of_the_server_is_one_line() -> None:
+    page = "<!doctype html>\n<title>500</title>\n" + "<p>sorry</p>\n" * 100
+    error = ClientError(
+        {"Error": {"Code": "500", "Message": page}, "ResponseMetadata": {"HTTPStatusCode": 502}},  # type: ignore[typeddict-item]
+        "GetProducts",
+    )
+    assert errors.is_server_fault(error)
+    assert errors.reason(error) == "AWS failed (500); try again later"
+    odd = ClientError({"Error": {"Code": "Teapot", "Message": page}}, "GetProducts")
+    assert "\n" not in errors.reason(odd) and len(errors.reason(odd)) < 250
+
+
 def test_a_program_error_is_none_of_aws() -> None:
     assert not errors.is_aws_error(KeyError("InstanceType"))
 
