@@ -26,7 +26,7 @@ heartbeats=""
 on_exit() {
   local status=$?
   trap - EXIT
-  if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" 2>/dev/null || true; fi
+  if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" "$heartbeats" 2>/dev/null || true; fi
   if ((status == 0)); then return; fi
   log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
   "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" || log "the failure could not be reported to CloudWatch Logs"

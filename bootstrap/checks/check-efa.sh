@@ -6,9 +6,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
 if ((GPUFLEET_EFA_CARDS == 0)); then exit 0; fi
-# One domain a card and endpoint type ("domain: rdmap16s27-rdm"); fi_info ends with an error where there is none.
-answer=$(fi_info --provider efa --ep-type FI_EP_RDM) || die "libfabric finds no EFA card; NCCL would fall back to TCP"
-cards=$(sed --silent 's/^ *domain: *\(.*\)-rdm$/\1/p' <<<"$answer" | sort --unique | wc --lines)
+# "domain: rdmap16s27-rdm", once or more a card (libfabric 2 has two fabrics); an error where there is none:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
+answer=$(fi_info -p efa -t FI_EP_RDM) || die "libfabric finds no EFA card; NCCL would fall back to TCP"
+cards=$(sed --silent --expression 's/-rdm$//' --expression 's/^ *domain: *//p' <<<"$answer" | sort --unique | wc --lines)
 ((cards == GPUFLEET_EFA_CARDS)) || die "$cards EFA cards are usable, the plan counts on $GPUFLEET_EFA_CARDS"
 
 # Without the plugin NCCL does not use EFA, and says so only in its debug output.

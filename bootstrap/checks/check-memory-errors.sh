@@ -23,6 +23,9 @@ while IFS=, read -r gpu uncorrected retired; do
   judge "$gpu" "uncorrected ECC errors since the driver was loaded" "${uncorrected# }" 0
   judge "$gpu" "page retirement pending" "${retired# }" No
 done <<<"$answer"
+case $GPUFLEET_GPU in
+  V100 | T4 | T4g) exit "$bad" ;;
+esac
 answer=$(nvidia-smi --query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure --format=csv,noheader) ||
   die "nvidia-smi cannot answer remapped rows"
 if [[ $answer == *,* ]]; then
