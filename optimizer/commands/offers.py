@@ -56,10 +56,10 @@ TABLE = {
     "efa_cards": "EFA",
     "interconnect": "link",
     "on_demand_usd_per_hour": "on-demand $/h",
-    "reserved_1yr_usd_per_hour": "1-yr reserved $/h",
+    "reserved_1yr_usd_per_hour": "reserved $/h",
     "spot_usd_per_hour": "spot $/h",
     "spot_source": "spot source",
-    "interrupted": "interrupted a month",
+    "interrupted": "interrupted",
     "as_of": "priced",
 }
 

@@ -12,6 +12,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAX_TABLE_WIDTH = 1000  # characters
+
 
 def format_option(function: F) -> F:
     """Add ``--format``, passed to the command as ``output_format``."""
@@ -41,9 +43,10 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None
 def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, title: str = "") -> None:
     """Print ``rows`` as a table; ``columns`` maps field to heading. Numbers align right; None prints as a dash.
 
-    Written to a pipe or file, no row is cut to a terminal's width.
+    No row is cut to the terminal's width.
     """
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
@@ -52,7 +55,10 @@ def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row.get(field)) for field in columns))
-    Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(table)
+    # As wide as the rows: a narrow terminal then wraps lines, where rich would cut "p5.48xlarge" to "p5.4…".
+    console = Console(highlight=False)
+    needed = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum
+    Console(width=max(console.width, needed), highlight=False).print(table)
 
 
 def write_rows(

@@ -129,3 +129,10 @@ def test_an_empty_catalog_ends_with_status_4(run: Any, monkeypatch: pytest.Monke
 def test_help_has_an_example(run: Any) -> None:
     code, out, _ = run("--help")
     assert code == 0 and "Example:\n    gpufleet offers --gpu H100" in out
+
+
+def test_the_table_is_whole_on_a_narrow_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = run("--type", "p6-b300.48xlarge", "--region", "us-east-1")
+    assert "…" not in out
+    assert "p6-b300.48xlarge" in out and "142.4" in out
