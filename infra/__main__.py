@@ -75,8 +75,8 @@ def main(*, need_wheels: bool = True) -> None:
             zone_name=network.zone_name,
             placement_group=network.placement_group,
         ),
-        # A node needs its endpoints, permissions and bundle the moment it starts; and goes before they do.
-        pulumi.ResourceOptions(depends_on=[network, security, storage, observability]),
+        # A node needs its endpoints, permissions and files the moment it starts, and goes before they do.
+        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files]),
     )
 
     pulumi.export("region", plan.region)

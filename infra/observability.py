@@ -101,9 +101,11 @@ class Observability(pulumi.ComponentResource):
         redrive = None
         if dead_letter_arn is not None:
             redrive = dead_letter_arn.apply(lambda arn: json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5}))
-        queue = aws.sqs.Queue(
+        return aws.sqs.Queue(
             f"{names.prefix}-{name}",
             name=physical,
+            # With the queue, not after it: the provider waits half a minute for every change of a queue's attributes.
+            policy=json.dumps(policies.queue_policy(names, queue_arn=names.arn("sqs", physical))),
             kms_master_key_id=self._args.key_arn,
             kms_data_key_reuse_period_seconds=300,
             message_retention_seconds=retention_s,
@@ -113,13 +115,6 @@ class Observability(pulumi.ComponentResource):
             tags=self._args.tags,
             opts=self._own,
         )
-        aws.sqs.QueuePolicy(
-            f"{names.prefix}-{name}",
-            queue_url=queue.url,
-            policy=queue.arn.apply(lambda arn: json.dumps(policies.queue_policy(names, queue_arn=arn))),
-            opts=self._own,
-        )
-        return queue
 
     def _alarms(self) -> None:
         args, names, tags = self._args, self._args.names, self._args.tags

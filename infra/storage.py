@@ -39,6 +39,7 @@ class Storage(pulumi.ComponentResource):
     Attributes:
         bucket: the bucket's name.
         bundle_key: the bundle's key in it.
+        node_files: every object a node fetches when it starts.
     """
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -137,7 +138,7 @@ class Storage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
         )
         # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
-        for wheel in args.settings.wheels:
+        wheels = [
             aws.s3.BucketObjectv2(
                 f"{prefix}-{wheel.name}",
                 bucket=bucket.id,
@@ -149,6 +150,9 @@ class Storage(pulumi.ComponentResource):
                 tags=tags,
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
             )
+            for wheel in args.settings.wheels
+        ]
+        self.node_files: list[pulumi.Resource] = [bundle, *wheels]
         self.bucket = bucket.id
         self.bundle_key = bundle.key
         self.register_outputs({"bucket": self.bucket})

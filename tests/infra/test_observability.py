@@ -31,11 +31,11 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
 def test_only_this_stacks_rules_send_to_an_encrypted_queue(stack: Deployed, ending: str) -> None:
     queue = stack.one("Queue", ending)
     assert queue["kmsMasterKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
-    statements = stack.policy("QueuePolicy", ending)
+    statements = stack.policy("Queue", ending)
     send = statements["RulesSend"]
     assert send["Principal"] == {"Service": "events.amazonaws.com"}
     assert send["Action"] == "sqs:SendMessage"
-    assert send["Resource"] == f"arn:aws:sqs:::gpufleet-dev{ending}"
+    assert send["Resource"] == f"arn:aws:sqs:us-east-1:000000000000:gpufleet-dev{ending}"
     assert send["Condition"] == {
         "ArnEquals": {
             "aws:SourceArn": [f"arn:aws:events:us-east-1:000000000000:rule/gpufleet-dev-{event}" for event in EVENTS]
@@ -88,7 +88,6 @@ UNTAGGABLE = {
     "BucketVersioning",
     "BucketLifecycleConfiguration",
     "EventTarget",
-    "QueuePolicy",
     "TopicPolicy",
     "TopicSubscription",
     "LifecycleHook",
