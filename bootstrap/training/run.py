@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -107,6 +107,10 @@ class SpotTolerantRun:
         hang_timeout_s: a step longer than this ends the process (three times as much for the first);
             ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         watcher: source of notices; ``Watcher.from_environment()`` if not given.
+        rehearsal: runs one forward and backward pass on any batch, without an optimizer step; called once on entering.
+            DistributedDataParallel on more than two ranks needs it for a bit-equal resume: DDP lays its gradient
+            buckets out anew after its first backward pass, and the order of a sum over ranks depends on the layout.
+            Without it the first step of each start would use another layout than an undisturbed run.
 
     Raises:
         ConfigurationError: sharded states, sizes that do not divide, a store without a place, a bad variable.
@@ -131,7 +135,9 @@ class SpotTolerantRun:
         agree_every: int = 1,
         hang_timeout_s: float | None = None,
         watcher: Watcher | None = None,
+        rehearsal: Callable[[], object] | None = None,
     ) -> None:
+        self._wrapped = model
         self._model = bare(model)
         refuse_sharded(self._model, optimizer)
         self._parts: dict[str, Stateful] = {"model": self._model, "optimizer": optimizer}
@@ -156,6 +162,7 @@ class SpotTolerantRun:
         self._watcher = watcher or Watcher.from_environment()
         parameter = next(self._model.parameters(), None)
         self._device = parameter.device if parameter is not None else torch.device("cpu")
+        self._rehearsal = rehearsal
         self._heartbeat = Heartbeat()
         self._control = Control(timeout_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
         self.sample_indices(0)  # says now, not at the first step, that the sizes do not divide
@@ -182,6 +189,7 @@ class SpotTolerantRun:
             self._ledger = Ledger.open(self._checkpoints.store, writer_id=self._writer_id)
             self._ledger.start(started_at=process_started_at(), world_size=self._control.world_size)
         self._leave_if_already_told()
+        self._rehearse()
         self._resume()
         return self
 
@@ -418,6 +426,20 @@ class SpotTolerantRun:
         raise interrupted
 
     # Resuming.
+
+    def _rehearse(self) -> None:
+        if self._rehearsal is None:
+            is_ddp = isinstance(self._wrapped, nn.parallel.DistributedDataParallel)
+            if is_ddp and self._control.world_size > 2 and self._control.rank == 0:
+                logger.warning("without a rehearsal, a resumed DDP run of more than 2 ranks is not bit-equal")
+            return
+        self._beat("the rehearsal", FIRST_STEP_FACTOR)
+        generators, buffers = random_state(self._device), to_cpu(own_buffers(self._model))
+        self._rehearsal()
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        restore_buffers(self._model, buffers)
+        restore_random_state(generators, self._device)
 
     def _resume(self) -> None:
         candidates: list[Candidate] = []

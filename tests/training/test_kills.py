@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,22 @@ def test_hung_peer_does_not_hang_the_others(make_node: Callable[..., Node]) -> N
         os.kill(hung, signal.SIGKILL)
     text = node.log.read_text()
     assert "rank 0: no progress for 3 s" in text and "Thread 0x" in text
+
+
+def test_four_ranks_resume_bit_equal(make_node: Callable[..., Node], imds: LocalImds, tmp_path: Path) -> None:
+    """On more than two ranks the order of a sum depends on DDP's bucket layout, which the rehearsal settles."""
+    undisturbed = Node(tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4)
+    with undisturbed.running() as process:
+        undisturbed.wait(process)
+    node = make_node(workers=4)
+    with node.running() as process:
+        node.wait_for_step(9, process)
+        imds.interrupt()
+        node.wait(process)
+    imds.replace_instance()
+    with node.running() as process:
+        node.wait(process)
+    assert outcome_of(node) == outcome_of(undisturbed)
 
 
 def test_fewer_ranks_go_on_with_the_same_samples(

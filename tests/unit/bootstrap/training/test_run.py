@@ -478,3 +478,17 @@ def test_resume_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         Training(str(tmp_path)).train(4)
         Training(str(tmp_path)).train(5)
     assert "starting at step 0" in caplog.text and "resuming at step 4" in caplog.text
+
+
+def test_rehearsal_leaves_no_trace(tmp_path: Path, undisturbed: Outcome) -> None:
+    training = Training(str(tmp_path / "a"))
+    calls = []
+
+    def rehearse() -> None:
+        calls.append(1)
+        training.model(training.inputs[:8]).sum().backward()  # moves batch statistics, draws dropout, leaves gradients
+
+    training.run._rehearsal = rehearse
+    training.train()
+    assert calls == [1]
+    assert_same(training.state(), undisturbed[0])

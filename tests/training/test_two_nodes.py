@@ -1,0 +1,96 @@
+"""Two nodes on this machine: each its own launch.sh, metadata service and torchrun, joined by a real rendezvous.
+
+Only the AWS CLI is a fake: it says which instances the fleet has, as a file tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from bootstrap.training.ledger import read_ledger
+from examples.interrupted_training import Node
+from examples.local_imds import LocalImds
+from tests.training.conftest import STEPS, Outcome, outcome_of
+
+pytestmark = pytest.mark.training
+FAKE_AWS = """#!/usr/bin/env bash
+case "$*" in
+  *describe-auto-scaling-groups*) cut -f 2 "$FLEET" ;;
+  *describe-instances*) cat "$FLEET" ;;
+  *complete-lifecycle-action*) echo "$*" >>"$FLEET.completed" ;;
+esac
+"""
+
+
+class Fleet:
+    """A fleet of two nodes with one worker each, sharing a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.members = folder / "fleet"
+        (folder / "bin").mkdir()
+        (folder / "bin" / "aws").write_text(FAKE_AWS)
+        (folder / "bin" / "aws").chmod(0o755)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def set_members(self, *ids: str) -> None:
+        """Instances in service, the oldest first."""
+        lines = [f"2026-01-01T0{index}:00:00+00:00\t{one}\t127.0.0.1\n" for index, one in enumerate(ids)]
+        self.members.write_text("".join(lines))
+
+    @contextmanager
+    def node(self, instance_id: str) -> Iterator[tuple[Node, LocalImds]]:
+        with LocalImds().running() as imds:
+            imds.values["instance-id"] = instance_id
+            node = Node(self.folder / "shared", imds, steps=STEPS, step_delay_s=0.1, workers=1)
+            node.log = self.folder / f"{instance_id}.log"
+            node.environment |= {
+                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+                "FLEET": str(self.members),
+                "GPUFLEET_NODE_COUNT": "2",
+                "GPUFLEET_ASG_NAME": "fleet-1",
+                "GPUFLEET_REGION": "us-east-1",
+                "GPUFLEET_TERMINATE_HOOK": "drain",
+                "GPUFLEET_RUN_DIR": str(self.folder / f"run-{instance_id}"),
+                "GPUFLEET_RENDEZVOUS_PORT": str(self.port),
+                "GPUFLEET_JOIN_POLL_S": "0.5",
+            }
+            yield node, imds
+
+
+def test_an_interrupted_node_is_replaced_and_the_other_stays(tmp_path: Path, undisturbed: Outcome) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.set_members("i-0000000000000000b", "i-0000000000000000c")
+    with ExitStack() as stack:
+        host, _ = stack.enter_context(fleet.node("i-0000000000000000b"))
+        guest, guest_imds = stack.enter_context(fleet.node("i-0000000000000000c"))
+        host_process = stack.enter_context(host.running())
+        guest_process = stack.enter_context(guest.running())
+        host.wait_for_step(8, host_process)
+        guest_imds.interrupt()
+        guest.wait(guest_process)
+        stopped_at = host.steps_done()
+        assert 8 <= stopped_at < STEPS and host_process.poll() is None
+        assert "i-0000000000000000c" in Path(f"{fleet.members}.completed").read_text()
+
+        # The replacement has the lowest id and is the youngest: it must join where the host waits.
+        time.sleep(1.0)
+        fleet.set_members("i-0000000000000000b", "i-0000000000000000a")
+        replacement, _ = stack.enter_context(fleet.node("i-0000000000000000a"))
+        replacement_process = stack.enter_context(replacement.running())
+        host.wait(host_process)
+        replacement.wait(replacement_process)
+    assert outcome_of(host) == undisturbed
+    summary = read_ledger(str(host.store))
+    assert (summary.lost_steps, summary.steps, summary.finished) == (0, STEPS, True)
+    # One launch of the host all along: its torchrun survived the loss of its peer.
+    assert host.log.read_text().count("starting torchrun") == 1
