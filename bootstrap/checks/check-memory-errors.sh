@@ -24,7 +24,7 @@ while IFS=, read -r gpu uncorrected retired; do
   judge "$gpu" "page retirement pending" "${retired# }" No
 done <<<"$answer"
 case $GPUFLEET_GPU in
-  V100 | T4 | T4g) exit "$bad" ;;
+  V100 | T4 | T4G) exit "$bad" ;;
 esac
 answer=$(nvidia-smi --query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure --format=csv,noheader) ||
   die "nvidia-smi cannot answer remapped rows"

@@ -91,6 +91,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
             limit=min_scaling_efficiency,
             must_be="at_least",
             duration_s=duration_s,
+            note="more than linear: something else slowed the ranks alone; measure again" if efficiency > 1.05 else "",
             details={
                 "model": {
                     "layers": shape.layers,

@@ -22,20 +22,25 @@ assert_may_install "the NVIDIA driver" "$version" "$NVIDIA_DRIVER_MIN"
 # A loaded module cannot be replaced under a running system, and a reboot would lose the launch hook's time.
 [[ -z $version ]] || die "driver $version is loaded and below $NVIDIA_DRIVER_MIN: build the image with a newer one"
 
+# Volta has no GSP, which the open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
+flavour=nvidia-open-$NVIDIA_DRIVER_BRANCH
+[[ $GPUFLEET_GPU != V100 ]] || flavour=cuda-drivers-$NVIDIA_DRIVER_BRANCH
+packages=("$flavour=$NVIDIA_DRIVER_PIN")
+# Several GPUs on an NVSwitch need a fabric manager of exactly the driver's version; it does not start for one GPU.
+if (($(gpu_count) > 1)); then
+  case $GPUFLEET_GPU in
+    A100 | H100 | H200) packages+=("nvidia-fabricmanager=$NVIDIA_DRIVER_PIN") ;;
+    B200 | B300 | GB200) die "NVLink 5 needs NVIDIA's subnet manager too (nvlsm), which this step does not install: use a" \
+      "Deep Learning AMI, or an image with driver, fabric manager and nvlsm" ;;
+  esac
+fi
+
 "$BOOTSTRAP_DIR/steps/add-cuda-repository.sh"
 # The packages depend on each other without naming versions; this keeps all of them at one.
 mkdir -p "$ROOT/etc/apt/preferences.d"
 printf '%s\n' 'Package: *nvidia* cuda-drivers*' "Pin: version ${NVIDIA_DRIVER_PIN%%-*}-*" 'Pin-Priority: 1001' \
   >"$ROOT/etc/apt/preferences.d/gpufleet-nvidia"
 
-# Volta has no GSP, which the open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
-flavour=nvidia-open-$NVIDIA_DRIVER_BRANCH
-[[ $GPUFLEET_GPU != V100 ]] || flavour=cuda-drivers-$NVIDIA_DRIVER_BRANCH
-packages=("$flavour=$NVIDIA_DRIVER_PIN")
-# NVSwitch needs a fabric manager of exactly the driver's version.
-case $GPUFLEET_GPU in
-  A100 | H100 | H200 | B200 | B300) packages+=("nvidia-fabricmanager=$NVIDIA_DRIVER_PIN") ;;
-esac
 apt_install "linux-headers-$(uname --kernel-release)"
 apt_install "${packages[@]}"
 
