@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from optimizer.errors import DataMissingError
 from optimizer.hardware import Gpu, Precision
-from optimizer.performance.frameworks import framework_name
+from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import Coefficients
 from optimizer.performance.types import Run
 
@@ -91,6 +91,9 @@ class Calibration(BaseModel):
     def coefficients(self, gpu: Gpu, run: Run) -> Coefficients:
         """The numbers of one GPU and one run."""
         framework = framework_name(run.framework)
+        # Code that no measured run used may be made of the kernels of code that one did.
+        known = framework in self.elementwise_traffic
+        framework = framework if known else frameworks()[framework].fitted_as or framework
         factor = self.precision_efficiency.get(run.precision, 1.0)
         attention_factor = self.precision_efficiency.get(attention_precision(run.precision), 1.0)
         return Coefficients(

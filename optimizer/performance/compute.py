@@ -60,7 +60,7 @@ def compute(x: Inputs) -> Compute:
 
     # Passes over a layer: forward, backward (two products for each one), and recomputation.
     recompute = np.where(x.checkpointing == FULL, 1.0, 0.0)
-    passes = 3.0 + recompute
+    passes = 3.0 + np.where(x.checkpointing == SELECTIVE, x.selective_recompute, recompute)
 
     # A product of t x k by k x n takes 2 (t k n + w (k n + t n + t k)) FLOP times: its volume, and its surface times
     # the width w at which a side costs as much again. So small matrices, and slices of them, are less efficient.

@@ -41,21 +41,21 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
     run = replace(run, framework=framework_name(run.framework, cnn=model.architecture == "cnn"))
     shape = grid_shape(grid)
     size = math.prod(shape)
-    flat = grid
-    if size > CHUNK:
-        flat = Grid(**{f.name: np.broadcast_to(getattr(grid, f.name), shape).ravel() for f in fields(Grid)})
     everything = make_inputs(
-        model, run, hardware, flat, calibration.coefficients(hardware.gpu, run), link_of(hardware), network_of(hardware)
+        model, run, hardware, grid, calibration.coefficients(hardware.gpu, run), link_of(hardware), network_of(hardware)
     )
     if size <= CHUNK:
         return _estimates(everything, shape)
-    parts = [
-        _estimates(
-            replace(everything, **{f.name: getattr(everything, f.name)[at : at + CHUNK] for f in fields(Grid)}),
-            (min(CHUNK, size - at),),
-        )
-        for at in range(0, size, CHUNK)
-    ]
+    # Numbers stay numbers: what depends on them alone is then worked out once, not for every configuration.
+    arrays = {
+        f.name: np.broadcast_to(value, shape).ravel()
+        for f in fields(Grid)
+        if (value := getattr(everything, f.name)).size > 1
+    }
+    parts = []
+    for at in range(0, size, CHUNK):
+        piece: dict[str, Any] = {name: array[at : at + CHUNK] for name, array in arrays.items()}
+        parts.append(_estimates(replace(everything, **piece), (min(CHUNK, size - at),)))
     return _joined(parts, shape)
 
 

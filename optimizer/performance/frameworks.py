@@ -39,6 +39,8 @@ class Framework(BaseModel):
     residual_bytes: float = Field(gt=0)
     loss_bytes: float = Field(gt=0)
     dropout: bool
+    selective_recompute: float = Field(ge=0, le=1)
+    fitted_as: str | None = None
 
 
 @functools.cache

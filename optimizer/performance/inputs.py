@@ -97,6 +97,7 @@ class Inputs:
     loss_bytes: Number
     dropout: Number
     llama_like: Number
+    selective_recompute: Number
     # Hardware
     peak_flop_per_s: Number
     attention_flop_per_s: Number
@@ -210,6 +211,7 @@ def make_inputs(
         # Llama and its kin have no dropout, RMSNorm and rotary positions; GPT-2, MPT and BERT have LayerNorm.
         dropout=float(framework.dropout and not model.gated_mlp),
         llama_like=float(model.gated_mlp),
+        selective_recompute=framework.selective_recompute,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
         # Only the layers' products run in 8 bits: attention and the output projection stay in 16
         # (https://docs.nvidia.com/deeplearning/transformer-engine).

@@ -158,14 +158,14 @@ def test_a_run_that_means_nothing_is_refused(change: dict[str, object], says: st
         of(GPT2_XL, run=replace(Run(seq_len=512), **change))  # type: ignore[arg-type]
 
 
-def test_a_million_configurations_take_about_a_second() -> None:
-    """A search has half a second in all: 200,000 configurations take less than that, on the slowest machine of CI."""
+def test_a_million_configurations_take_a_second_of_one_core() -> None:
+    """A search has half a second in all (0.4 s a million were measured; processor time, so neighbours do not count)."""
     size = 200_000
     nodes = np.arange(size) % 64 + 1
     grid = Grid(nodes=nodes, data=8 * nodes, sharding=np.arange(size) % 4, micro_batch=np.arange(size) % 16 + 1)
-    start = time.perf_counter()
+    start = time.process_time()
     evaluate(LLAMA_8B, Run(seq_len=4096), node(), grid, CALIBRATION)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 0.2 * 2  # twice the goal: a virtual core may be half a core
 
 
 grids = {
