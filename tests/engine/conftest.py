@@ -9,10 +9,12 @@ from typing import NoReturn
 
 import pytest
 
-from tests.engine import provider_binary, pulumi_cli
-from tests.engine.deployment import REGION, Tools
-from tests.engine.emulated_aws import emulated_aws
-from tests.engine.inventory import Client, clients
+pytest.register_assert_rewrite("tests.engine.facts")
+
+from tests.engine import provider_binary, pulumi_cli  # noqa: E402  after the line above
+from tests.engine.deployment import REGION, Tools  # noqa: E402
+from tests.engine.emulated_aws import emulated_aws  # noqa: E402
+from tests.engine.inventory import Client, clients  # noqa: E402
 
 
 def unavailable(reason: str) -> NoReturn:

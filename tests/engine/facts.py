@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -104,17 +105,19 @@ def check_template(deployed: Deployment, plan: FleetPlan) -> None:
 
 
 def check_network(deployed: Deployment) -> None:
-    """No way in from outside: no internet gateway, no public address, no rule open to the world."""
+    """No way in from outside: no internet gateway, no public address, no rule for an address outside the VPC."""
     ec2 = deployed.aws("ec2")
     subnet = group(deployed)["VPCZoneIdentifier"]
     described = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]
     vpc = described["VpcId"]
     assert described["MapPublicIpOnLaunch"] is False
+    own = ipaddress.IPv4Network(ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlock"])
     by_vpc = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
     assert ec2.describe_internet_gateways(Filters=by_vpc)["InternetGateways"] == []
     groups = ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["SecurityGroups"]
     for permission in (permission for item in groups for permission in item["IpPermissions"]):
-        assert permission["IpRanges"] == []
+        for allowed in permission["IpRanges"]:
+            assert ipaddress.IPv4Network(allowed["CidrIp"]).subnet_of(own), permission
         assert permission["Ipv6Ranges"] == []
     services = {
         endpoint["ServiceName"].removeprefix("com.amazonaws.us-east-1.")

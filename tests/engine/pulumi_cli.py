@@ -98,9 +98,9 @@ class Run:
     output: str
 
     def changed(self) -> dict[str, list[str]]:
-        """Logical names of the resources by what was done to them; unchanged ones are left out."""
+        """Types and names of the resources by what was done to them, in order; unchanged ones are left out."""
         changes: dict[str, list[str]] = {}
-        for urn, operation in self.operations:
+        for urn, operation in sorted(self.operations):
             if operation not in ("same", "refresh"):
                 changes.setdefault(operation, []).append(urn.split("::", 2)[-1])
         return changes

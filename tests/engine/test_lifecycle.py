@@ -47,7 +47,7 @@ def spot(tools: Tools, scratch: Path) -> None:
         before = facts.group(deployed)
         deployed.set_plan(sample_plan(**THREE_NODES))
         updated = stack.up()
-        assert {operation for operation in updated.changed()} == {"update"}, updated.output
+        assert set(updated.changed()) == {"update"}, updated.output
         assert any(GROUP in name for name in updated.changed()["update"])
         after = facts.group(deployed)
         assert after["AutoScalingGroupARN"] == before["AutoScalingGroupARN"], "the same group, not a new one"
