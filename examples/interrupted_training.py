@@ -40,7 +40,7 @@ class Node:
     """One node's launch.sh, run as systemd would run it, with two workers on CPUs."""
 
     def __init__(self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2) -> None:
-        self._workers = workers
+        self._workers = range(workers)
         self.out = folder / "out"
         self.store = folder / "checkpoints"
         self.log = folder / "log.txt"
@@ -79,7 +79,7 @@ class Node:
     def vanish(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
         # torchrun gives each worker a session of its own, so its group does not have them.
-        workers = [self.worker_pid(rank) for rank in range(self._workers) if (self.out / f"rank-{rank}.pid").exists()]
+        workers = [self.worker_pid(rank) for rank in self._workers if (self.out / f"rank-{rank}.pid").exists()]
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -57,6 +57,8 @@ class Fleet:
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
                 "FLEET": str(self.members),
                 "GPUFLEET_NODE_COUNT": "2",
+                # torchrun sets it for more than one worker a node, and sums depend on the number of threads.
+                "OMP_NUM_THREADS": "1",
                 "GPUFLEET_ASG_NAME": "fleet-1",
                 "GPUFLEET_REGION": "us-east-1",
                 "GPUFLEET_TERMINATE_HOOK": "drain",
