@@ -84,7 +84,8 @@ def _start(rank: int, nproc: int, port: int, arguments: Sequence[str]) -> subpro
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         worker.SUPERVISED: "1",
     }
-    return subprocess.Popen([sys.executable, *RANK_PROGRAM, *arguments], env=environment)
+    # NCCL_DEBUG writes to stdout, where the report goes.
+    return subprocess.Popen([sys.executable, *RANK_PROGRAM, *arguments], env=environment, stdout=sys.stderr.fileno())
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> str | None:

@@ -1,2 +1,0 @@
-# shellcheck shell=bash
-sleep 60
