@@ -37,7 +37,10 @@ UNIT_PER: dict[UnitItem, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitPrice:
-    """A price of something other than an instance: ``usd`` for one ``per`` of ``item`` in ``region``."""
+    """A price of something other than an instance: ``usd`` for one ``per`` of ``item`` in ``region``.
+
+    The region "*" is a price AWS publishes as the same everywhere.
+    """
 
     item: UnitItem
     region: str
@@ -155,9 +158,9 @@ class Catalog:
         Raises:
             DataMissingError: no region has a figure for the item.
         """
-        found = self._unit_prices.get((item, region))
+        found = self._unit_prices.get((item, region)) or self._unit_prices.get((item, "*"))
         if found is not None:
-            return found
+            return replace(found, region=region)
         known = [price for price in self.unit_prices if price.item == item]
         if not known:
             raise DataMissingError(

@@ -45,7 +45,8 @@ class InstancePrice:
 class _UnitQuery:
     """How the price list names a unit price: which products to ask for, and which of them it is.
 
-    ``per`` is how many of our units one of the list's is, so that usd / per is our price.
+    Filters are few on purpose: one that AWS does not pair with the product answers with nothing; the usage type tells
+    the product. No ``units`` accepts any. ``per`` is how many of our units one of the list's is, so that usd / per is our price.
     """
 
     service: str
@@ -79,7 +80,7 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     ),
     "s3-standard-storage": _UnitQuery(
         service="AmazonS3",
-        filters={"productFamily": "Storage", "storageClass": "General Purpose", "volumeType": "Standard"},
+        filters={"productFamily": "Storage"},
         usage_type="TimedStorage-ByteHrs",
         units=frozenset({"GB-Mo"}),
     ),
@@ -97,9 +98,9 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     ),
     "kms-key": _UnitQuery(
         service="awskms",
-        filters={"productFamily": "Encryption Key"},
+        filters={},
         usage_type="KMS-Keys",
-        units=frozenset({"Keys", "keys", "months"}),
+        units=frozenset(),
     ),
 }
 
@@ -227,7 +228,7 @@ def _first_tier(term: Mapping[str, Any], units: Collection[str]) -> float:
     if len(dimensions) != 1:
         raise UnusableRowError(f"{len(dimensions)} price dimensions begin at 0")
     unit, usd = dimensions[0]["unit"], float(dimensions[0]["pricePerUnit"]["USD"])
-    if unit not in units:
+    if units and unit not in units:
         raise UnusableRowError(f"priced per {unit!r}, not per {' or '.join(sorted(units))}")
     if not 0 < usd < float("inf"):
         raise UnusableRowError(f"a price is above 0 USD, got {usd}")

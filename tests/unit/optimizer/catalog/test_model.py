@@ -39,8 +39,14 @@ def test_a_known_unit_price_is_its_regions(catalog: Catalog) -> None:
 def test_an_unknown_unit_price_is_the_highest_known_and_says_so(catalog: Catalog) -> None:
     price = catalog.unit_price("gp3-storage", "il-central-1")
     assert (price.usd, price.region) == (0.152, "il-central-1")
-    assert price.source.startswith("upper bound: highest of 7 known regions (sa-east-1), no figure for il-central-1")
+    assert price.source.startswith("upper bound: highest of 10 known regions (sa-east-1), no figure for il-central-1")
     assert all(known.usd <= price.usd for known in catalog.unit_prices if known.item == "gp3-storage")
+
+
+def test_a_price_that_is_the_same_everywhere_is_no_bound(catalog: Catalog) -> None:
+    price = catalog.unit_price("kms-key", "il-central-1")
+    assert (price.usd, price.region) == (1, "il-central-1")
+    assert price.source.startswith("https://aws.amazon.com/kms/pricing/")
 
 
 def test_an_item_without_any_price_is_missing_data(catalog: Catalog) -> None:
