@@ -46,7 +46,8 @@ class _UnitQuery:
     """How the price list names a unit price: which products to ask for, and which of them it is.
 
     Filters are few on purpose: one that AWS does not pair with the product answers with nothing; the usage type tells
-    the product. No ``units`` accepts any. ``per`` is how many of our units one of the list's is, so that usd / per is our price.
+    the product. No ``units`` accepts any. ``per`` is how many of our units one of the list's is, so that usd / per is
+    our price.
     """
 
     service: str
