@@ -37,9 +37,11 @@ class DemoError(Exception):
 
 
 class Node:
-    """One node's launch.sh, run as systemd would run it, with two workers on CPUs."""
+    """One node's launch.sh, run as systemd would run it, with workers on CPUs or GPUs."""
 
-    def __init__(self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2) -> None:
+    def __init__(
+        self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2, gpus: bool = False
+    ) -> None:
         self._workers = range(workers)
         self.out = folder / "out"
         self.store = folder / "checkpoints"
@@ -58,8 +60,9 @@ class Node:
             "GPUFLEET_IMDS_POLL_S": "1",
             "GPUFLEET_LEDGER_INTERVAL_S": "0.001",  # every step, as these are short
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint,
-            "CUDA_VISIBLE_DEVICES": "",
         }
+        if not gpus:
+            self.environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in ("AWS_EC2_METADATA_DISABLED", "GPUFLEET_BUCKET", "GPUFLEET_ASG_NAME", "GPUFLEET_TERMINATE_HOOK"):
             self.environment.pop(name, None)
 
@@ -172,19 +175,21 @@ def main() -> int:
     """Run the demonstration; 0 if both runs are equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="steps of each run")
+    parser.add_argument("--gpus", action="store_true", help="two GPUs and NCCL instead of two CPU processes and gloo")
     parser.add_argument("--keep", type=Path, help="keep logs, checkpoints and ledger in this new folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpufleet-demo-") as temporary, LocalImds().running() as imds:
         folder = options.keep or Path(temporary)
         try:
-            say(f"Undisturbed: {options.steps} steps of a small GPT on two CPU processes (torchrun, gloo, dropout on)")
-            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, step_delay_s=0.0)
+            where = "two GPUs (torchrun, NCCL" if options.gpus else "two CPU processes (torchrun, gloo"
+            say(f"Undisturbed: {options.steps} steps of a small GPT on {where}, dropout on)")
+            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, step_delay_s=0.0, gpus=options.gpus)
             with undisturbed.running() as process:
                 undisturbed.wait(process)
             say(f"step {undisturbed.steps_done():3}: done")
             say()
             say("Interrupted: the same run, hit three times")
-            disturbed = Node(folder / "interrupted", imds, steps=options.steps, step_delay_s=0.05)
+            disturbed = Node(folder / "interrupted", imds, steps=options.steps, step_delay_s=0.05, gpus=options.gpus)
             began = time.time()
             interrupt_three_times(disturbed, imds, options.steps)
             took_s = time.time() - began

@@ -80,7 +80,12 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-        torch.backends.cudnn.deterministic = True
+        # Bit-equal needs kernels that sum in one order: https://docs.pytorch.org/docs/stable/notes/randomness.html
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        for other in (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_mem_efficient_sdp):
+            other(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     dist.init_process_group("nccl" if use_cuda else "gloo")
     rank = dist.get_rank()
     options.out.mkdir(parents=True, exist_ok=True)
