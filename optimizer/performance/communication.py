@@ -22,19 +22,21 @@ from optimizer.performance.types import FULL, ZERO2, ZERO3, Hardware
 NVLINK_EFFICIENCY = 0.77
 # 8 MiB on H200 took 65 us on 2 GPUs (129 GB/s) and 79 us on 4 (160 GB/s), 39 and 43 us more than at full bandwidth.
 NVLINK_LATENCY_S = 40e-6
-# PCIe bus bandwidth, GB/s, through the host: no EC2 type with PCIe-linked GPUs has peer-to-peer over a PCIe switch in
-# its topology. Half of one direction of the slot: gen 3 x16 15.75 GB/s, gen 4 31.5, gen 5 63 (PCI-SIG), because every
-# byte crosses host memory on the way in and on the way out.
-PCIE_GB_PER_S = {"Volta": 7.9, "Turing": 7.9, "Ampere": 15.75, "Ada": 15.75, "Hopper": 31.5, "Blackwell": 31.5}
-PCIE_LATENCY_S = 60e-6
-# Across nodes: latency of one collective, and of each further node in its ring.
-NETWORK_LATENCY_S = 60e-6
+# PCIe: 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639,
+# 2025-03-14): every byte crosses the host. Slots by architecture: gen 3 15.75 GB/s, gen 4 31.5, gen 5 63.
+PCIE_GB_PER_S = {"Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5, "Hopper": 63.0, "Blackwell": 63.0}
+PCIE_EFFICIENCY = 0.44
+# 8 bytes on 8 RTX 4090 took 42 us (https://github.com/NVIDIA/nccl/issues/1530).
+PCIE_LATENCY_S = 42e-6
+# Across nodes, growing with the logarithm of their number: 8 bytes took 51 us on 2 p6-b200.48xlarge
+# (https://github.com/dstackai/dstack/pull/3961, 2026-06-12), 64 bytes 164 us on 4 p4d.24xlarge (nccl issue 527). TCP is
+# slower; no figure is at hand, and its bandwidth decides.
+NETWORK_LATENCY_S = 50e-6
 # EFA: 29.6 GB/s of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25) and 6 to 8 of
 # 12.5 GB/s on 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235, 2019-07-16). TCP: 4.7 of 12.5 GB/s on
 # p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
 EFA_EFFICIENCY = 0.59
 TCP_EFFICIENCY = 0.38
-TCP_LATENCY_S = 200e-6
 
 # PyTorch's reducer fills buckets of 25 MiB (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb).
 BUCKET_BYTES = 25 * 2**20
@@ -50,7 +52,7 @@ def link_of(hardware: Hardware) -> tuple[float, float]:
         return hardware.gpu.nvlink_gb_per_s / 2 * NVLINK_EFFICIENCY * 1e9, NVLINK_LATENCY_S
     for architecture, gb_per_s in PCIE_GB_PER_S.items():
         if hardware.gpu.architecture.startswith(architecture):
-            return gb_per_s * 1e9, PCIE_LATENCY_S
+            return gb_per_s * PCIE_EFFICIENCY * 1e9, PCIE_LATENCY_S
     raise DataMissingError(
         f"GPU architecture {hardware.gpu.architecture!r} has no PCIe generation on record",
         limit=f"known: {', '.join(PCIE_GB_PER_S)}",
@@ -60,8 +62,8 @@ def link_of(hardware: Hardware) -> tuple[float, float]:
 
 def network_of(hardware: Hardware) -> tuple[float, float]:
     """Bandwidth (byte/s) that collectives get from one node's network, and their latency (s)."""
-    efficiency, latency = (EFA_EFFICIENCY, NETWORK_LATENCY_S) if hardware.efa else (TCP_EFFICIENCY, TCP_LATENCY_S)
-    return hardware.network_gbit_per_s * 1e9 / 8 * efficiency, latency
+    efficiency = EFA_EFFICIENCY if hardware.efa else TCP_EFFICIENCY
+    return hardware.network_gbit_per_s * 1e9 / 8 * efficiency, NETWORK_LATENCY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

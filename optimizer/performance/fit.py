@@ -127,7 +127,8 @@ class _Problem:
         found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
         for name in ("matmul_efficiency", "matmul_half_width", "attention_efficiency"):
             found[name] = [(name, POOLED), (name, processor)]
-        found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+        if run.model.layers:  # a CNN attends to nothing
+            found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
         for name, key in (
             ("matmul_efficiency", run.run.precision),
             ("attention_efficiency", attention_precision(run.run.precision)),

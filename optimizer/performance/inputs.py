@@ -30,8 +30,8 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
-# Memory outside the allocator's reach: CUDA context, cuBLAS workspace, NCCL channels. Measured on H200 with torch 2.11
-# and CUDA 13.0: 0.6 GiB context; NCCL adds up to about 0.4 GiB (https://github.com/NVIDIA/nccl/issues/964).
+# Memory outside the allocator's reach: about 0.3 GB of CUDA context (https://github.com/pytorch/pytorch/issues/107667,
+# 2023-08-28) and 0.69 GB of NCCL on 4 A100s (https://github.com/NVIDIA/nccl/issues/964, 2023-08-16).
 RESERVED_GIB = 1.0
 # Reserved memory exceeds allocated, by 2 to 30%: blocks are rounded up and free ones do not join. 5% is what remains
 # with expandable segments (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), and the published
