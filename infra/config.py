@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Settings:
         vpc_cidr: IPv4 range of the VPC to create.
         zone_id: zone to run in; empty for the plan's first.
         ami_id, ami_name: image override; both empty for the pinned one.
-        wheels: files to upload for the nodes' Python environment; empty for none.
+        wheels: wheels.tar to upload for the nodes' Python environment; None for none.
     train_command: what the nodes run; empty for nothing.
         alarm_email: who is told; empty for nobody.
         tags: the user's own tags.
@@ -43,7 +44,7 @@ class Settings:
     zone_id: str
     ami_id: str
     ami_name: str
-    wheels: tuple[Path, ...]
+    wheels: Path | None
     train_command: str
     alarm_email: str
     tags: dict[str, str]
@@ -93,7 +94,7 @@ def load(*, need_wheels: bool) -> Settings:
         problems.append(
             "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
             "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels FOLDER`, or name an image with torch "
+            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, or name an image with torch "
             "2.11 in gpufleet:amiName"
         )
     if problems:
@@ -171,18 +172,23 @@ def _strings(key: str, value: Any) -> list[str]:
     return value
 
 
-def _wheels(folder: str) -> tuple[Path, ...]:
-    if not folder:
-        return ()
-    # A relative folder is the checkout's, not the program's: Pulumi runs the program in infra/.
-    path = Path(__file__).resolve().parents[1] / Path(folder).expanduser()
-    found = tuple(sorted(path.glob("*.whl")))
-    if not any(wheel.name.startswith("torch-") for wheel in found):
+def _wheels(file: str) -> Path | None:
+    if not file:
+        return None
+    # A relative path is the checkout's, not the program's: Pulumi runs the program in infra/.
+    path = Path(__file__).resolve().parents[1] / Path(file).expanduser()
+    try:
+        with tarfile.open(path, "r:") as archive:
+            wheels = [name.removeprefix("./") for name in archive.getnames() if name.endswith(".whl")]
+    except (OSError, tarfile.TarError) as error:
+        raise ConfigError(f"gpufleet:wheels {path} cannot be read as an uncompressed tar: {error}") from error
+    # The nodes look for the wheels at the top of the archive.
+    if not any(name.startswith("torch-") for name in wheels):
         raise ConfigError(
-            f"gpufleet:wheels is {path}, with {len(found)} wheels and none of torch: it must hold every wheel of "
-            "bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
+            f"gpufleet:wheels is {path}, with {len(wheels)} wheels and none of torch at its top: it must hold every wheel "
+            "of bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
         )
-    return found
+    return path
 
 
 def _network(text: str) -> ipaddress.IPv4Network:

@@ -14,9 +14,9 @@ import pulumi_aws as aws
 
 from infra.config import ConfigError, Settings
 
-# Release notes of 2026-10-08, driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python 3.12:
+# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12; arm64's
+# notes, read 2026-11-21, and the x86_64 image of the same release:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
-# and the x86_64 image of the same release.
 PINNED = {
     "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
     "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
@@ -48,7 +48,7 @@ def pinned_name(settings: Settings) -> str:
         ConfigError: no pinned image drives the plan's GPU.
     """
     node = settings.plan.node
-    other = "set gpufleet:amiId to an image of your own that drives it: pulumi config set gpufleet:amiId ami-…"
+    other = "name an image that drives it in gpufleet:amiName, or give your own in gpufleet:amiId"
     if node.gpu == "V100":
         # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
         raise ConfigError(

@@ -12,14 +12,15 @@ import re
 from dataclasses import dataclass
 
 PROJECT = "gpufleet"
-# The tightest name is the bucket's, 63 characters: "gpufleet-" 9, slug, "-" account 13, "-" region up to 17.
-_SLUG_LENGTH = 24
+# The tightest name is that of the service-linked role, 64 characters: "AWSServiceRoleForAutoScaling_" 29, slug, "-",
+# region without hyphens up to 12; then the bucket's, 63: "gpufleet-" 9, slug, "-" account 13, "-" region up to 15.
+_SLUG_LENGTH = 22
 # Rules of `pulumi stack init` (https://www.pulumi.com/docs/iac/concepts/stacks/): letters, digits, "-", "_" and ".".
 _STACK = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def slug(stack: str) -> str:
-    """``stack`` as lower-case letters, digits and hyphens, at most 24 characters; different stacks stay different.
+    """``stack`` as lower-case letters, digits and hyphens, at most 22 characters; different stacks stay different.
 
     Raises:
         ValueError: not a Pulumi stack name.
@@ -97,8 +98,8 @@ class Names:
 
     @property
     def service_role_suffix(self) -> str:
-        """Suffix of this stack's own Auto Scaling service-linked role (64 characters, unique in the account)."""
-        return f"{self.prefix}-{self.region}"
+        """Suffix of this stack's own Auto Scaling service-linked role (35 characters, unique in the account)."""
+        return f"{slug(self.stack)}-{self.region.replace('-', '')}"
 
     def rule(self, event: str) -> str:
         """EventBridge rule for ``event`` (64 characters)."""
@@ -108,7 +109,8 @@ class Names:
     terminate_hook = "gpufleet-terminate"
     checkpoint_prefix = "checkpoints"
     bootstrap_prefix = "bootstrap"
-    wheels_prefix = "wheels"
+    # Where bootstrap/lib.sh looks for them (WHEELS_KEY).
+    wheels_key = "bootstrap/wheels.tar"
 
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""

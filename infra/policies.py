@@ -96,10 +96,7 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Sid": "ReadBootstrap",
             "Effect": "Allow",
             "Action": "s3:GetObject",
-            "Resource": [
-                f"{names.bucket_arn}/{names.bootstrap_prefix}/*",
-                f"{names.bucket_arn}/{names.wheels_prefix}/*",
-            ],
+            "Resource": f"{names.bucket_arn}/{names.bootstrap_prefix}/*",
         },
         {
             # DeleteObject leaves a version behind (the bucket is versioned), and no version can be deleted by a node.
@@ -115,11 +112,11 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Resource": checkpoints,
         },
         {
-            "Sid": "ListCheckpointsAndWheels",
+            "Sid": "ListCheckpoints",
             "Effect": "Allow",
             "Action": "s3:ListBucket",
             "Resource": names.bucket_arn,
-            "Condition": {"StringLike": {"s3:prefix": [f"{names.checkpoint_prefix}/*", f"{names.wheels_prefix}/*"]}},
+            "Condition": {"StringLike": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
         },
         {
             # Only through S3 and SQS: a node cannot decrypt anything with the key by itself.

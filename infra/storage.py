@@ -137,22 +137,21 @@ class Storage(pulumi.ComponentResource):
             tags=tags,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
         )
-        # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
-        wheels = [
-            aws.s3.BucketObjectv2(
-                f"{prefix}-{wheel.name}",
+        self.node_files: list[pulumi.Resource] = [bundle]
+        if args.settings.wheels:
+            # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
+            wheels = aws.s3.BucketObjectv2(
+                f"{prefix}-wheels",
                 bucket=bucket.id,
-                key=f"{names.wheels_prefix}/{wheel.name}",
-                source=pulumi.FileAsset(str(wheel)),
+                key=names.wheels_key,
+                source=pulumi.FileAsset(str(args.settings.wheels)),
                 server_side_encryption="aws:kms",
                 kms_key_id=args.key_arn,
                 bucket_key_enabled=True,
                 tags=tags,
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
             )
-            for wheel in args.settings.wheels
-        ]
-        self.node_files: list[pulumi.Resource] = [bundle, *wheels]
+            self.node_files.append(wheels)
         self.bucket = bucket.id
         self.bundle_key = bundle.key
         self.register_outputs({"bucket": self.bucket})

@@ -78,17 +78,27 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
             next_step="run in gpufleet's checkout, or give it with --directory",
         )
     path = directory / f"Pulumi.{stack}.yaml"
-    write_stack_config(path, chosen)
+    before = write_stack_config(path, chosen)
     click.echo(
         f"{path}: gpufleet:plan is {chosen.node_count} x {chosen.instance_type} ({chosen.purchase.option}) training "
         f"{chosen.job.model}, expected {chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; "
         f"aws:region is {chosen.region}"
     )
+    if before.get("aws:region", chosen.region) != chosen.region:
+        click.echo(
+            f"aws:region was {before['aws:region']}: resources do not move between regions, so where this stack is "
+            "deployed already, destroy it first or set this plan in another --stack",
+            err=True,
+        )
+    if not any(before.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId")):
+        click.echo("once: pulumi config set gpufleet:wheels wheels.tar (docs/infrastructure.md, 'Before the first up')")
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
-def write_stack_config(path: Path, plan: FleetPlan) -> None:
+def write_stack_config(path: Path, plan: FleetPlan) -> dict[str, Any]:
     """Set ``gpufleet:plan`` and ``aws:region`` in a Pulumi stack file; everything else, comments too, stays.
+
+    Returns the configuration that was there before.
 
     The file is replaced in one step, so that a full disk or a kill leaves the old one.
 
@@ -114,6 +124,7 @@ def write_stack_config(path: Path, plan: FleetPlan) -> None:
             limit="a mapping with a mapping named config",
             next_step="repair it",
         )
+    before = dict(config)
     config["aws:region"] = plan.region
     # A field that is absent means the same as null, and Pulumi's configuration knows no null.
     config["gpufleet:plan"] = plan.model_dump(mode="json", exclude_none=True)
@@ -129,3 +140,4 @@ def write_stack_config(path: Path, plan: FleetPlan) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+    return before

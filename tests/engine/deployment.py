@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,11 +71,11 @@ def write_project(scratch: Path, name: str) -> None:
 
     The project file is a copy, as Pulumi writes a stack's configuration next to it; the program is the repository's.
     """
-    project, wheels = scratch / "project", scratch / "wheels"
+    project, wheels = scratch / "project", scratch / "wheels.tar"
     project.mkdir(parents=True)
-    wheels.mkdir()
     # Only its upload is tested; there are no nodes here to install it.
-    (wheels / "torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl").write_bytes(b"not a wheel")
+    with tarfile.open(wheels, "w") as archive:
+        archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
     for relative in ("main: infra/", "virtualenv: .venv"):
         key, path = relative.split(": ")

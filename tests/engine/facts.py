@@ -142,7 +142,8 @@ def check_bucket(deployed: Deployment) -> None:
     assert {"Bool": {"aws:SecureTransport": "false"}} in conditions
     assert s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
     objects = s3.list_objects_v2(Bucket=name)["Contents"]
-    assert {item["Key"].split("/")[0] for item in objects} == {"bootstrap", "wheels"}
+    assert [item["Key"] for item in objects if not item["Key"].endswith(".tar.gz")] == ["bootstrap/wheels.tar"]
+    assert [item["Key"].split("/")[0] for item in objects] == ["bootstrap"] * 2
     for item in objects:
         assert s3.head_object(Bucket=name, Key=item["Key"])["SSEKMSKeyId"] == outputs["key_arn"]
 

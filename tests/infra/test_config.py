@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,10 @@ def load(settings: dict[str, str]) -> config.Settings:
 def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_money(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gpufleet:wheels is not set"):
         load({})
-    (tmp_path / "torch-2.11.0.whl").touch()
+    with tarfile.open(tmp_path / "wheels.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("torch-2.11.0.whl"))
     for way_out in (
-        {"gpufleet:wheels": str(tmp_path)},
+        {"gpufleet:wheels": str(tmp_path / "wheels.tar")},
         {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},
         {"gpufleet:amiId": "ami-0123456789abcdef0"},
         EXISTING_VPC,

@@ -25,7 +25,7 @@ def test_every_name_is_legal_and_short_enough(stack: str, region: str) -> None:
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", made.bucket)
     assert not made.prefix.startswith("sg-")
     assert re.fullmatch(r"[\w+=,.@-]{1,64}", made.role)
-    assert re.fullmatch(r"[\w+=,.@-]{1,64}", made.service_role_suffix)
+    assert re.fullmatch(r"[\w+=,.@-]{1,64}", f"AWSServiceRoleForAutoScaling_{made.service_role_suffix}")
     assert re.fullmatch(r"[\w-]{1,80}", made.queue)
     assert re.fullmatch(r"[\w-]{1,80}", made.dead_letter_queue)
     assert re.fullmatch(r"[\w.-]{1,64}", made.rule("spot-interruption"))

@@ -107,23 +107,38 @@ def test_a_bundle_without_an_entry_point_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path) -> None:
-    for name in ("torch-2.11.0-cp312-none-linux_x86_64.whl", "numpy-2.5.5-cp312-none-linux_x86_64.whl"):
-        (tmp_path / name).write_bytes(b"wheel")
-    stack = deploy(config={"gpufleet:wheels": str(tmp_path)})
-    keys = {resource.inputs["key"] for resource in stack.all("BucketObjectv2")}
-    assert {"wheels/torch-2.11.0-cp312-none-linux_x86_64.whl", "wheels/numpy-2.5.5-cp312-none-linux_x86_64.whl"} < keys
-    assert (
-        "checkpoints/*"
-        in stack.policy("RolePolicy")["ListCheckpointsAndWheels"]["Condition"]["StringLike"]["s3:prefix"]
-    )
-    assert any(arn.endswith("/wheels/*") for arn in stack.policy("RolePolicy")["ReadBootstrap"]["Resource"])
+def wheels(folder: Path, *names: str) -> Path:
+    path = folder / "wheels.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return path
 
 
-def test_a_folder_without_torch_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "numpy-2.5.5-cp312-none-linux_x86_64.whl").write_bytes(b"wheel")
-    with pytest.raises(ConfigError, match="1 wheels and none of torch"):
-        deploy(config={"gpufleet:wheels": str(tmp_path)})
+@pytest.mark.parametrize("top", ["", "./"], ids=["plain", "dot"])
+def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repository: Path, top: str) -> None:
+    path = wheels(tmp_path, f"{top}torch-2.11.0-cp312-none-linux_x86_64.whl")
+    stack = deploy(config={"gpufleet:wheels": str(path)})
+    assert stack.one("BucketObjectv2", "-wheels")["key"] == Names.wheels_key
+    assert f"WHEELS_KEY:={Names.wheels_key}}}" in (repository / "bootstrap/lib.sh").read_text()
+    (readable,) = [stack.policy("RolePolicy")["ReadBootstrap"]["Resource"]]
+    assert readable.endswith("/bootstrap/*")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["numpy-2.5.5.whl"], "1 wheels and none of torch"), (["wheels/torch-2.11.0.whl"], "none of torch at its top")],
+)
+def test_an_archive_without_torch_where_nodes_look_is_refused(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        deploy(config={"gpufleet:wheels": str(wheels(tmp_path, *names))})
+
+
+def test_an_absent_or_broken_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.tar").write_bytes(b"not a tar" * 100)
+    for name in ("absent.tar", "broken.tar"):
+        with pytest.raises(ConfigError, match=rf"{name} cannot be read"):
+            deploy(config={"gpufleet:wheels": str(tmp_path / name)})
 
 
 def test_the_policy_is_for_this_bucket_alone() -> None:

@@ -71,6 +71,20 @@ def test_other_keys_and_comments_stay(project: Path) -> None:
     assert "ask Ada" in path.read_text()
 
 
+def test_a_move_to_another_region_and_missing_wheels_are_said(project: Path) -> None:
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(EXISTING)
+    done = run(project, write(project, SPOT_P4D))
+    assert "aws:region was eu-west-1: resources do not move" in done.stderr
+    assert "once: pulumi config set gpufleet:wheels" in done.stdout
+    path.write_text(
+        path.read_text().replace("  gpufleet:trainCommand", "  gpufleet:amiName: x\n  gpufleet:trainCommand")
+    )
+    done = run(project, write(project, SPOT_P4D))
+    assert done.stderr == ""
+    assert "gpufleet:wheels" not in done.stdout
+
+
 def test_one_plan_of_several_and_standard_input(project: Path) -> None:
     other = merged(SPOT_P4D, {"region": "eu-west-1", "zone_ids": []})
     text = json.dumps({"schema_version": 1, "plans": [SPOT_P4D, other]})
