@@ -92,11 +92,11 @@ def test_fault_of_one_path_does_not_hide_another(service: LocalImds, client: Imd
 
 
 def test_hanging_service_times_out_and_is_not_an_interruption(service: LocalImds) -> None:
-    service.delay_s = 1.0
+    service.delay_s = 5.0
     client = Imds(service.endpoint, timeout_s=0.1)
     began = time.monotonic()
     assert watch_once(client).stop_notice is None
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 4.0
 
 
 def test_unreachable_service_is_logged_once_and_is_not_an_interruption(caplog: pytest.LogCaptureFixture) -> None:
