@@ -99,6 +99,9 @@ def command(request_file: Path | None, output_format: str, save: Path | None, **
         _print_tables(answer)
     if not answer.plans:
         _explain_nothing(answer)
+    nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
+    if nowhere:
+        click.echo(f"note: priced, but in no known zone: {', '.join(nowhere)}; AWS may no longer offer it", err=True)
     if request.workload.global_batch is None and answer.plans:
         click.echo("note: no global batch given, so the search chose it; --global-batch fixes it", err=True)
 
