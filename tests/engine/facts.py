@@ -155,19 +155,24 @@ def check_key(deployed: Deployment) -> None:
 
 
 def check_events(deployed: Deployment) -> None:
-    """Interruption, rebalance and state-change events reach the queue, which keeps what nobody could take."""
+    """Events of interruption, rebalance, state and lifecycle reach the queue, which keeps what nobody could take."""
     sqs, events = deployed.aws("sqs"), deployed.aws("events")
     url = deployed.stack.outputs()["queue_url"]
     attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     assert attributes["KmsMasterKeyId"] == deployed.stack.outputs()["key_arn"]
     assert json.loads(attributes["RedrivePolicy"])["maxReceiveCount"] > 0
-    kinds: set[str] = set()
+    kinds: list[str] = []
     for rule in events.list_rules()["Rules"]:
-        kinds.update(json.loads(rule["EventPattern"])["detail-type"])
+        pattern = json.loads(rule["EventPattern"])
+        kinds += pattern.get("detail-type", pattern["source"])
         targets = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
         assert [target["Arn"] for target in targets] == [attributes["QueueArn"]]
-    assert "EC2 Spot Instance Interruption Warning" in kinds
-    assert "EC2 Instance Rebalance Recommendation" in kinds
+    assert sorted(kinds) == [
+        "EC2 Instance Rebalance Recommendation",
+        "EC2 Instance State-change Notification",
+        "EC2 Spot Instance Interruption Warning",
+        "aws.autoscaling",
+    ]
 
 
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:

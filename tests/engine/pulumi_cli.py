@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,9 +136,13 @@ class Stack:
         """Read every resource again."""
         return self._run("refresh", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
 
-    def destroy(self) -> Run:
+    def destroy(self, *, time_limit_s: float = TIME_LIMIT_S) -> Run:
         """Delete everything."""
-        return self._run("destroy", "--yes", "--skip-preview")
+        return self._run("destroy", "--yes", "--skip-preview", time_limit_s=time_limit_s)
+
+    def configure(self, key: str, value: str) -> None:
+        """Set a configuration value."""
+        self._pulumi("config", "set", key, value, "--stack", self.name)
 
     def outputs(self) -> dict[str, Any]:
         """The stack's outputs, secrets too."""
@@ -149,33 +155,37 @@ class Stack:
         deployment = json.loads(self._pulumi("stack", "export", "--stack", self.name))["deployment"]
         return list(deployment.get("resources") or [])
 
-    def _run(self, command: str, *arguments: str) -> Run:
+    def _run(self, command: str, *arguments: str, time_limit_s: float = TIME_LIMIT_S) -> Run:
         log = self.project / "events.json"
         log.unlink(missing_ok=True)
-        output = self._pulumi(
-            command, *arguments, "--stack", self.name, "--diff", "--suppress-permalink=true", f"--event-log={log}"
-        )
+        options = ("--stack", self.name, "--diff", "--suppress-permalink=true", f"--event-log={log}")
+        output = self._pulumi(command, *arguments, *options, time_limit_s=time_limit_s)
         events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         steps = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
         return Run(operations=tuple((step["urn"], step["op"]) for step in steps), output=output)
 
-    def _pulumi(self, *arguments: str) -> str:
-        command = ["pulumi", *arguments, "--non-interactive", "--color=never"]
+    def _pulumi(self, *arguments: str, time_limit_s: float = TIME_LIMIT_S) -> str:
         program = shutil.which("pulumi", path=self.env["PATH"])
         assert program is not None
-        try:
-            done = subprocess.run(
-                [program, *command[1:]],
+        with tempfile.TemporaryFile("w+") as complaints:
+            # A session of its own, so that a run past its limit ends with all its children.
+            process = subprocess.Popen(
+                [program, *arguments, "--non-interactive", "--color=never"],
                 cwd=self.project,
                 env=dict(self.env),
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if command[1] != "stack" else subprocess.PIPE,
+                stderr=complaints,
                 text=True,
-                timeout=TIME_LIMIT_S,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as error:
-            text = error.output.decode() if isinstance(error.output, bytes) else error.output
-            raise PulumiError(f"{' '.join(command)} did not end within {TIME_LIMIT_S} s\n{text}") from error
-        if done.returncode != 0:
-            raise PulumiError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr or ''}")
-        return done.stdout
+            try:
+                output, _ = process.communicate(timeout=time_limit_s)
+                outcome = "" if process.returncode == 0 else f"ended with {process.returncode}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output, _ = process.communicate()
+                outcome = f"did not end within {time_limit_s:g} s"
+            if outcome:
+                complaints.seek(0)
+                raise PulumiError(f"pulumi {' '.join(arguments)} {outcome}\n{output}{complaints.read()}")
+        return output

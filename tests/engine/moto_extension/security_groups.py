@@ -6,11 +6,13 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_SecurityGroupRule.htm
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from moto.ec2.models.security_groups import SecurityGroupRule
 
 _init = SecurityGroupRule.__init__
+_signature = inspect.signature(_init)
 
 
 def install() -> None:
@@ -22,7 +24,8 @@ def install() -> None:
 def init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Make a rule; a prefix list comes with its description."""
     _init(self, *args, **kwargs)
-    self.prefix_list_description = (kwargs.get("prefix_list_id") or {}).get("Description")
+    given = _signature.bind(self, *args, **kwargs).arguments
+    self.prefix_list_description = (given.get("prefix_list_id") or {}).get("Description")
 
 
 def description(self: Any) -> str | None:

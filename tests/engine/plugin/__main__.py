@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +42,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, stop)
         server.start()
         print(port, flush=True)
-        server.wait_for_termination()
+        engine = os.getppid()
+        while os.getppid() == engine:  # an engine that was killed leaves no orphan here
+            time.sleep(1)
+        terraform.close()
 
 
 if __name__ == "__main__":
