@@ -40,6 +40,7 @@ class Framework(BaseModel):
     loss_bytes: float = Field(gt=0)
     dropout: bool
     selective_recompute: float = Field(ge=0, le=1)
+    splits_sequence: bool
     fitted_as: str | None = None
 
 

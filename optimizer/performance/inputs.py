@@ -197,7 +197,7 @@ def make_inputs(
         flash=float(run.attention == "flash"),
         compiled=float(run.compiled),
         virtual_stages=float(run.virtual_stages),
-        sequence_parallel=float(run.sequence_parallel),
+        sequence_parallel=float(run.sequence_parallel or framework.splits_sequence),
         # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,

@@ -103,8 +103,10 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number]:
     scores = (1.0 - x.flash) * x.heads * (x.seq_len / x.context) * (2.0 * element + 1.0) / x.tensor
     everything = outside + rotary + products + feed_forward + scores
 
-    # Selective keeps what the matrix products and attention put out and recomputes the rest.
-    kept_selective = element * x.hidden / split + products + element * up / x.tensor + residual * x.hidden / split
+    # Selective keeps each layer's input, attention's output and those of the matrix products that it does not repeat.
+    matrices = element * (x.hidden / split + (x.query + 2.0 * x.kv + up) / x.tensor)
+    attention_out = element * x.query / x.tensor
+    kept_selective = residual * x.hidden / split + attention_out + (1.0 - x.selective_recompute) * matrices
     kept_full = residual * x.hidden / split
     by_setting = [x.checkpointing == NONE, x.checkpointing == SELECTIVE, x.checkpointing == FULL]
     per_token = np.select(by_setting, [everything, kept_selective, kept_full])

@@ -34,7 +34,10 @@ MOST = 1e15  # a larger number in a cell is a mistake
 ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "encoder": "encoder", "cnn": "cnn"}
 SHARDINGS = {name: name for name in ("ddp", "zero1", "zero2", "zero3")}
 SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
-CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")} | {"selective_op": "selective"}
+CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")} | {
+    "selective_op": "selective",
+    "op": "selective",
+}
 PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
 PRECISIONS |= {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
 ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
@@ -112,13 +115,10 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"
     attention = _word(row, "attention", ATTENTIONS, default="flash")
-    split_sequence = bool(_amount(row, "sequence_parallel", default=0, least=0))
     if framework == "megatron" and attention == "flash":
         framework = "megatron-core"
-    if framework == "megatron-core":
-        # Its flags for hiding communication need both (see frameworks.yaml); tables of its runs do not repeat them.
-        split_sequence = tensor > 1
-        sharding = "zero1" if sharding == "ddp" else sharding
+    if framework == "megatron-core" and sharding == "ddp":
+        sharding = "zero1"  # its distributed optimizer (see frameworks.yaml); tables of its runs do not repeat the flag
     run = Run(
         seq_len=seq_len,
         precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         compiled=bool(_amount(row, "compiled", default=0, least=0)),
         framework=framework,
         virtual_stages=_virtual_stages(row, model.layers / pipeline),
-        sequence_parallel=split_sequence,
+        sequence_parallel=bool(_amount(row, "sequence_parallel", default=0, least=0)),
     )
     grid = Grid(
         nodes=math.ceil(count / per_node),

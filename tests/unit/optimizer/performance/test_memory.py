@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +108,17 @@ def test_tensor_and_pipeline_ranks_share_the_model() -> None:
     assert eight.memory_gib["optimizer_state"] == pytest.approx(one.memory_gib["optimizer_state"] / 8)
     staged = of(LLAMA_8B, data=1, pipeline=8, sharding=DDP, grad_accum=16, run=run).memory_gib["optimizer_state"]
     assert one.memory_gib["optimizer_state"] / 8 < staged < one.memory_gib["optimizer_state"] / 5
+
+
+def test_sequence_parallelism_splits_what_tensor_parallelism_leaves_whole() -> None:
+    """Korthikanti et al., arXiv:2205.05198, equation 4: with it, all of a layer's activations divide by t."""
+    run = Run(seq_len=1024, framework="megatron")
+    layout: dict[str, Any] = {"nodes": 1, "data": 1, "sharding": DDP, "micro_batch": 64, "grad_accum": 2}
+    one = of(run=run, **layout).memory_gib
+    whole = of(run=run, tensor=8, **layout).memory_gib
+    split = of(run=replace(run, sequence_parallel=True), tensor=8, **layout).memory_gib
+    assert split["activations"] == pytest.approx(one["activations"] / 8, rel=0.01)
+    assert whole["activations"] > 1.5 * split["activations"]
 
 
 grids = {

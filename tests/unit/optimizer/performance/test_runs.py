@@ -69,9 +69,11 @@ def test_a_cnn_takes_images() -> None:
 
 def test_megatron_with_flash_attention_is_megatron_core() -> None:
     found = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
-    assert (found.run.framework, found.run.sequence_parallel, found.grid.sharding) == ("megatron-core", True, ZERO1)
+    assert (found.run.framework, found.grid.sharding) == ("megatron-core", ZERO1)
     older = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="unfused")
-    assert (older.run.framework, older.run.sequence_parallel, older.grid.sharding) == ("megatron", False, DDP)
+    assert (older.run.framework, older.grid.sharding) == ("megatron", DDP)
+    zero3 = read(framework="megatron", sharding="zero3", attention="unfused")
+    assert (zero3.run.framework, zero3.grid.sharding) == ("megatron-deepspeed", ZERO3)
 
 
 @pytest.mark.parametrize(
