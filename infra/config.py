@@ -94,8 +94,8 @@ def load(*, need_wheels: bool) -> Settings:
         problems.append(
             "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
             "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, or name an image with torch "
-            "2.11 in gpufleet:amiName"
+            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, or name an image with "
+            "torch 2.11 in gpufleet:amiName"
         )
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
@@ -185,8 +185,8 @@ def _wheels(file: str) -> Path | None:
     # The nodes look for the wheels at the top of the archive.
     if not any(name.startswith("torch-") for name in wheels):
         raise ConfigError(
-            f"gpufleet:wheels is {path}, with {len(wheels)} wheels and none of torch at its top: it must hold every wheel "
-            "of bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
+            f"gpufleet:wheels is {path}, with {len(wheels)} wheels and none of torch at its top: it must hold every "
+            "wheel of bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
         )
     return path
 

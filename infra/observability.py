@@ -35,7 +35,17 @@ def event_patterns(names: Names) -> dict[str, dict[str, Any]]:
             "detail-type": ["EC2 Instance State-change Notification"],
             "detail": {"state": ["shutting-down", "stopping", "stopped", "terminated"]},
         },
-        "lifecycle": {"source": ["aws.autoscaling"], "detail": {"AutoScalingGroupName": [names.group]}},
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html
+        "lifecycle": {
+            "source": ["aws.autoscaling"],
+            "detail-type": [
+                "EC2 Instance-launch Lifecycle Action",
+                "EC2 Instance-terminate Lifecycle Action",
+                "EC2 Instance Launch Unsuccessful",
+                "EC2 Instance Terminate Unsuccessful",
+            ],
+            "detail": {"AutoScalingGroupName": [names.group]},
+        },
     }
 
 

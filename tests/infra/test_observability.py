@@ -19,7 +19,10 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     assert rules["gpufleet-dev-spot-interruption"]["detail-type"] == ["EC2 Spot Instance Interruption Warning"]
     assert rules["gpufleet-dev-rebalance"]["detail-type"] == ["EC2 Instance Rebalance Recommendation"]
     assert rules["gpufleet-dev-state-change"]["detail-type"] == ["EC2 Instance State-change Notification"]
-    assert rules["gpufleet-dev-lifecycle"]["detail"] == {"AutoScalingGroupName": ["gpufleet-dev-nodes"]}
+    lifecycle = rules["gpufleet-dev-lifecycle"]
+    assert lifecycle["detail"] == {"AutoScalingGroupName": ["gpufleet-dev-nodes"]}
+    assert "EC2 Instance-terminate Lifecycle Action" in lifecycle["detail-type"]
+    assert "EC2 Instance Launch Unsuccessful" in lifecycle["detail-type"]
     targets = {target.inputs["rule"]: target.inputs for target in stack.all("EventTarget")}
     assert targets.keys() == rules.keys()
     for target in targets.values():
