@@ -215,8 +215,9 @@ class Fleet(pulumi.ComponentResource):
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours to come; `pulumi up` has done its work when the group exists.
             wait_for_capacity_timeout="0",
-            # On a rebalance recommendation Auto Scaling would start a replacement and kill a node that most likely
-            # lives: of 30 nodes noticed 9 died. The notice goes to the queue and means "checkpoint now".
+            # On a rebalance recommendation, a sign of risk and no more, Auto Scaling would start a replacement and kill
+            # the node, and with it the running step of all. The notice goes to the queue and means "checkpoint now":
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
             capacity_rebalance=False,
             # Only a node itself, done with its work, may lift it.
             protect_from_scale_in=True,
