@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,10 +78,12 @@ def write_project(scratch: Path, name: str) -> None:
     with tarfile.open(wheels, "w") as archive:
         archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
-    for relative in ("main: infra/", "virtualenv: .venv"):
-        key, path = relative.split(": ")
+    for relative, absolute in (
+        ("main: infra/", f"main: {REPOSITORY}/infra/"),
+        ("virtualenv: .venv", f"virtualenv: {sys.prefix}"),
+    ):
         assert relative in text
-        text = text.replace(relative, f"{key}: {REPOSITORY / path}")
+        text = text.replace(relative, absolute)
     (project / "Pulumi.yaml").write_text(text, encoding="utf-8")
     (project / f"Pulumi.{name}.yaml").write_text(
         "config:\n"
