@@ -153,8 +153,7 @@ def test_a_scaling_floor_that_is_not_reached_fails() -> None:
     done, report = sabotaged("slow_together", *QUICK, "--min-scaling-efficiency", "0.9")
     failed = result(report, "scaling_efficiency")
     assert failed["limit"] == 0.9
-    # A step alone takes less than 0.1 s.
-    assert 0 < failed["value"] < 0.6
+    assert 0 < failed["value"] < 0.9
     assert [test["name"] for test in report["tests"] if not test["passed"]] == ["scaling_efficiency"]
     assert done.returncode == 1
 
