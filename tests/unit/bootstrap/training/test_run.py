@@ -492,3 +492,13 @@ def test_rehearsal_leaves_no_trace(tmp_path: Path, undisturbed: Outcome) -> None
     training.train()
     assert calls == [1]
     assert_same(training.state(), undisturbed[0])
+
+
+def test_each_rank_gets_its_own_batch_statistics_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP's ranks may have statistics of their own, which rank 0's copy must not replace."""
+    sevens = {"1.running_mean": torch.full((32,), 7.0)}
+    monkeypatch.setattr("bootstrap.training.run.own_buffers", lambda model: sevens)
+    Training(str(tmp_path)).train(4)
+    again = Training(str(tmp_path))
+    again.train(4)
+    assert torch.equal(again.model.state_dict()["1.running_mean"], sevens["1.running_mean"])
