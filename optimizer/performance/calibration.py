@@ -123,7 +123,7 @@ class Calibration(BaseModel):
         if residual.rows:
             width = residual_key(gpu, precision)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
-        measured = ", ".join(name for name in self.residuals if name != POOLED)
+        measured = ", ".join(name for name in self.residuals if name != POOLED and not name.endswith("-bit"))
         return (
             f"no measured run on {residual_key(gpu, precision)}: efficiency pooled from {measured} (error "
             f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "

@@ -30,11 +30,12 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
-# Memory outside the allocator's reach: about 0.3 GB of CUDA context (https://github.com/pytorch/pytorch/issues/107667,
-# 2023-08-28) and 0.69 GB of NCCL on 4 A100s (https://github.com/NVIDIA/nccl/issues/964, 2023-08-16).
-RESERVED_GIB = 1.0
-# Reserved memory exceeds allocated, by 2 to 30%: blocks are rounded up and free ones do not join. 5% is what remains
-# with expandable segments (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), and the published
+# Memory outside the allocator's reach: 0.75 GiB of CUDA context and libraries (H200, torch 2.11, measured 2026-11-21:
+# tests/benchmarks/measure_steps.py) and 0.69 GB of NCCL on 4 A100s (https://github.com/NVIDIA/nccl/issues/964).
+RESERVED_GIB = 1.4
+# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By 1 to 6% in ten of eleven runs
+# on H200 (the same measurement; 22% in one that had room to spare), up to 30% elsewhere. 5% is left for it, which
+# expandable segments keep to (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html); the published
 # run that is nearest its GPU's memory is predicted at 92% of the limit this gives.
 FRAGMENTATION = 0.05
 

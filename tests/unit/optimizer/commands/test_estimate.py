@@ -132,7 +132,7 @@ def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) ->
     out = tmp_path / "out.csv"
     result = run("--batch", str(RUNS), "--out", str(out))
     assert result.exit_code == 0
-    assert "247 of 247 rows" in result.stderr
+    assert "258 of 258 rows" in result.stderr
     with RUNS.open(newline="") as before, out.open(newline="") as after:
         given, found = list(csv.DictReader(before)), list(csv.DictReader(after))
     assert list(found[0]) == [*given[0], *COLUMNS]

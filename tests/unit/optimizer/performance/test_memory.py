@@ -95,10 +95,10 @@ def test_selective_is_between_full_and_none() -> None:
 
 
 def test_the_limit_leaves_room_for_context_and_fragmentation() -> None:
-    assert memory_limit_gib(80) == pytest.approx((80 - 1.0) / 1.05)
-    assert memory_limit_gib(0.5) == 0
+    assert memory_limit_gib(80) == pytest.approx((80 - 1.4) / 1.05)
+    assert memory_limit_gib(1.0) == 0
     small = of(hardware=node(gpu_memory_gib=20.0))
-    assert small.limit_gib == pytest.approx(19 / 1.05)
+    assert small.limit_gib == pytest.approx(18.6 / 1.05)
 
 
 def test_tensor_and_pipeline_ranks_share_the_model() -> None:
