@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pulumi_aws
 from pulumi._types import resource_types
 
 from optimizer.plan import FleetPlan
@@ -193,7 +193,6 @@ def names_agree_with_pulumi_aws(provider: Path, tokens: Iterable[str]) -> None:
 
     A wrong name would otherwise only show once the program uses that argument.
     """
-    classes = {getattr(item, "pulumi_type", ""): item for item in _resource_classes()}
     terraform = TerraformProvider(provider)
     try:
         for token in (item for item in tokens if item.startswith("aws:")):
@@ -201,12 +200,9 @@ def names_agree_with_pulumi_aws(provider: Path, tokens: Iterable[str]) -> None:
             block = terraform.resource_block(name)
             ours = {item.pulumi_name for item in block.attributes.values() if item.settable}
             ours |= {item.pulumi_name for item in block.blocks.values() if item.name != "timeouts"}
-            theirs = set(resource_types(classes[token])) | {"id"}
+            module, class_name = token.removeprefix("aws:").split("/")[0], token.split(":")[-1]
+            resource = getattr(importlib.import_module(f"pulumi_aws.{module}"), class_name)
+            theirs = set(resource_types(resource)) | {"id"}
             assert ours - theirs - GONE_IN_6.get(name, set()) == set(), f"{token} ({name})"
     finally:
         terraform.close()
-
-
-def _resource_classes() -> Iterable[type]:
-    for module in ("autoscaling", "cloudwatch", "ec2", "iam", "kms", "s3", "sns", "sqs", "vpc"):
-        yield from (item for item in vars(getattr(pulumi_aws, module)).values() if isinstance(item, type))

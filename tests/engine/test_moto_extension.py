@@ -106,6 +106,44 @@ class TestCapacityReservations:
             aws("ec2").describe_capacity_reservations(CapacityReservationIds=["cr-01234567"])
 
 
+class TestInstances:
+    @staticmethod
+    def life(aws: Client, name: str, *, keep: bool) -> tuple[set[str], set[str]]:
+        """Volumes and interfaces that a launch adds, and those left after termination."""
+
+        def existing() -> set[str]:
+            volumes = {item["VolumeId"] for item in ec2.describe_volumes()["Volumes"]}
+            return volumes | {i["NetworkInterfaceId"] for i in ec2.describe_network_interfaces()["NetworkInterfaces"]}
+
+        ec2 = aws("ec2")
+        image = ec2.describe_images(Owners=["amazon"])["Images"][0]
+        volume = {"VolumeSize": 200, "VolumeType": "gp3", "DeleteOnTermination": not keep}
+        data = {
+            "ImageId": image["ImageId"],
+            "BlockDeviceMappings": [{"DeviceName": image["RootDeviceName"], "Ebs": volume}],
+            "NetworkInterfaces": [{"DeviceIndex": 0, "DeleteOnTermination": not keep}],
+        }
+        ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+        before = existing()
+        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+        launched = ec2.run_instances(
+            LaunchTemplate={"LaunchTemplateName": name}, SubnetId=subnet, MinCount=1, MaxCount=1
+        )
+        running = existing() - before
+        ec2.terminate_instances(InstanceIds=[launched["Instances"][0]["InstanceId"]])
+        return running, existing() - before
+
+    def test_what_a_template_lets_go_goes(self, aws: Client) -> None:
+        running, left = self.life(aws, "goes", keep=False)
+        assert sorted(item.split("-")[0] for item in running) == ["eni", "vol"]
+        assert left == set()
+
+    def test_what_a_template_keeps_stays(self, aws: Client) -> None:
+        running, left = self.life(aws, "stays", keep=True)
+        assert sorted(item.split("-")[0] for item in running) == ["eni", "vol"]
+        assert left == running
+
+
 class TestAutoScalingGroups:
     @staticmethod
     def create(aws: Client, name: str, **more: Any) -> Any:

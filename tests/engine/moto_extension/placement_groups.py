@@ -14,6 +14,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import generic_filter
 
+from tests.engine.moto_extension.instances import template_data
 from tests.engine.moto_extension.teaching import teach
 
 
@@ -94,17 +95,12 @@ def delete_placement_group(self: EC2Response) -> ActionResult:
 
 def instances_in(backend: Any, name: str) -> list[str]:
     """Ids of the instances that are in the group, by their launch template; terminated ones have left it."""
-    found = []
-    for instance in backend.all_instances():
-        if instance.state in ("terminated", "shutting-down"):
-            continue
-        tags = {tag["key"]: tag["value"] for tag in instance.get_tags()}
-        template = tags.get("aws:ec2launchtemplate:id")
-        if template in backend.launch_templates:
-            version = backend.launch_templates[template].get_version(tags["aws:ec2launchtemplate:version"])
-            if (version.data.get("Placement") or {}).get("GroupName") == name:
-                found.append(instance.id)
-    return found
+    return [
+        instance.id
+        for instance in backend.all_instances()
+        if instance.state not in ("terminated", "shutting-down")
+        and (template_data(instance).get("Placement") or {}).get("GroupName") == name
+    ]
 
 
 def _unknown(name: str) -> EC2ClientError:
