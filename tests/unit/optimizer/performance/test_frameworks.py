@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.performance.frameworks import ALIASES, framework_name, frameworks
+from optimizer.performance.types import Run
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, of
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [("transformers", "torch"), ("Composer-FSDP", "composer-fsdp"), ("", "torch"), ("my-own-code", "torch")],
+)
+def test_an_unknown_framework_is_plain_pytorch(name: str, profile: str) -> None:
+    assert framework_name(name) == profile
+
+
+def test_a_cnn_in_plain_pytorch_is_torchvision() -> None:
+    assert framework_name("", cnn=True) == framework_name("torchvision", cnn=True) == "torchvision"
+    assert framework_name("megatron", cnn=True) == "megatron"
+
+
+def test_aliases_and_borrowed_coefficients_name_profiles() -> None:
+    assert set(ALIASES.values()) <= set(frameworks())
+    for profile in frameworks().values():
+        assert profile.fitted_as is None or profile.fitted_as in CALIBRATION.elementwise_traffic
+
+
+def test_code_that_was_never_measured_has_the_coefficients_of_the_kernels_it_uses() -> None:
+    gpu = gpu_table()["h100-80gb"]
+    assert "torchtitan" not in CALIBRATION.elementwise_traffic
+    borrowed, own = (CALIBRATION.coefficients(gpu, Run(seq_len=1, framework=name)) for name in ("torchtitan", "torch"))
+    assert borrowed == own
+
+
+def test_plain_pytorch_is_the_most_memory_hungry_default() -> None:
+    peaks = {name: float(of(LLAMA_8B, run=Run(seq_len=4096, framework=name)).peak_memory_gib) for name in frameworks()}
+    assert peaks["torch"] == max(peaks[name] for name in ("torch", "torchtitan", "composer-fsdp"))
+
+
+def test_a_framework_that_always_splits_the_sequence_needs_no_flag() -> None:
+    layout = [of(LLAMA_8B, data=1, tensor=8, run=Run(seq_len=4096, framework="megatron-core", sequence_parallel=flag))
+              for flag in (False, True)]  # fmt: skip
+    assert layout[0].peak_memory_gib == layout[1].peak_memory_gib
