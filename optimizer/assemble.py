@@ -124,9 +124,9 @@ def assemble(
             },
             "prices": [*_node_prices(way), *_unit_prices(way.offer.region, catalog)],
             "calibration": {
-                "source": calibration.describe(instance.gpu),
+                "source": calibration.describe(instance.gpu, request.workload.precision),
                 "relative_error": _round(fastest.relative_error),
-                "rows": calibration.residual(instance.gpu).rows,
+                "rows": calibration.residual(instance.gpu, request.workload.precision).rows,
             },
         }
     )

@@ -202,7 +202,7 @@ def fastest(
     rows = first[np.isfinite(hours[first])]
     return Fastest(
         instance=instance,
-        relative_error=calibration.residual(hardware.gpu).relative_error,
+        relative_error=calibration.residual(hardware.gpu, run.precision).relative_error,
         nodes=nodes[rows],
         sharding=mode[rows],
         micro_batch=micro[rows],

@@ -80,7 +80,7 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
                 if not found.fits:
                     continue
                 train = math.ceil(amount.samples / amount.global_batch) * float(found.step_time_s) / 3600
-                error = calibration.residual(hardware.gpu).relative_error
+                error = calibration.residual(hardware.gpu, run.precision).relative_error
                 rate = FAILURES_PER_GPU_HOUR * ranks
                 stall = float(stall_s(size, 1 if sharding == 0 else nodes))
                 interval = float(interval_s(stall, rate))
