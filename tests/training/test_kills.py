@@ -39,10 +39,17 @@ def test_sigkill_at_random_steps_ends_bit_equal(
             worker = node.worker_pid(dice.randrange(2))
             os.kill(dice.choice([worker, parent_of(worker)]), signal.SIGKILL)
             assert gone_within([worker], 40)
+            # Orphans may have trained on for a moment: what comes next must be about the new workers.
+            for path in node.out.glob("rank-*.pid"):
+                path.unlink()
+            deadline = time.monotonic() + 60
+            while len(list(node.out.glob("rank-*.pid"))) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
         node.wait(process)
     assert outcome_of(node) == undisturbed
     summary = read_ledger(str(node.store))
-    assert summary.starts == 3 and summary.steps == STEPS and summary.finished
+    # A process killed during its imports never got to the ledger.
+    assert summary.starts in (2, 3) and summary.steps == STEPS and summary.finished
     assert sum(summary.seconds.values()) == pytest.approx(summary.wall_seconds, abs=0.01)
 
 
