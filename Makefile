@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without --no-compile, pip spends most of a minute compiling the thousands of modules of pulumi-aws nobody imports.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
@@ -19,16 +21,16 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpufleet needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.core
 	@echo "Installing torch (once; several GB) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@$(PIP_INSTALL) -e '.[torch]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(PIP_INSTALL) -e '.[torch,dev]'
 	@touch $@
 
 demo: $(VENV)/.core ## Recommend a fleet for the example request and preview its resources and cost (offline)
