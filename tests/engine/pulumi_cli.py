@@ -79,7 +79,9 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
-        "TF_LOG": os.environ.get("TF_LOG", "ERROR"),
+        # The plugin takes all the provider logs, 1 MB at each start by default; TF_LOG_PROVIDER=DEBUG shows the requests.
+        "TF_LOG_SDK": "ERROR",
+        "TF_LOG_PROVIDER": os.environ.get("TF_LOG_PROVIDER", "ERROR"),
         "GPUFLEET_ENGINE_LOG": str(scratch / "provider.log"),
     }
 

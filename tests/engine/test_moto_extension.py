@@ -299,6 +299,25 @@ def test_a_launch_templates_own_tags_are_not_its_instances(aws: Client) -> None:
     assert version["LaunchTemplateData"]["TagSpecifications"] == [{"ResourceType": "instance", "Tags": tags}]
 
 
+def test_a_group_launches_from_a_second_version(aws: Client) -> None:
+    ec2, scaling = aws("ec2"), aws("autoscaling")
+    data = {"ImageId": "ami-12345678", "InstanceType": "g4dn.xlarge", "UserData": "IyEvYmluL3No"}
+    ec2.create_launch_template(LaunchTemplateName="versions", LaunchTemplateData=data)
+    changed = {**data, "UserData": "IyEvYmluL2Jhc2g="}
+    ec2.create_launch_template_version(LaunchTemplateName="versions", LaunchTemplateData=changed)
+    scaling.create_auto_scaling_group(
+        AutoScalingGroupName="versions",
+        MinSize=1,
+        MaxSize=1,
+        AvailabilityZones=["us-east-1a"],
+        LaunchTemplate={"LaunchTemplateName": "versions", "Version": "2"},
+    )
+    (group,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["versions"])["AutoScalingGroups"]
+    assert len(group["Instances"]) == 1
+    found = ec2.describe_launch_template_versions(LaunchTemplateName="versions", Versions=["2"])
+    assert found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == changed["UserData"]
+
+
 def test_a_redrive_policy_reads_compact(aws: Client) -> None:
     sqs = aws("sqs")
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]

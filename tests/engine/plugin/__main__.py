@@ -1,7 +1,7 @@
 """``pulumi-resource-aws``: print the port of a gRPC server for Pulumi's engine and serve until ended by a signal.
 
 Environment: GPUFLEET_AWS_PROVIDER (the provider's binary), AWS_ENDPOINT_URL (the emulated AWS), and optionally
-GPUFLEET_ENGINE_LOG (a file that gets the provider's standard error; TF_LOG=debug makes it talk).
+GPUFLEET_ENGINE_LOG (a file that gets the provider's standard error).
 """
 
 from __future__ import annotations

@@ -139,7 +139,13 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
             if isinstance(value, str) and value[:1] in ("[", "{"):
                 given[key] = json.loads(value)  # the engine sends nested configuration as JSON text
         # An emulated AWS has no bucket subdomains, no metadata service, and dummy credentials nobody can look up.
-        emulated = {"s3UsePathStyle": True, "skipMetadataApiCheck": "true", "skipCredentialsValidation": True}
+        # An error of the emulation is a defect, not an outage: the default of 25 retries would hide it for minutes.
+        emulated = {
+            "s3UsePathStyle": True,
+            "skipMetadataApiCheck": "true",
+            "skipCredentialsValidation": True,
+            "maxRetries": 2,
+        }
         problems: list[str] = []
         config = to_terraform(self._terraform.provider_block(), given | emulated, "provider aws", problems)
         if problems:
