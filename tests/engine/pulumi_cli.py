@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -41,8 +42,8 @@ def write_plugin(folder: Path, provider_binary: Path) -> None:
     """Put an executable ``pulumi-resource-aws`` into ``folder``; the engine takes it from PATH for every version."""
     program = folder / "pulumi-resource-aws"
     program.write_text(
-        f"#!/bin/sh\nexport PYTHONPATH='{REPOSITORY}' {VARIABLE}='{provider_binary}'\n"
-        f"exec '{sys.executable}' -m tests.engine.plugin \"$@\"\n",
+        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(REPOSITORY))} {VARIABLE}={shlex.quote(str(provider_binary))}\n"
+        f'exec {shlex.quote(sys.executable)} -m tests.engine.plugin "$@"\n',
         encoding="utf-8",
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -79,7 +80,7 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
-        # The plugin takes all the provider logs, 1 MB at each start by default; TF_LOG_PROVIDER=DEBUG shows the requests.
+        # By default the provider logs all it can, 1 MB at each start; TF_LOG_PROVIDER=DEBUG shows its requests.
         "TF_LOG_SDK": "ERROR",
         "TF_LOG_PROVIDER": os.environ.get("TF_LOG_PROVIDER", "ERROR"),
         "GPUFLEET_ENGINE_LOG": str(scratch / "provider.log"),
