@@ -15,6 +15,7 @@ STEPS=(
   install-container-toolkit
   mount-nvme # before the Python environment: wheels are unpacked there
   install-python-env
+  fetch-training-code
   check-health     # every script of checks/
   run-smoke-test   # DDP on this node's own GPUs
   check-xid-errors # again: did the smoke test wake a sick GPU?

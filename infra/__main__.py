@@ -49,7 +49,14 @@ def main(*, need_wheels: bool = True) -> None:
     )
     storage = Storage(
         "storage",
-        StorageArgs(settings=settings, names=names, tags=labels, key_arn=security.key_arn, bundle=archive),
+        StorageArgs(
+            settings=settings,
+            names=names,
+            tags=labels,
+            key_arn=security.key_arn,
+            bundle=archive,
+            train_code=bundle.pack(settings.train_dir, "train") if settings.train_dir else None,
+        ),
     )
     observability = Observability(
         "observability",
@@ -64,6 +71,7 @@ def main(*, need_wheels: bool = True) -> None:
             image=image,
             bundle_sha256=archive.sha256,
             bundle_key=storage.bundle_key,
+            train_archive=storage.train_archive,
             bucket=storage.bucket,
             queue_url=observability.queue_url,
             log_group=observability.log_group,

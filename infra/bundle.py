@@ -1,4 +1,4 @@
-"""The bootstrap package as one archive, named by its digest: a node runs exactly the version its template names."""
+"""Folders as archives named by their digest: a node runs exactly the version its launch template names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "bootstrap"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """A tar.gz of the bootstrap package.
+    """A tar.gz of one folder.
 
     Attributes:
         content: the archive.
@@ -27,21 +27,35 @@ class Bundle:
 
 
 def build(source: Path = SOURCE) -> Bundle:
-    """Pack ``source`` as ``bootstrap/``: the same files give the same bytes, whoever packs them and when.
+    """Pack the bootstrap package as ``bootstrap/``.
 
     Raises:
         FileNotFoundError: ``source`` has no node_init.sh, so a node would have nothing to run.
     """
     if not (source / "node_init.sh").is_file():
         raise FileNotFoundError(f"{source}/node_init.sh is missing: install gpufleet with its bootstrap package")
+    return pack(source, "bootstrap")
+
+
+def files_of(source: Path) -> list[Path]:
+    """The files of a folder that belong into an archive: no caches, nothing hidden (.git, .env), no links."""
+    found = []
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source).parts
+        hidden = any(part.startswith(".") for part in inside)
+        if path.is_file() and not path.is_symlink() and not hidden and "__pycache__" not in inside:
+            found.append(path)
+    return found
+
+
+def pack(source: Path, root: str) -> Bundle:
+    """Pack a folder's files under ``root/``: the same files give the same bytes, whoever packs them and when."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in sorted(source.rglob("*")):
-            if not path.is_file() or "__pycache__" in path.parts or path.suffix == ".pyc":
-                continue
+        for path in files_of(source):
             data = path.read_bytes()
             # TarInfo's defaults are what makes it reproducible: no owner, no times.
-            entry = tarfile.TarInfo(f"bootstrap/{path.relative_to(source).as_posix()}")
+            entry = tarfile.TarInfo(f"{root}/{path.relative_to(source).as_posix()}")
             entry.size = len(data)
             entry.mode = 0o755 if data.startswith(b"#!") else 0o644
             archive.addfile(entry, io.BytesIO(data))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pulumi
 
+from infra.bundle import files_of
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
 
@@ -30,7 +31,8 @@ class Settings:
         zone_id: zone to run in; empty for the plan's first.
         ami_id, ami_name: image override; both empty for the pinned one.
         wheels: wheels.tar to upload for the nodes' Python environment; None for none.
-    train_command: what the nodes run; empty for nothing.
+        train_dir: folder with the training code to upload for the nodes; None for none.
+        train_command: what the nodes run; empty for nothing.
         alarm_email: who is told; empty for nobody.
         tags: the user's own tags.
         force_destroy: whether destroy may delete the checkpoints.
@@ -45,6 +47,7 @@ class Settings:
     ami_id: str
     ami_name: str
     wheels: Path | None
+    train_dir: Path | None
     train_command: str
     alarm_email: str
     tags: dict[str, str]
@@ -84,6 +87,7 @@ def load(*, need_wheels: bool) -> Settings:
         ami_id=config.get("amiId") or "",
         ami_name=config.get("amiName") or "",
         wheels=_wheels(config.get("wheels") or ""),
+        train_dir=_train_dir(config.get("trainDir") or ""),
         train_command=config.get("trainCommand") or "",
         alarm_email=config.get("alarmEmail") or "",
         tags=_tags(config.get_object("tags") or {}),
@@ -172,11 +176,34 @@ def _strings(key: str, value: Any) -> list[str]:
     return value
 
 
+def _local(path: str) -> Path:
+    # A relative path is the checkout's, not the program's: Pulumi runs the program in infra/.
+    return Path(__file__).resolve().parents[1] / Path(path).expanduser()
+
+
+# The archive travels inside the stack's state, which Pulumi reads and writes whole.
+TRAIN_DIR_LIMIT_MIB = 10
+
+
+def _train_dir(folder: str) -> Path | None:
+    if not folder:
+        return None
+    path = _local(folder)
+    if not path.is_dir():
+        raise ConfigError(f"gpufleet:trainDir {path} is not a folder: name the one with your training code")
+    size = sum(file.stat().st_size for file in files_of(path))
+    if not 0 < size <= TRAIN_DIR_LIMIT_MIB * 2**20:
+        raise ConfigError(
+            f"gpufleet:trainDir {path} has {size / 2**20:.1f} MiB of files, the limit is above 0 and at most "
+            f"{TRAIN_DIR_LIMIT_MIB}: it is for code; data belongs into a bucket the nodes may read"
+        )
+    return path
+
+
 def _wheels(file: str) -> Path | None:
     if not file:
         return None
-    # A relative path is the checkout's, not the program's: Pulumi runs the program in infra/.
-    path = Path(__file__).resolve().parents[1] / Path(file).expanduser()
+    path = _local(file)
     try:
         with tarfile.open(path, "r:") as archive:
             wheels = [name.removeprefix("./") for name in archive.getnames() if name.endswith(".whl")]

@@ -33,6 +33,7 @@ class FleetArgs:
     image: Image
     bundle_sha256: str
     bundle_key: pulumi.Input[str]
+    train_archive: pulumi.Input[str]
     bucket: pulumi.Input[str]
     queue_url: pulumi.Input[str]
     log_group: pulumi.Input[str]
@@ -189,6 +190,7 @@ class Fleet(pulumi.ComponentResource):
         known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
             bucket=args.bucket,
             bundle_key=args.bundle_key,
+            train_archive=args.train_archive,
             key_arn=args.key_arn,
             queue_url=args.queue_url,
             log_group=args.log_group,

@@ -28,6 +28,7 @@ class StorageArgs:
     tags: dict[str, str]
     key_arn: pulumi.Input[str]
     bundle: Bundle
+    train_code: Bundle | None
 
 
 class Storage(pulumi.ComponentResource):
@@ -39,6 +40,7 @@ class Storage(pulumi.ComponentResource):
     Attributes:
         bucket: the bucket's name.
         bundle_key: the bundle's key in it.
+        train_archive: the training code's key in it; empty without one.
         node_files: every object a node fetches when it starts.
     """
 
@@ -125,19 +127,30 @@ class Storage(pulumi.ComponentResource):
             # Rules on noncurrent versions need versioning first.
             opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[versioning])),
         )
-        bundle = aws.s3.BucketObjectv2(
-            f"{prefix}-bootstrap",
-            bucket=bucket.id,
-            key=f"{names.bootstrap_prefix}/{args.bundle.sha256}.tar.gz",
-            content_base64=base64.b64encode(args.bundle.content).decode(),
-            content_type="application/gzip",
-            server_side_encryption="aws:kms",
-            kms_key_id=args.key_arn,
-            bucket_key_enabled=True,
-            tags=tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
-        )
+        ready = pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning])
+
+        def archive(name: str, key: str, content: Bundle) -> aws.s3.BucketObjectv2:
+            return aws.s3.BucketObjectv2(
+                f"{prefix}-{name}",
+                bucket=bucket.id,
+                key=key,
+                content_base64=base64.b64encode(content.content).decode(),
+                content_type="application/gzip",
+                server_side_encryption="aws:kms",
+                kms_key_id=args.key_arn,
+                bucket_key_enabled=True,
+                tags=tags,
+                opts=ready,
+            )
+
+        bundle = archive("bootstrap", f"{names.bootstrap_prefix}/{args.bundle.sha256}.tar.gz", args.bundle)
         self.node_files: list[pulumi.Resource] = [bundle]
+        self.train_archive: pulumi.Input[str] = ""
+        if args.train_code:
+            key = f"{names.bootstrap_prefix}/train-{args.train_code.sha256}.tar.gz"
+            code = archive("train-code", key, args.train_code)
+            self.train_archive = code.key
+            self.node_files.append(code)
         if args.settings.wheels:
             # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
             wheels = aws.s3.BucketObjectv2(
@@ -149,7 +162,7 @@ class Storage(pulumi.ComponentResource):
                 kms_key_id=args.key_arn,
                 bucket_key_enabled=True,
                 tags=tags,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning]),
+                opts=ready,
             )
             self.node_files.append(wheels)
         self.bucket = bucket.id

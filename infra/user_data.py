@@ -31,6 +31,7 @@ class NodeFacts:
     key_arn: str
     queue_url: str
     log_group: str
+    train_archive: str
     train_command: str
     ami_kind: str
     bundle_key: str
@@ -41,7 +42,7 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
     """Variables of /etc/gpufleet/node.env: the contract with the bootstrap, which reads nothing else.
 
     Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the whole fleet's expected price of compute.
-    Deadline, budget and training command are empty where there are none.
+    Deadline, budget, training code and command are empty where there are none.
     """
     budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
     return {
@@ -63,6 +64,7 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour),
+        "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": facts.train_command,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }

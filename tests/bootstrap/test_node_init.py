@@ -35,7 +35,7 @@ def script_of(step: str) -> str:
 
 
 def test_the_steps_are_scripts_and_every_script_is_used() -> None:
-    assert len(STEPS) == len(set(STEPS)) == 11
+    assert len(STEPS) == len(set(STEPS)) == 12
     assert all((BOOTSTRAP / script_of(step)).is_file() for step in STEPS)
     called = set(STEPS) | {"complete-launch-hook", "start-training", "send-heartbeats", "report-failure"}
     # The install steps call it.

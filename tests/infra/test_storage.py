@@ -115,6 +115,37 @@ def wheels(folder: Path, *names: str) -> Path:
     return path
 
 
+def test_training_code_is_uploaded_and_named_by_its_digest(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    (tmp_path / ".env").write_text("TOKEN=secret\n")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "train.pyc").write_bytes(b"x")
+    stack = deploy(config={"gpufleet:trainDir": str(tmp_path), "gpufleet:trainCommand": "train.py"})
+    code = stack.one("BucketObjectv2", "-train-code")
+    content = base64.b64decode(code["contentBase64"])
+    assert code["key"] == f"bootstrap/train-{hashlib.sha256(content).hexdigest()}.tar.gz"
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        assert archive.getnames() == ["train/train.py"]
+    assert f"GPUFLEET_TRAIN_ARCHIVE={code['key']}\n" in stack.user_data
+    assert code["serverSideEncryption"] == "aws:kms"
+
+
+def test_without_training_code_nothing_is_uploaded() -> None:
+    stack = deploy()
+    assert not [r for r in stack.all("BucketObjectv2") if r.name.endswith("-train-code")]
+    assert "GPUFLEET_TRAIN_ARCHIVE=''\n" in stack.user_data
+
+
+def test_training_code_that_is_absent_empty_or_too_large_is_refused(tmp_path: Path) -> None:
+    for name, message in (("absent", "is not a folder"), (".", r"has 0\.0 MiB")):
+        with pytest.raises(ConfigError, match=message):
+            deploy(config={"gpufleet:trainDir": str(tmp_path / name)})
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(11 * 2**20)
+    with pytest.raises(ConfigError, match=r"has 11\.0 MiB of files, the limit"):
+        deploy(config={"gpufleet:trainDir": str(tmp_path)})
+
+
 @pytest.mark.parametrize("top", ["", "./"], ids=["plain", "dot"])
 def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repository: Path, top: str) -> None:
     path = wheels(tmp_path, f"{top}torch-2.11.0-cp312-none-linux_x86_64.whl")

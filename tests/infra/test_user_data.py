@@ -27,6 +27,7 @@ FACTS = NodeFacts(
     key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
     queue_url="https://sqs.us-east-1.amazonaws.com/123456789012/gpufleet-dev-node-events",
     log_group="/gpufleet/dev",
+    train_archive="",
     train_command="",
     ami_kind="dlami",
     bundle_key="bootstrap/x.tar.gz",
@@ -52,6 +53,7 @@ VARIABLES = {
     "GPUFLEET_DEADLINE_HOURS",
     "GPUFLEET_BUDGET_USD",
     "GPUFLEET_PRICE_USD_PER_HOUR",
+    "GPUFLEET_TRAIN_ARCHIVE",
     "GPUFLEET_TRAIN_COMMAND",
     "GPUFLEET_AMI_KIND",
 }

@@ -1,0 +1,3 @@
+# shellcheck shell=bash
+cat >/dev/null
+exit 1
