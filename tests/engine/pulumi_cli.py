@@ -171,7 +171,7 @@ class Stack:
         program = shutil.which("pulumi", path=self.env["PATH"])
         assert program is not None
         with tempfile.TemporaryFile("w+") as complaints:
-            # A session of its own, so that a run past its limit ends with all its children.
+            # A session of its own, so that a run past its limit ends with all it started.
             process = subprocess.Popen(
                 [program, *arguments, "--non-interactive", "--color=never"],
                 cwd=self.project,
@@ -185,10 +185,26 @@ class Stack:
                 output, _ = process.communicate(timeout=time_limit_s)
                 outcome = "" if process.returncode == 0 else f"ended with {process.returncode}"
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_session(process.pid)
                 output, _ = process.communicate()
                 outcome = f"did not end within {time_limit_s:g} s"
             if outcome:
                 complaints.seek(0)
                 raise PulumiError(f"pulumi {' '.join(arguments)} {outcome}\n{output}{complaints.read()}")
         return output
+
+
+def kill_session(session: int) -> None:
+    """Kill the process that leads ``session`` and, on Linux, all others in it.
+
+    The engine gives each plugin a process group of its own, so that killing one group leaves the language host behind.
+    """
+    os.kill(session, signal.SIGKILL)
+    for stat_file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # PID (NAME) STATE PPID PGRP SESSION ...; the name may hold spaces: proc_pid_stat(5)
+            fields = stat_file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(stat_file.parent.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,18 @@ def test_the_plugin_talks_to_this_machine_only(endpoint: str, monkeypatch: pytes
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(ProviderError, match="emulated AWS"):
         require_emulated_aws()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="sessions are read from Linux's /proc")
+def test_a_killed_run_leaves_no_process() -> None:
+    # Job control (set -m) gives the sleep a process group of its own, as the engine gives its plugins.
+    shell = subprocess.Popen(
+        ["bash", "-c", "set -m; sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with shell:
+        assert shell.stdout is not None
+        child = int(shell.stdout.readline())
+        assert os.getpgid(child) != os.getpgid(shell.pid)
+        pulumi_cli.kill_session(shell.pid)
+        # The pipe ends when the last process that holds it has.
+        assert shell.stdout.read() == ""

@@ -1,13 +1,14 @@
 """The repository's program, carried out by the real engine and judged by the real AWS provider.
 
 Most of a deployment's time is the provider's own waiting (25 seconds for each queue and queue policy), so the three
-purchase options run at the same time, each with an emulated AWS of its own.
+purchase options run at the same time, each with an emulated AWS of its own; in one test, so that no way of spreading
+tests over workers starts them twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from tests.plans import sample_plan
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.xdist_group("engine"),
     # Above the longest scenario on a busy machine; each run of the CLI has its own limit.
     pytest.mark.timeout(900),
 ]
@@ -92,19 +92,20 @@ THREE_NODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def scenarios(
-    request: pytest.FixtureRequest, tools: Tools, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[None]]]:
-    """The chosen scenarios, all under way."""
-    chosen = [name for name in SCENARIOS if any(f"[{name}]" in item.name for item in request.session.items)]
-    with ThreadPoolExecutor(len(chosen)) as pool:
-        yield {name: pool.submit(SCENARIOS[name], tools, tmp_path_factory.mktemp(name)) for name in chosen}
-
-
-@pytest.mark.parametrize("option", SCENARIOS)
-def test_a_fleet_comes_stays_and_goes(option: str, scenarios: dict[str, Future[None]]) -> None:
-    scenarios[option].result()
+def test_a_fleet_comes_stays_and_goes(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+        runs = {
+            option: pool.submit(scenario, tools, tmp_path_factory.mktemp(option))
+            for option, scenario in SCENARIOS.items()
+        }
+    failures = []
+    for option, run in runs.items():
+        failure = run.exception()
+        if failure is not None:
+            failure.add_note(f"purchase option: {option}")
+            failures.append(failure)
+    if failures:
+        raise BaseExceptionGroup(f"{len(failures)} of {len(runs)} fleets failed", failures)
 
 
 @contextmanager

@@ -33,7 +33,6 @@ def refused(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ],
 )
 @pytest.mark.engine
-@pytest.mark.xdist_group("engine")
 def test_a_wrong_resource_is_refused_before_anything_exists(resource: str, complaint: str, refused: Deployment) -> None:
     empty = inventory(refused.aws)
     refused.stack.configure("resource", resource)
@@ -44,7 +43,6 @@ def test_a_wrong_resource_is_refused_before_anything_exists(resource: str, compl
 
 
 @pytest.mark.engine
-@pytest.mark.xdist_group("engine")
 def test_a_destroy_that_waits_for_protected_nodes_is_noticed(tools: Tools, tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "undrained", tmp_path / "project")
     with deployment(tools, tmp_path, "undrained") as deployed:
