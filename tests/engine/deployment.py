@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -62,28 +63,33 @@ def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
         env = pulumi_cli.environment(
             pulumi=tools.pulumi, plugins=plugins, scratch=scratch, endpoint=endpoint, region=REGION
         )
-        stack = Stack(project=scratch / "project", name=name, env=env)
+        # The copied packages come before the installed ones.
+        stack = Stack(project=scratch / "project", name=name, env=env | {"PYTHONPATH": str(scratch / "project")})
         stack.init()
         yield Deployment(stack=stack, aws=clients(endpoint, REGION))
 
 
-def write_project(scratch: Path, name: str) -> None:
-    """Make ``scratch/project``: the repository's Pulumi.yaml, and settings of the stack ``name`` beside the plan.
+PROGRAM = ("infra", "optimizer", "bootstrap")
+"""What the program consists of: its own package, the plan's, and what it uploads for the nodes."""
 
-    The project file is a copy, as Pulumi writes a stack's configuration next to it; the program is the repository's.
+
+def write_project(scratch: Path, name: str) -> None:
+    """Make ``scratch/project``: the repository's program, and settings of the stack ``name`` beside the plan.
+
+    All of it is copied: Pulumi writes a stack's configuration next to its project, and an edit of bootstrap/ while the
+    test runs would be a change that an unchanged second up must find.
     """
     project, wheels = scratch / "project", scratch / "wheels.tar"
     project.mkdir(parents=True)
+    for package in PROGRAM:
+        shutil.copytree(REPOSITORY / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
     # Only its upload is tested; there are no nodes here to install it.
     with tarfile.open(wheels, "w") as archive:
         archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
-    for relative, absolute in (
-        ("main: infra/", f"main: {REPOSITORY}/infra/"),
-        ("virtualenv: .venv", f"virtualenv: {sys.prefix}"),
-    ):
-        assert relative in text
-        text = text.replace(relative, absolute)
+    assert "virtualenv: .venv" in text
+    # Read by newer language hosts than the pinned one, which takes python3 from PATH.
+    text = text.replace("virtualenv: .venv", f"virtualenv: {sys.prefix}")
     (project / "Pulumi.yaml").write_text(text, encoding="utf-8")
     (project / f"Pulumi.{name}.yaml").write_text(
         "config:\n"
