@@ -15,7 +15,7 @@ Answer = tuple[str, list[tuple[str, str]], bytes]
 
 
 class Replaying:
-    """``application`` with its answers to changing calls kept; not those of server errors (5xx), which may be retried."""
+    """``application`` that keeps its answers to changing calls, except server errors (5xx), which may be retried."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
