@@ -43,7 +43,7 @@ engine-tools: ## Build the Pulumi CLI and Python language host the engine test u
 	@$(MAKE) --no-print-directory -f tools/engine.mk
 
 test: $(VENV)/.dev engine-tools ## Run every test that needs no GPU and no AWS account
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift
 	$(BIN)/ruff format --check .
