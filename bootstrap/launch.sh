@@ -191,6 +191,9 @@ check_settings() {
 export_settings() {
   export PYTHONPATH="${BOOTSTRAP_DIR%/*}${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1
+  # The plan's "it fits" counts on it: without it, blocks of odd sizes strand a part of the memory
+  # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
+  export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
   if [[ -n "$GPUFLEET_BUCKET" ]]; then
     export GPUFLEET_CHECKPOINT_URI="${GPUFLEET_CHECKPOINT_URI:-s3://$GPUFLEET_BUCKET/$GPUFLEET_CHECKPOINT_PREFIX}"

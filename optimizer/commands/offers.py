@@ -9,7 +9,7 @@ import click
 from optimizer.aws import ttl
 from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, select, sort
-from optimizer.commands.output import format_option, write_rows
+from optimizer.commands.output import format_option, write_catalog_notes, write_rows
 from optimizer.errors import NothingFeasibleError
 from optimizer.hardware import Offer
 
@@ -133,8 +133,7 @@ def command(
       gpufleet offers --type 'p5*' --format csv
     """
     catalog = load()
-    for line in (*catalog.notes, *ttl.stale_lines(catalog)):
-        click.echo(f"note: {line}", err=True)
+    write_catalog_notes(catalog)
     chosen = Filter(
         gpus=gpus,
         count=count,

@@ -6,9 +6,12 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from optimizer.catalog import Catalog
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +28,14 @@ def format_option(function: F) -> F:
         show_default=True,
         help="How to print the result.",
     )(function)
+
+
+def write_catalog_notes(catalog: Catalog) -> None:
+    """Say on standard error what a user should know of the prices at hand: a snapshot passed over, prices grown old."""
+    from optimizer.aws.ttl import stale_lines
+
+    for line in (*catalog.notes, *stale_lines(catalog)):
+        click.echo(f"note: {line}", err=True)
 
 
 def write_json(data: Any) -> None:

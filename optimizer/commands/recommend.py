@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.plan import FleetPlan
@@ -86,8 +86,7 @@ def command(request_file: Path | None, output_format: str, save: Path | None, **
     data = read_request_file(request_file) if request_file else {}
     request = request_from_dict(_overlay(data, flags), origin=str(request_file) if request_file else "the request")
     catalog = load()
-    for note in catalog.notes:
-        click.echo(f"note: {note}", err=True)
+    write_catalog_notes(catalog)
     answer = recommend(request, catalog, load_calibration())
     if save:
         _save(save, answer)

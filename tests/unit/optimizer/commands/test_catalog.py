@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,15 @@ from optimizer.catalog import refresh, snapshot
 from optimizer.catalog.snapshot import SHIPPED, read_rows, write_rows
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.price_list import InstancePrice
-from optimizer.cli import main
+from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpufleet", "catalog", *arguments])
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 0
-        else:
-            code = 0
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return call
+def run(gpufleet: Gpufleet) -> Gpufleet:
+    return lambda *arguments: gpufleet("catalog", *arguments)
 
 
-def test_show_gives_sources_dates_ages_and_gaps(run: Any) -> None:
+def test_show_gives_sources_dates_ages_and_gaps(run: Gpufleet) -> None:
     code, out, _ = run("show", "--format", "json")
     shown = json.loads(out)
     assert code == 0
@@ -46,20 +33,20 @@ def test_show_gives_sources_dates_ages_and_gaps(run: Any) -> None:
     assert "p5.48xlarge" in shown["missing_prices"]["reserved"]
 
 
-def test_show_as_csv_is_the_sources(run: Any) -> None:
+def test_show_as_csv_is_the_sources(run: Gpufleet) -> None:
     code, out, err = run("show", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and {"name", "origin", "as_of", "age_days", "stale"} <= set(rows[0])
     assert "types without any on-demand price (1): p5e.48xlarge" in err
 
 
-def test_verify_passes_the_shipped_catalog(run: Any) -> None:
+def test_verify_passes_the_shipped_catalog(run: Gpufleet) -> None:
     code, out, err = run("verify")
     assert (code, out) == (0, "")
     assert "68 types, 892 offers, 43 unit prices: no broken invariants" in err
 
 
-def test_verify_lists_every_violation_with_status_1(run: Any, tmp_path: Path) -> None:
+def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Path) -> None:
     rows, made_at = read_rows(SHIPPED)
     priced = [row for row in rows["offers"] if row["on_demand_usd_per_hour"] and row["spot_usd_per_hour"]]
     priced[0]["on_demand_usd_per_hour"] = -1.0
@@ -75,12 +62,14 @@ def test_verify_lists_every_violation_with_status_1(run: Any, tmp_path: Path) ->
     assert f"{len(json.loads(out))} broken invariants" in err
 
 
-def test_verify_of_no_catalog_ends_with_status_4(run: Any, tmp_path: Path) -> None:
+def test_verify_of_no_catalog_ends_with_status_4(run: Gpufleet, tmp_path: Path) -> None:
     code, out, err = run("verify", str(tmp_path))
     assert (code, out) == (4, "") and "manifest.json cannot be read" in err
 
 
-def test_refresh_reports_each_region_and_what_failed(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_refresh_reports_each_region_and_what_failed(
+    run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def read_region(region: str, *_: Any, **__: Any) -> refresh.RegionAnswer:
         answer = refresh.RegionAnswer(region=region)
         if region == "us-east-1":
@@ -104,7 +93,7 @@ def test_refresh_reports_each_region_and_what_failed(run: Any, monkeypatch: pyte
 
 
 def test_refresh_without_credentials_ends_with_status_1_and_changes_nothing(
-    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
@@ -115,13 +104,13 @@ def test_refresh_without_credentials_ends_with_status_1_and_changes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refresh_where_aws_cannot_be_reached_ends_with_status_1(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_where_aws_cannot_be_reached_ends_with_status_1(run: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)
     code, _, err = run("refresh", "--region", "us-east-1")
     assert code == 1 and "no answer from AWS" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["show"], ["verify"], ["refresh"]])
-def test_every_help_has_an_example(run: Any, arguments: list[str]) -> None:
+def test_every_help_has_an_example(run: Gpufleet, arguments: list[str]) -> None:
     code, out, _ = run(*arguments, "--help")
     assert code == 0 and "Example:\n    gpufleet catalog" in out

@@ -3,15 +3,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.cli import main
+from tests.unit.optimizer.commands.conftest import Gpufleet
 
 DESIGNED = (
     "instance_type,region,gpu,gpu_count,gpu_memory_gib,vcpus,memory_gib,network_gbit_per_s,efa_cards,interconnect,"
@@ -24,25 +22,12 @@ def _width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-def _run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["gpufleet", "offers", *arguments])
-    try:
-        main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
-    else:
-        code = 0
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return code, out, err
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: _run(capsys, monkeypatch, *arguments)
+def run(gpufleet: Gpufleet) -> Gpufleet:
+    return lambda *arguments: gpufleet("offers", *arguments)
 
 
-def test_csv_begins_with_the_designed_columns_and_holds_every_offer(run: Any) -> None:
+def test_csv_begins_with_the_designed_columns_and_holds_every_offer(run: Gpufleet) -> None:
     code, out, _ = run("--format", "csv")
     assert code == 0
     assert out.splitlines()[0].startswith(DESIGNED + ",")
@@ -56,7 +41,7 @@ def test_csv_begins_with_the_designed_columns_and_holds_every_offer(run: Any) ->
         assert row["spot_source"] == (offer.spot.source if offer.spot else "")
 
 
-def test_filters_reach_the_selection(run: Any) -> None:
+def test_filters_reach_the_selection(run: Gpufleet) -> None:
     filters = ("--gpu", "H100", "--count", "8..", "--memory", "80..", "--region", "us-*", "--type", "p5*")
     code, out, _ = run(*filters, "--max-price", "60", "--format", "json")
     rows = json.loads(out)
@@ -71,13 +56,13 @@ def test_filters_reach_the_selection(run: Any) -> None:
     assert (rows[0]["as_of"], rows[0]["spot_as_of"]) == ("2026-07-20", "2025-07-28")
 
 
-def test_the_price_to_sort_by_can_be_chosen(run: Any) -> None:
+def test_the_price_to_sort_by_can_be_chosen(run: Gpufleet) -> None:
     _, out, _ = run("--price", "spot", "--sort", "price", "--format", "json", "--max-price", "2")
     prices = [row["spot_usd_per_hour"] for row in json.loads(out)]
     assert prices == sorted(prices) and prices[-1] <= 2
 
 
-def test_the_table_says_where_a_spot_price_comes_from(run: Any) -> None:
+def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet) -> None:
     code, out, err = run("--gpu", "H100", "--region", "us-east-1")
     assert code == 0
     assert "p5.48xlarge" in out and "55.04" in out and "advisor-derived" in out and ">20%" in out
@@ -98,26 +83,26 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Any) -> None:
         (["--max-age", "-1"], "-1"),
     ],
 )
-def test_wrong_input_ends_with_status_2_and_what_is_right(run: Any, arguments: list[str], says: str) -> None:
+def test_wrong_input_ends_with_status_2_and_what_is_right(run: Gpufleet, arguments: list[str], says: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert says in err
 
 
 @pytest.mark.parametrize(("output_format", "stdout"), [("table", ""), ("json", "[]\n")])
-def test_nothing_found_ends_with_status_3_and_an_empty_result(run: Any, output_format: str, stdout: str) -> None:
+def test_nothing_found_ends_with_status_3_and_an_empty_result(run: Gpufleet, output_format: str, stdout: str) -> None:
     code, out, err = run("--gpu", "H100", "--count", "16", "--format", output_format)
     assert (code, out) == (3, stdout)
     assert "none of 892 offers passes all the filters" in err
 
 
-def test_too_old_a_price_ends_with_status_4(run: Any) -> None:
+def test_too_old_a_price_ends_with_status_4(run: Gpufleet) -> None:
     code, out, err = run("--gpu", "H100", "--max-age", "7")
     assert (code, out) == (4, "")
     assert "older than --max-age 7 days" in err and "next: gpufleet catalog refresh" in err
 
 
-def test_an_empty_catalog_ends_with_status_4(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_catalog_ends_with_status_4(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"")
     monkeypatch.setenv("GPUFLEET_CATALOG", str(tmp_path))
     code, out, err = run()
@@ -126,12 +111,12 @@ def test_an_empty_catalog_ends_with_status_4(run: Any, monkeypatch: pytest.Monke
     assert "limit:" in err and "why:" in err and "next: unset GPUFLEET_CATALOG" in err
 
 
-def test_help_has_an_example(run: Any) -> None:
+def test_help_has_an_example(run: Gpufleet) -> None:
     code, out, _ = run("--help")
     assert code == 0 and "Example:\n    gpufleet offers --gpu H100" in out
 
 
-def test_the_table_is_whole_on_a_narrow_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_whole_on_a_narrow_terminal(run: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     _, out, _ = run("--type", "p6-b300.48xlarge", "--region", "us-east-1")
     assert "…" not in out
