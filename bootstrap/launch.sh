@@ -20,6 +20,10 @@ GPUFLEET_ASG_NAME="${GPUFLEET_ASG_NAME:-}"
 GPUFLEET_TERMINATE_HOOK="${GPUFLEET_TERMINATE_HOOK:-}"
 GPUFLEET_BUCKET="${GPUFLEET_BUCKET:-}"
 GPUFLEET_CHECKPOINT_PREFIX="${GPUFLEET_CHECKPOINT_PREFIX:-checkpoints}"
+# The training code's archive, named by its digest; empty where the image has the code.
+GPUFLEET_TRAIN_ARCHIVE="${GPUFLEET_TRAIN_ARCHIVE:-}"
+# Where EFA's software lies, before /opt.
+OFI_ROOT="${ROOT:-}"
 # Folder to start the command in.
 GPUFLEET_TRAIN_DIR="${GPUFLEET_TRAIN_DIR:-$PWD}"
 # The Python with torch that install-python-env.sh found or made.
@@ -28,7 +32,8 @@ GPUFLEET_PYTHON="${GPUFLEET_PYTHON:-python3}"
 GPUFLEET_RUN_DIR="${GPUFLEET_RUN_DIR:-/run/gpufleet}"
 # Worker restarts that one torchrun does itself, in seconds each; an interruption of another node uses one.
 GPUFLEET_MAX_RESTARTS="${GPUFLEET_MAX_RESTARTS:-10}"
-# A torchrun that failed is started again, unless this many in a row failed before GPUFLEET_HEALTHY_S seconds.
+# A torchrun that failed is started again, unless this many in a row failed whose workers lived less than
+# GPUFLEET_HEALTHY_S seconds each, torchrun's own restarts counted in.
 GPUFLEET_MAX_LAUNCHES="${GPUFLEET_MAX_LAUNCHES:-5}"
 GPUFLEET_HEALTHY_S="${GPUFLEET_HEALTHY_S:-300}"
 GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
@@ -39,6 +44,8 @@ GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"
 GPUFLEET_JOIN_POLL_S="${GPUFLEET_JOIN_POLL_S:-10}"
 GPUFLEET_RENDEZVOUS_PORT="${GPUFLEET_RENDEZVOUS_PORT:-29400}"
 
+# EX_CONFIG (sysexits.h): the training command is at fault, and the unit does not start it again.
+readonly GAVE_UP=78
 readonly DRAIN_FILE="$GPUFLEET_RUN_DIR/drain"
 readonly SAVED_FILE="$GPUFLEET_RUN_DIR/drain.saved"
 # Measured with torch 2.11 after kill -9: torchrun's default hung in 11 of 19 restarts, with its own store process 0 of
@@ -110,14 +117,20 @@ pause() {
   wait $! || true
 }
 
+# version: of what this node trains. Nodes of two versions never meet at the rendezvous: one of them would compute
+# something else in the same job, in silence.
+version() {
+  sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND" | cut -c 1-12
+}
+
 start_torchrun() {
   local -a arguments=(
     --nproc-per-node "$GPUFLEET_GPUS_PER_NODE" --max-restarts "$GPUFLEET_MAX_RESTARTS" --rdzv-conf "$RENDEZVOUS_CONF"
   )
   if ((GPUFLEET_NODE_COUNT > 1)); then
     arguments[5]+=",is_host=$is_host"
-    arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "$GPUFLEET_ASG_NAME"
-      --rdzv-endpoint "$rendezvous_ip:$GPUFLEET_RENDEZVOUS_PORT")
+    arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "$GPUFLEET_ASG_NAME-$(version)"
+    --rdzv-endpoint "$rendezvous_ip:$GPUFLEET_RENDEZVOUS_PORT")
   else
     arguments+=(--standalone --nnodes 1)
   fi
@@ -195,12 +208,22 @@ export_settings() {
   # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
   export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
+  # For the training code's own calls to AWS.
+  if [[ -n "$GPUFLEET_REGION" ]]; then
+    export AWS_DEFAULT_REGION="${AWS_DEFAULT_REGION:-$GPUFLEET_REGION}"
+  fi
   if [[ -n "$GPUFLEET_BUCKET" ]]; then
     export GPUFLEET_CHECKPOINT_URI="${GPUFLEET_CHECKPOINT_URI:-s3://$GPUFLEET_BUCKET/$GPUFLEET_CHECKPOINT_PREFIX}"
   fi
   if ((GPUFLEET_EFA_CARDS > 0)); then
     # Without it libfabric may choose TCP where EFA does not come up, and nothing but the bill would tell.
     export FI_PROVIDER=efa
+    # NCCL loads its EFA plugin by name, and a service has no loader path of its own: not found, NCCL takes TCP.
+    local plugin
+    plugin="$(find "$OFI_ROOT/opt/amazon" "$OFI_ROOT/opt/aws-ofi-nccl" -name 'libnccl-net*.so*' 2>/dev/null | head -n 1)" || true
+    if [[ -n "$plugin" ]]; then
+      export LD_LIBRARY_PATH="${plugin%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    fi
   fi
 }
 
@@ -238,11 +261,12 @@ main() {
       log "training is complete"
       return 0
     fi
-    ((SECONDS - started >= GPUFLEET_HEALTHY_S)) && launches=0
+    ((SECONDS - started >= GPUFLEET_HEALTHY_S * (GPUFLEET_MAX_RESTARTS + 1))) && launches=0
     launches=$((launches + 1))
     if ((launches >= GPUFLEET_MAX_LAUNCHES)); then
-      log "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s each, the last with status $status; giving up"
-      return "$status"
+      log "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s a start, the last with status $status;" \
+        "giving up. This node is paid until it is destroyed; its log: journalctl -u gpufleet-train"
+      return "$GAVE_UP"
     fi
     log "torchrun ended with status $status after $((SECONDS - started)) s; starting it again"
     pause "$GPUFLEET_RELAUNCH_DELAY_S"

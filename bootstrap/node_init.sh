@@ -30,7 +30,8 @@ on_exit() {
   if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" "$heartbeats" 2>/dev/null || true; fi
   if ((status == 0)); then return; fi
   log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
-  "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" || log "the failure could not be reported to CloudWatch Logs"
+  # Bounded: the instance is paid until ABANDON is said.
+  timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" || log "the failure could not be reported to CloudWatch Logs"
   # A node that is in service already, or cannot say ABANDON, ends itself: the launch template makes a shutdown a
   # termination, and the group replaces it. Waiting for the hook's timeout would be paid for.
   "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || { log "ABANDON failed, shutting down" && shutdown -h now; }

@@ -86,7 +86,7 @@ def load(*, need_wheels: bool) -> Settings:
         zone_id=config.get("zoneId") or "",
         ami_id=config.get("amiId") or "",
         ami_name=config.get("amiName") or "",
-        wheels=_wheels(config.get("wheels") or ""),
+        wheels=_wheels(config.get("wheels") or "", plan.node.cpu_architecture),
         train_dir=_train_dir(config.get("trainDir") or ""),
         train_command=config.get("trainCommand") or "",
         alarm_email=config.get("alarmEmail") or "",
@@ -200,7 +200,7 @@ def _train_dir(folder: str) -> Path | None:
     return path
 
 
-def _wheels(file: str) -> Path | None:
+def _wheels(file: str, cpu_architecture: str) -> Path | None:
     if not file:
         return None
     path = _local(file)
@@ -214,6 +214,14 @@ def _wheels(file: str) -> Path | None:
         raise ConfigError(
             f"gpufleet:wheels is {path}, with {len(wheels)} wheels and none of torch at its top: it must hold every "
             "wheel of bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
+        )
+    # A wheel's last tag is its platform: https://packaging.python.org/en/latest/specifications/binary-distribution-format/
+    machine = {"arm64": "aarch64"}.get(cpu_architecture, cpu_architecture)
+    torch = next(name for name in wheels if name.startswith("torch-"))
+    if not torch.endswith(f"{machine}.whl"):
+        raise ConfigError(
+            f"gpufleet:wheels has {torch}, and the plan's nodes are {machine}: get the wheels of that platform "
+            "(docs/bootstrap.md, 'Wheels for private subnets')"
         )
     return path
 

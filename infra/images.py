@@ -73,11 +73,18 @@ def look_up(settings: Settings) -> Image:
     plan = settings.plan
     if settings.ami_id:
         wanted = settings.ami_id
-        found = aws.ec2.get_ami(filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])])
+        found = aws.ec2.get_ami(
+            include_deprecated=True, filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])]
+        )
     else:
         wanted = settings.ami_name or pinned_name(settings)
         # Without most_recent, two images of one name are an error instead of a silent choice.
-        found = aws.ec2.get_ami(owners=["amazon"], filters=[aws.ec2.GetAmiFilterArgs(name="name", values=[wanted])])
+        # AWS hides an image it has deprecated, and a running stack must still find the one it is on.
+        found = aws.ec2.get_ami(
+            owners=["amazon"],
+            include_deprecated=True,
+            filters=[aws.ec2.GetAmiFilterArgs(name="name", values=[wanted])],
+        )
     if found.architecture != plan.node.cpu_architecture:
         raise ConfigError(
             f"AMI {wanted!r} is for {found.architecture}, and {plan.instance_type} is {plan.node.cpu_architecture}: "

@@ -116,7 +116,9 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Effect": "Allow",
             "Action": "s3:ListBucket",
             "Resource": names.bucket_arn,
-            "Condition": {"StringLike": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
+            # IfExists: a request for a missing object carries no prefix, and S3 answers 404 instead of 403 only to
+            # those who may list: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+            "Condition": {"StringLikeIfExists": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
         },
         {
             # Only through S3 and SQS: a node cannot decrypt anything with the key by itself.

@@ -104,8 +104,15 @@ cat >/etc/gpufleet/node.env <<'END_OF_NODE_ENV'
 chmod 0644 /etc/gpufleet/node.env
 
 bundle=$(mktemp)
-aws s3 cp --only-show-errors --region {quote(plan.region)} \\
-  {quote(f"s3://{facts.bucket}/{facts.bundle_key}")} "${{bundle}}"
+# In a stack's first minute its role and policies are still spreading through AWS.
+for attempt in {{1..10}}; do
+  if aws s3 cp --only-show-errors --region {quote(plan.region)} \\
+    {quote(f"s3://{facts.bucket}/{facts.bundle_key}")} "${{bundle}}"; then
+    break
+  fi
+  echo "gpufleet: attempt ${{attempt}} of 10 to read the bundle failed" >&2
+  sleep "${{RETRY_DELAY_S:-6}}"
+done
 echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
 tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"

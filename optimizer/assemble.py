@@ -55,6 +55,9 @@ def assemble(
     micro, accum = int(fastest.micro_batch[config]), int(fastest.grad_accum[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])
+    breakdown = {part: _cents(getattr(cost, part)[row]) for part in ("compute", "volumes", "storage", "transfer")}
+    # The sum of what is shown, so that the bill adds up to the cent.
+    expected_usd = round(sum(breakdown.values()), 2)
     size = checkpoint_gib(model.parameters, request.workload.optimizer)
     return FleetPlan.model_validate(
         {
@@ -103,17 +106,11 @@ def assemble(
                 "p95": _round(run.hours_p95[row]),
             },
             "cost_usd": {
-                "expected": _cents(cost.expected[row]),
+                "expected": expected_usd,
                 "p50": _cents(cost.p50[row]),
-                "p95": _cents(cost.p95[row]),
-                "breakdown": {
-                    "compute": _cents(cost.compute[row]),
-                    "volumes": _cents(cost.volumes[row]),
-                    "storage": _cents(cost.storage[row]),
-                    "transfer": _cents(cost.transfer[row]),
-                    # No head node in this version: the fleet's own nodes hold the rendezvous.
-                    "head_node": 0.0,
-                },
+                "p95": max(_cents(cost.p95[row]), expected_usd, _cents(cost.p50[row])),
+                # No head node in this version: the fleet's own nodes hold the rendezvous.
+                "breakdown": breakdown | {"head_node": 0.0},
             },
             "interruption": {
                 "rate": _round(rate / nodes),

@@ -53,7 +53,16 @@ def main() -> None:
     except GpufleetError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except RecursionError:
+        click.echo("error: the input is nested too deeply\n  next: look at what wrote it", err=True)
+        sys.exit(2)
+    except UnicodeError as error:
+        click.echo(f"error: text that cannot be read or written: {error}\n  next: use UTF-8", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours, and Python must not complain at exit either.
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -23,6 +23,9 @@ SCHEMA_VERSION: Literal[1] = 1
 # 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "sqs", "ssm", "ssmmessages")
 
+# Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
+DERIVED_SPOT = "advisor-derived"
+
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]

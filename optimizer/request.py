@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from optimizer.errors import InvalidInputError
 from optimizer.plan import PurchaseOption
@@ -15,9 +16,23 @@ from optimizer.units import parse_count, parse_hours
 
 Objective = Literal["cost", "time", "pareto"]
 
-Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value))]
-Hours = Annotated[float, BeforeValidator(lambda value: value if value is None else parse_hours(value))]
-Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not yes or no")
+    return value
+
+
+# Far above any run: Llama 3 was trained on 1.56e13 tokens (arXiv:2407.21783).
+MOST_SAMPLES = 10**15
+# And far more than any useful batch.
+MOST_BATCH = 10**9
+
+Number = BeforeValidator(_no_bool)
+Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
+Amount = Annotated[Samples, Field(le=MOST_SAMPLES)]
+Hours = Annotated[float, BeforeValidator(lambda value: value if value is None else parse_hours(value)), Number]
+Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Number]
 
 
 class _Model(BaseModel):
@@ -27,12 +42,14 @@ class _Model(BaseModel):
 class Workload(_Model):
     """How much to train, and in what shape; exactly one of tokens, samples and steps is given."""
 
-    tokens: Samples | None = Field(default=None, description="Tokens to train on (samples for a CNN).")
-    samples: Samples | None = Field(default=None, description="Sequences (or images) to train on.")
-    steps: Samples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
-    seq_len: Samples | None = Field(default=None, description="Tokens of one sequence; none for a CNN.")
+    tokens: Amount | None = Field(default=None, description="Tokens to train on (samples for a CNN).")
+    samples: Amount | None = Field(default=None, description="Sequences (or images) to train on.")
+    steps: Amount | None = Field(default=None, description="Optimizer steps; needs global_batch.")
+    seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of one sequence; none for a CNN.")
     global_batch: Samples | None = Field(
-        default=None, description="Sequences (or images) of one optimizer step; null lets the search choose."
+        default=None,
+        le=MOST_BATCH,
+        description="Sequences (or images) of one optimizer step; null lets the search choose.",
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
@@ -44,6 +61,10 @@ class Workload(_Model):
             raise ValueError(f"give exactly one of tokens, samples and steps (got {', '.join(given) or 'none'})")
         if self.steps is not None and self.global_batch is None:
             raise ValueError("steps needs global_batch: without it the amount of training is unknown")
+        if self.steps and self.global_batch and self.steps * self.global_batch > MOST_SAMPLES:
+            raise ValueError(
+                f"steps x global_batch is {self.steps * self.global_batch:.3g}, the limit {MOST_SAMPLES:.0e}"
+            )
         return self
 
 
@@ -52,11 +73,20 @@ class Reservation(_Model):
 
     instance_type: str
     region: str
-    count: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1, le=1000), Number]
     capacity_reservation_id: str | None = Field(default=None, pattern=r"^cr-[0-9a-f]{8,17}$")
-    usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=0.0, description="What one more hour of one instance costs; 0 where the commitment is already paid."
+    usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
+        default=None, description="What one more hour of one instance costs you; 0 by default, as it is already paid."
     )
+
+    @model_validator(mode="after")
+    def _known_price(self) -> Self:
+        if self.capacity_reservation_id is None and self.usd_per_hour is None:
+            raise ValueError(
+                "give capacity_reservation_id, or usd_per_hour: without an id the stack makes a capacity reservation "
+                "of its own, billed on demand unless reserved instances you own cover it"
+            )
+        return self
 
 
 class Constraints(_Model):
@@ -69,7 +99,7 @@ class Constraints(_Model):
     instance_types: tuple[str, ...] = Field(
         default=(), description="Types (p5.48xlarge), families (p5) or patterns (g6*); empty for all."
     )
-    max_nodes: Annotated[int, Field(ge=1, le=1000)] = 64
+    max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
     existing_reservations: tuple[Reservation, ...] = ()
 
 
@@ -112,10 +142,11 @@ def read_request_file(path: Path) -> dict[str, Any]:
         InvalidInputError: the file cannot be read, is not YAML, or holds no mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # YAML 1.2: 1:30 is text and not 90, "no" is text and not false, and a key given twice is an error.
+        data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}", next_step="gpufleet recommend --help") from error
-    except yaml.YAMLError as error:
+    except (YAMLError, RecursionError, ValueError) as error:
         raise InvalidInputError(f"{path} is not YAML: {error}", next_step="mend the file, or use flags") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         kind = "nothing" if data is None else f"a {type(data).__name__}"

@@ -223,6 +223,8 @@ def _batches(amount: Amount, gpus_per_node: int, max_nodes: int) -> tuple[NDArra
         # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
         pairs = np.array(np.meshgrid(nodes, _MICRO_BATCHES, indexing="ij")).reshape(2, -1)
         accum = amount.batch_limit // (pairs[0] * gpus_per_node * pairs[1])
+        # Long sequences: one sequence a GPU of one node may already be more, and is the least there is.
+        accum = np.where((pairs[0] == 1) & (pairs[1] == 1), np.maximum(accum, 1), accum)
         found = np.concatenate((pairs, accum[None]))[:, accum >= 1]
     else:
         rows = []
@@ -282,7 +284,9 @@ def purchases(offer: Offer, constraints: Constraints) -> list[Purchase]:
     for owned in constraints.existing_reservations:
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
-            price = Price(usd_per_hour=owned.usd_per_hour, source="the request: an existing reservation", as_of=as_of)
+            price = Price(
+                usd_per_hour=owned.usd_per_hour or 0.0, source="the request: an existing reservation", as_of=as_of
+            )
             found.append(Purchase(option="reserved", offer=offer, price=price, reservation=owned))
     return found
 

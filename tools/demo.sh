@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 gpufleet=.venv/bin/gpufleet
 plans=out/demo-plans.json
+mkdir -p out
 
 say() { printf '\n== %s\n' "$1"; }
 

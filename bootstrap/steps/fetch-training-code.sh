@@ -21,7 +21,7 @@ if [[ $(cat "$target/.sha256" 2>/dev/null || true) == "$digest" ]]; then
 else
   work=$(mktemp --directory)
   trap 'rm -rf "$work"' EXIT
-  aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$archive" "$work/train.tar.gz" ||
+  retry 5 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$archive" "$work/train.tar.gz" ||
     die "$archive cannot be read"
   sha256sum --check --status <<<"$digest  $work/train.tar.gz" || die "$archive is not the archive its name says"
   tar --extract --gzip --file "$work/train.tar.gz" --directory "$work" --no-same-owner

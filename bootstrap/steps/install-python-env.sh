@@ -9,8 +9,8 @@ load_node_env
 require_env GPUFLEET_BUCKET GPUFLEET_REGION
 
 venv=$ROOT/opt/gpufleet/venv
-# Prints torch's and its NCCL's version, and whether torch sees a GPU.
-PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
+# Prints torch's and its NCCL's version, and whether torch sees a GPU; checkpoints in S3 need boto3.
+PROBE='import torch, boto3; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
 
 # probe PYTHON: true where this Python can train.
 probe() {
@@ -38,7 +38,7 @@ work=$(mktemp --directory --tmpdir="$([[ -d $NVME_MOUNT ]] && echo "$NVME_MOUNT"
 trap 'rm -rf "$work"' EXIT
 wheels=s3://$GPUFLEET_BUCKET/$WHEELS_KEY
 source_arguments=(--timeout 15 --retries 2)
-if aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$work/wheels.tar"; then
+if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$work/wheels.tar"; then
   tar --extract --file "$work/wheels.tar" --directory "$work"
   source_arguments=(--no-index --find-links "$work")
 else

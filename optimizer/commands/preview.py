@@ -10,7 +10,7 @@ import click
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.commands.stack import read_plan_argument
 from optimizer.errors import InvalidInputError
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.plan import DERIVED_SPOT, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from infra.preview import Resource
@@ -62,7 +62,7 @@ def command(plan: str, plan_number: int, stack: str, output_format: str) -> None
         }
         for resource in found
     ]
-    notes = [*NOTES, f"Offline, so {PLACEHOLDERS}."]
+    notes = [*_warnings(chosen), *NOTES, f"Offline, so {PLACEHOLDERS}."]
     if output_format == "json":
         write_json(
             {
@@ -130,3 +130,21 @@ def _write_cost(plan: FleetPlan) -> None:
         {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"},
     )
     click.echo("")
+
+
+def _warnings(plan: FleetPlan) -> list[str]:
+    """What can make the bill differ from the plan's dollars."""
+    found = []
+    derived = [price for price in plan.prices if price.source == DERIVED_SPOT]
+    if derived:
+        found.append(
+            f"The spot price is derived from the Spot Advisor's saving of {derived[0].as_of.isoformat()}, not quoted, "
+            "and the 95% do not allow for another: `gpufleet catalog refresh` reads today's, then recommend again."
+        )
+    if plan.purchase.option == "reserved" and plan.purchase.capacity_reservation_id is None:
+        found.append(
+            f"The stack makes a capacity reservation for {plan.node_count} x {plan.instance_type}, billed on demand "
+            "from creation to destroy, used or not, unless reserved instances or a savings plan you own cover it; it "
+            "buys none."
+        )
+    return found

@@ -10,9 +10,9 @@ import click
 
 from optimizer.catalog import load
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
-from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.plan import FleetPlan
+from optimizer.plan import DERIVED_SPOT, FleetPlan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
 
@@ -33,8 +33,6 @@ COLUMNS = {
     "cost_usd_p95": "p95 USD",
     "measured_rows": "runs",
 }
-# How the catalog marks a spot price nobody quoted.
-ADVISOR_DERIVED = "advisor-derived"
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -88,14 +86,14 @@ def command(request_file: Path | None, output_format: str, save: Path | None, **
     catalog = load()
     write_catalog_notes(catalog)
     answer = recommend(request, catalog, load_calibration())
-    if save:
-        _save(save, answer)
     if output_format == "json":
         write_json(answer.to_dict())
     elif output_format == "csv":
-        write_csv(_rows(answer), list(COLUMNS))
+        write_csv(_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
     else:
         _print_tables(answer)
+    if save:
+        _save(save, answer)
     if not answer.plans:
         _explain_nothing(answer)
     nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
@@ -161,6 +159,8 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "cost_usd_expected": plan.cost_usd.expected,
         "cost_usd_p95": plan.cost_usd.p95,
         "measured_rows": plan.calibration.rows,
+        "price_source": plan.prices[0].source,
+        "price_as_of": plan.prices[0].as_of.isoformat(),
     }
 
 
@@ -171,7 +171,7 @@ def _print_tables(answer: Recommendation) -> None:
             click.echo(
                 "runs 0: no training run on that GPU was measured; its speed is pooled from others, p95 is wide."
             )
-        derived = [price for plan in answer.plans for price in plan.prices if price.source.startswith(ADVISOR_DERIVED)]
+        derived = [price for plan in answer.plans for price in plan.prices if price.source == DERIVED_SPOT]
         if derived:
             oldest = min(price.as_of for price in derived).isoformat()
             click.echo(
@@ -182,17 +182,16 @@ def _print_tables(answer: Recommendation) -> None:
         click.echo()
         write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
     click.echo(
-        f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; prices as of "
+        f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
         f"{answer.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
     )
 
 
 def _save(path: Path, answer: Recommendation) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(answer.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InvalidInputError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
+        raise GpufleetError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
 
 
 def _explain_nothing(answer: Recommendation) -> None:
@@ -203,6 +202,7 @@ def _explain_nothing(answer: Recommendation) -> None:
         NothingFeasibleError: the limits leave nothing.
     """
     limits = answer.request.constraints
+    model = answer.request.model if isinstance(answer.request.model, str) else "this model"
     if answer.rejected and all(entry["binding_constraint"] == "price" for entry in answer.rejected):
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
@@ -215,8 +215,8 @@ def _explain_nothing(answer: Recommendation) -> None:
     for entry in answer.rejected:
         counts[entry["binding_constraint"]] = counts.get(entry["binding_constraint"], 0) + 1
     raise NothingFeasibleError(
-        f"no fleet trains {answer.request.model} within the limits",
+        f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or "the memory and prices of the considered types",
         why="of the considered types " + ", ".join(f"{count} break {name}" for name, count in sorted(counts.items())),
-        next_step="raise the limit that binds (each type's reason is listed), or consider more types or regions",
+        next_step="raise the limit that binds (--format table and json list each type's), or consider more types",
     )

@@ -87,7 +87,7 @@ def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_mone
     with pytest.raises(ConfigError, match="gpufleet:wheels is not set"):
         load({})
     with tarfile.open(tmp_path / "wheels.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("torch-2.11.0.whl"))
+        archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     for way_out in (
         {"gpufleet:wheels": str(tmp_path / "wheels.tar")},
         {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},

@@ -165,6 +165,12 @@ def test_an_archive_without_torch_where_nodes_look_is_refused(tmp_path: Path, na
         deploy(config={"gpufleet:wheels": str(wheels(tmp_path, *names))})
 
 
+def test_wheels_of_another_platform_are_refused(tmp_path: Path) -> None:
+    path = wheels(tmp_path, "torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl")
+    with pytest.raises(ConfigError, match="the plan's nodes are x86_64"):
+        deploy(config={"gpufleet:wheels": str(path)})
+
+
 def test_an_absent_or_broken_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.tar").write_bytes(b"not a tar" * 100)
     for name in ("absent.tar", "broken.tar"):

@@ -170,7 +170,7 @@ def node(tmp_path: Path) -> Path:
 def boot(node: Path, text: str) -> subprocess.CompletedProcess[bytes]:
     """Run the very script, its two absolute folders moved under the test's."""
     moved = text.replace("/etc/gpufleet", f"{node}/etc/gpufleet").replace("/opt/gpufleet", f"{node}/opt/gpufleet")
-    environment = {"PATH": f"{node}/bin:{os.environ['PATH']}"}
+    environment = {"PATH": f"{node}/bin:{os.environ['PATH']}", "RETRY_DELAY_S": "0"}
     return subprocess.run(["bash", "-c", moved], env=environment, capture_output=True, check=False, timeout=30)
 
 
@@ -182,6 +182,16 @@ def test_the_script_runs_the_bundle_it_was_promised(node: Path) -> None:
     assert read_back(node / "ran") == environment(sample_plan(), facts)
     assert "s3://gpufleet-dev-123456789012-us-east-1/bootstrap/x.tar.gz" in (node / "aws.log").read_text()
     assert not (node / "shutdown.log").exists()
+
+
+def test_a_bundle_that_cannot_be_read_at_first_is_asked_for_again(node: Path) -> None:
+    _, digest = bundle(node, f"#!/bin/bash\ntouch {node}/ran\n")
+    fake = (node / "bin" / "aws").read_text()
+    first = f"#!/bin/bash\nif [[ ! -e {node}/tried ]]; then touch {node}/tried; exit 1; fi\n"
+    (node / "bin" / "aws").write_text(first + fake.removeprefix("#!/bin/bash\n"))
+    done = boot(node, user_data(sample_plan(), dataclasses.replace(FACTS, bundle_sha256=digest)))
+    assert done.returncode == 0, done.stderr
+    assert (node / "ran").exists() and not (node / "shutdown.log").exists()
 
 
 @pytest.mark.parametrize("case", ["tampered", "absent"])

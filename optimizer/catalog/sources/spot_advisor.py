@@ -12,11 +12,12 @@ from datetime import date
 from typing import Any
 
 from optimizer.catalog.sources import Skipped, UnusableRowError
+from optimizer.plan import DERIVED_SPOT
 
 NAME = "interruption bands"
 ORIGIN = "AWS Spot Advisor"
 # What offers print for a price that is on-demand x (1 - saving), not one that AWS ever charged.
-PRICE_SOURCE = "advisor-derived"
+PRICE_SOURCE = DERIVED_SPOT
 
 BANDS: dict[str, tuple[float, float | None]] = {
     "<5%": (0.0, 0.05),

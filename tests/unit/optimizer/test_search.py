@@ -259,6 +259,33 @@ def test_without_a_batch_the_search_comes_near_the_published_one(catalog: Catalo
         assert 0.5 * 1e6 < tokens <= 1e6  # 1.5B parameters: 1M tokens
 
 
+@pytest.mark.parametrize("samples", [1, 7, 64, 1000, 10_000, 300_000, 10**9])
+@pytest.mark.parametrize("model", ["gpt2", "bert-large", "resnet50"])
+def test_a_run_of_any_size_has_plans_that_add_up(
+    catalog: Catalog, calibration: Calibration, model: str, samples: int
+) -> None:
+    """Cents rounded apart must not make a plan contradict itself, however small the run."""
+    limits = {"max_nodes": 4, "regions": ["us-*"]}
+    work = {"samples": samples, "seq_len": 512}
+    answer = recommend(
+        request_from_dict({"model": model, "workload": work, "constraints": limits}), catalog, calibration
+    )
+    assert answer.plans
+    for plan in answer.plans + answer.pareto:
+        parts = plan.cost_usd.breakdown
+        assert round(parts.total(), 2) == plan.cost_usd.expected
+
+
+def test_a_sequence_longer_than_the_usual_batch_is_still_trained(catalog: Catalog, calibration: Calibration) -> None:
+    work = {"tokens": "1B", "seq_len": 131072}
+    answer = recommend(
+        request_from_dict({"model": "llama-3.2-1b", "workload": work, "constraints": {"instance_types": ["p6-b200"]}}),
+        catalog,
+        calibration,
+    )
+    assert not [entry for entry in answer.rejected if entry["binding_constraint"] == "global_batch"]
+
+
 def test_steps_samples_and_tokens_ask_for_the_same(catalog: Catalog, calibration: Calibration) -> None:
     by_samples = recommend(request(workload={"samples": 64_000}), catalog, calibration).plans
     by_steps = recommend(request(workload={"samples": None, "steps": 1000}), catalog, calibration).plans
@@ -276,7 +303,9 @@ def test_steps_samples_and_tokens_ask_for_the_same(catalog: Catalog, calibration
         (
             {
                 "constraints": {
-                    "existing_reservations": [{"instance_type": "p99.xl", "region": "us-east-1", "count": 1}]
+                    "existing_reservations": [
+                        {"instance_type": "p99.xl", "region": "us-east-1", "count": 1, "usd_per_hour": 1}
+                    ]
                 }
             },
             "p99.xl",

@@ -101,10 +101,17 @@ def test_csv_has_one_row_a_plan() -> None:
 
 
 def test_saved_answer_is_the_printed_one(tmp_path: Path) -> None:
-    saved = tmp_path / "deep" / "plans.json"
+    saved = tmp_path / "plans.json"
     done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "json", "--save", str(saved))
     assert done.returncode == 0
     assert json.loads(saved.read_text()) == json.loads(done.stdout)
+
+
+def test_an_answer_that_cannot_be_saved_is_printed_all_the_same(tmp_path: Path) -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "json", "--save", str(tmp_path / "absent" / "plans.json"))
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["plans"]
+    assert "cannot be written" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_table_says_what_is_derived_or_unmeasured() -> None:
@@ -139,6 +146,8 @@ BAD = {
     "no sequence length": (["--model", "gpt2-xl", "--tokens", "1B"], "seq_len"),
     "no model": (["--tokens", "1B"], "model"),
     "zero nodes": ([*ISSUE_FLAGS, "--max-nodes", "0"], "max_nodes"),
+    "more than any run": (["--model", "gpt2-xl", "--tokens", "1e25", "--seq-len", "1024"], "1000000000000000"),
+    "batch beyond reason": ([*ISSUE_FLAGS, "--global-batch", "1e18"], "1000000000"),
     "no such file": (["nowhere.yaml"], "nowhere.yaml"),
     "no such flag": (["--colour", "red"], "--colour"),
 }
@@ -159,6 +168,21 @@ FILES = {
     "a list": ("- model", "list"),
     "empty": ("", "nothing"),
     "unknown key": ("model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nbudget: 5", "budget"),
+    "key given twice": ("model: gpt2-xl\nmodel: gpt2\nworkload: {tokens: 1B, seq_len: 1024}", "duplicate"),
+    "time of day for hours": (
+        "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {deadline_hours: 1:30}",
+        "1:30",
+    ),
+    "yes for a number": (
+        "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {max_nodes: true}",
+        "max_nodes",
+    ),
+    "nested without end": ("[" * 5000, "YAML"),
+    "owned capacity of unknown price": (
+        "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {existing_reservations: "
+        "[{instance_type: p5.48xlarge, region: us-east-1, count: 1}]}",
+        "capacity_reservation_id",
+    ),
     "section is a number": ("model: gpt2-xl\nworkload: 5", "workload"),
     "bad reservation": (
         yaml.safe_dump(
