@@ -6,7 +6,6 @@ describe the launch template, so no secret belongs here; secrets are SSM paramet
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_QUEUE_URL": facts.queue_url,
         "GPUFLEET_LOG_GROUP": facts.log_group,
         "GPUFLEET_NODE_COUNT": str(plan.node_count),
-        "GPUFLEET_GPUS_PER_NODE": str(max(1, math.floor(plan.node.gpu_count))),
+        "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
         "GPUFLEET_GPU": plan.node.gpu,
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),

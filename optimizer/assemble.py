@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
@@ -51,7 +50,7 @@ def assemble(
     cell = int(fastest.rows[config])
     estimates, instance = fastest.estimates, fastest.instance
     nodes = int(fastest.nodes[config])
-    data = nodes * max(1, math.floor(instance.gpu_count))
+    data = nodes * instance.ranks
     micro, accum = int(fastest.micro_batch[config]), int(fastest.grad_accum[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])

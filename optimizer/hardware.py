@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -73,6 +74,11 @@ class InstanceType:
     cpu_architecture: CpuArchitecture
     source: str
     as_of: date
+
+    @property
+    def ranks(self) -> int:
+        """Processes one instance trains with: one a GPU, and one where it has a fraction of a GPU."""
+        return max(1, math.floor(self.gpu_count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

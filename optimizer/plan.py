@@ -58,6 +58,11 @@ class Node(_Model):
     interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
     cpu_architecture: Literal["x86_64", "arm64"]
 
+    @property
+    def ranks(self) -> int:
+        """Processes one node trains with: one a GPU, and one where it has a fraction of a GPU."""
+        return max(1, math.floor(self.gpu_count))
+
 
 class Purchase(_Model):
     """How the nodes are bought."""
@@ -260,8 +265,8 @@ class FleetPlan(_Model):
 
     @property
     def gpus(self) -> int:
-        """Ranks of the whole fleet: one a GPU, and one a node where a node has a fraction of a GPU."""
-        return self.node_count * max(1, math.floor(self.node.gpu_count))
+        """Ranks of the whole fleet."""
+        return self.node_count * self.node.ranks
 
     @property
     def compute_usd_per_hour(self) -> float:

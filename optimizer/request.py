@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from optimizer.errors import InvalidInputError
 from optimizer.plan import PurchaseOption
@@ -141,6 +139,10 @@ def read_request_file(path: Path) -> dict[str, Any]:
     Raises:
         InvalidInputError: the file cannot be read, is not YAML, or holds no mapping.
     """
+    # Here, so that a request made of flags does not pay for it.
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
     try:
         # YAML 1.2: 1:30 is text and not 90, "no" is text and not false, and a key given twice is an error.
         data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))

@@ -142,7 +142,7 @@ def share_of_gpu(instance: InstanceType) -> Hardware:
         )
     return Hardware(
         gpu=gpu,
-        gpus_per_node=max(1, math.floor(instance.gpu_count)),
+        gpus_per_node=instance.ranks,
         interconnect=instance.interconnect,
         network_gbit_per_s=instance.network_gbit_per_s,
         efa=instance.efa_cards > 0,
@@ -333,7 +333,7 @@ class Table:
                 log_error=np.full(nodes.size, fastest.relative_error),
                 nodes=nodes,
                 spot_nodes=spot * (nodes - base),
-                gpus_per_node=np.full(nodes.size, max(1, math.floor(fastest.instance.gpu_count))),
+                gpus_per_node=np.full(nodes.size, fastest.instance.ranks),
                 spot_rate=of_way([way.hazard.rate_per_node_hour if way.hazard else 0 for way in ways]),
                 spot_wait_hours=of_way([way.hazard.wait_hours if way.hazard else 0 for way in ways]),
                 checkpoint_gib=np.full(nodes.size, size),

@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime
 from optimizer.catalog.model import Catalog
 from optimizer.errors import DataStaleError
 from optimizer.hardware import Offer
+from optimizer.plan import DERIVED_SPOT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ BY_FACT = {
 def of_source(name: str, origin: str) -> Ttl | None:
     """The time to live of a catalog source; None for what does not age (a datasheet)."""
     if name == "spot prices":
-        return SPOT_ADVISOR if origin == "advisor-derived" else SPOT_HISTORY
+        return SPOT_ADVISOR if origin == DERIVED_SPOT else SPOT_HISTORY
     return BY_FACT.get(name)
 
 
