@@ -44,8 +44,11 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
     # it that takes longer than what it hides behind.
     always = c.exposed_communication
-    per_micro_batch = _exposed(sent.data_per_micro_batch, always, np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0))
-    per_step = _exposed(sent.data_per_step, always, last * 2.0 / 3.0)
+    room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
+    per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
+    # What the last micro-batch's communication fills can hide nothing else.
+    left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
+    per_step = _exposed(sent.data_per_step, always, left)
     busy = micro_batches / stages
 
     return {
