@@ -232,7 +232,9 @@ def test_a_rank_that_hangs_is_named_within_the_time_limit() -> None:
     assert done.returncode == 1
     assert not report["passed"]
     # Its peer gives up on the collective after half of the time; a machine too slow for that runs into the limit.
-    assert re.search(r"rank 1 (still ran after the first failure and was killed|is not done)", report["error"])
+    assert re.search(
+        r"rank 1 (still ran after the (first failure|time limit) and was killed|is not done)", report["error"]
+    )
 
 
 def test_under_torchrun_a_rank_that_dies_leaves_an_unfinished_report(tmp_path: Path) -> None:
