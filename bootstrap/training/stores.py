@@ -64,7 +64,11 @@ class Store(Protocol):
         """Context manager of a local path with the content; raises as ``read``."""
 
     def names(self, prefix: str) -> list[str]:
-        """Names that begin with ``prefix``, sorted."""
+        """Names that begin with ``prefix``, sorted.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
 
     def delete(self, name: str) -> None:
         """Remove; a name that is not there is no error."""
@@ -180,8 +184,12 @@ class LocalStore:
         yield path
 
     def names(self, prefix: str) -> list[str]:
-        """See ``Store.names``."""
-        found = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file())
+        """See ``Store.names``; a folder that another process removes meanwhile has none."""
+        found = (
+            (Path(folder) / file).relative_to(self.root).as_posix()
+            for folder, _, files in os.walk(self.root, onerror=_refuse_but_missing)
+            for file in files
+        )
         return sorted(name for name in found if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
@@ -191,6 +199,11 @@ class LocalStore:
         if path.parent != self.root:
             with suppress(OSError):
                 path.parent.rmdir()
+
+
+def _refuse_but_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise CheckpointError(f"{error.filename} cannot be listed: {error.strerror}") from error
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -27,7 +27,6 @@ from bootstrap.training.watcher import Notice
 from tests.unit.bootstrap.training.conftest import BUCKET
 
 STEPS = 30
-CHECKPOINT_EVERY = 4
 # Final state and loss by step.
 Outcome = tuple[dict[str, Any], dict[int, float]]
 
@@ -71,7 +70,7 @@ class Training:
         self.inputs = torch.randn(200, 8, generator=generator)
         self.targets = torch.randint(0, 4, (200,), generator=generator)
         settings: dict[str, Any] = {
-            "dataset_size": 200, "global_batch": 8, "checkpoint_every": CHECKPOINT_EVERY, "watcher": self.watcher,
+            "dataset_size": 200, "global_batch": 8, "checkpoint_every": 4, "watcher": self.watcher,
             "scheduler": self.scheduler, "scaler": self.scaler, "extra": {"average": self.average},
         }  # fmt: skip
         self.run = SpotTolerantRun(self.model, self.optimizer, store=store, **(settings | arguments))
@@ -123,22 +122,14 @@ class Killed(Exception):  # noqa: N818
 
 
 def kill_at(step: int) -> Callable[[int], None]:
+    """Every checkpoint due by then is there: one still being written when the next is due puts that one off."""
+
     def at_step(now: int) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint-writer":
+                thread.join(timeout=60)
         if now == step:
             raise Killed
-
-    return at_step
-
-
-def kill_at_once_saved(step: int, root: Path, checkpoints: int) -> Callable[[int], None]:
-    """As ``kill_at``, with ``checkpoints`` there by then: a slow save would put off the next one that is due."""
-    store, kill = Checkpoints(LocalStore(root)), kill_at(step)
-
-    def at_step(now: int) -> None:
-        deadline = time.monotonic() + 60
-        while len(store.scan()[0]) < min(checkpoints, now // CHECKPOINT_EVERY) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        kill(now)
 
     return at_step
 
@@ -157,7 +148,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 @pytest.mark.parametrize("step", [0, 1, 4, 5, 6, 17, 28, 29])
 def test_killed_run_ends_bit_equal(step: int, tmp_path: Path, undisturbed: Outcome) -> None:
     with pytest.raises(Killed):
-        Training(str(tmp_path)).train(at_step=kill_at_once_saved(step, tmp_path, 1))
+        Training(str(tmp_path)).train(at_step=kill_at(step))
     again = Training(str(tmp_path))
     again.train()
     state, losses = undisturbed
@@ -222,7 +213,7 @@ def test_damaged_checkpoint_is_passed_over_and_said_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     with pytest.raises(Killed):
-        Training(str(tmp_path)).train(at_step=kill_at_once_saved(17, tmp_path, 2))
+        Training(str(tmp_path)).train(at_step=kill_at(17))
     newest = damage_newest(tmp_path, how)
     again = Training(str(tmp_path))
     again.train()
@@ -241,7 +232,7 @@ def test_torch_itself_would_not_notice_a_flipped_bit(tmp_path: Path) -> None:
 
 def test_all_damaged_refuses_to_start_over(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        Training(str(tmp_path), keep=1).train(at_step=kill_at_once_saved(17, tmp_path, 1))
+        Training(str(tmp_path), keep=1).train(at_step=kill_at(17))
     for prefix in tmp_path.glob("step-*"):
         flip(prefix / "replicated.pt") if (prefix / "replicated.pt").exists() else None
     with pytest.raises(CheckpointError, match="Starting over would throw away"):

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import boto3
 import pytest
@@ -98,6 +98,31 @@ def test_lists_by_prefix_and_deletes(store: Store) -> None:
     assert store.names("step-") == ["step-1/a", "step-2/b"]
     store.delete("step-1/a")
     assert store.names("step-") == ["step-2/b"]
+
+
+def test_listing_survives_a_folder_pruned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("step-1/a", "step-2/b"):
+        put(store, name, b"x")
+    scandir = os.scandir
+
+    def prune_first(folder: str) -> Any:
+        if Path(folder).name == "step-1":
+            store.delete("step-1/a")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", prune_first)
+    assert store.names("step-") == ["step-2/b"]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: str) -> Any:
+        raise PermissionError(13, "Permission denied", folder)
+
+    store = LocalStore(tmp_path)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(CheckpointError, match="cannot be listed: Permission denied"):
+        store.names("step-")
 
 
 def test_directory_is_gone_with_its_last_file(tmp_path: Path) -> None:
