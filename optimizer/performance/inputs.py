@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.hardware import Gpu
-from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.frameworks import Framework, framework_name, frameworks
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
 from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
@@ -84,8 +84,6 @@ class Inputs:
     optimizer_traffic_bytes: Number
     flash: Number
     compiled: Number
-    virtual_stages: Number
-    sequence_parallel: Number
     # Framework
     weight_bytes: Number
     master_bytes: Number
@@ -115,6 +113,9 @@ class Inputs:
     tensor: Number
     pipeline: Number
     context: Number
+    expert: Number
+    sequence_parallel: Number
+    virtual_stages: Number
     sharding: Number
     micro_batch: Number
     grad_accum: Number
@@ -197,8 +198,6 @@ def make_inputs(
         optimizer_traffic_bytes=traffic,
         flash=float(run.attention == "flash"),
         compiled=float(run.compiled),
-        virtual_stages=float(run.virtual_stages),
-        sequence_parallel=float(run.sequence_parallel or framework.splits_sequence),
         # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
@@ -224,7 +223,7 @@ def make_inputs(
         network_latency_s=network[1],
         gpus_per_node=float(max(1, hardware.gpus_per_node)),
         limit_gib=memory_limit_gib(memory_gib),
-        **{field.name: np.asarray(getattr(grid, field.name), dtype=np.float64) for field in fields(Grid)},
+        **_settings(grid, framework),
         coefficients=coefficients,
     )
 
@@ -243,6 +242,14 @@ def check_run(run: Run) -> None:
         raise InvalidInputError(f"attention is {run.attention!r}", limit="flash or unfused")
     if run.seq_len < 1:
         raise InvalidInputError(f"seq_len is {run.seq_len}", limit="a sequence has at least 1 token")
+
+
+def _settings(grid: Grid, framework: Framework) -> dict[str, Number]:
+    """The arrays of ``grid`` as floats; what it leaves open is what the framework does."""
+    settings = {field.name: getattr(grid, field.name) for field in fields(Grid)}
+    if grid.sequence_parallel is None:
+        settings["sequence_parallel"] = framework.splits_sequence
+    return {name: np.asarray(value, dtype=np.float64) for name, value in settings.items()}
 
 
 def grid_shape(grid: Grid) -> tuple[int, ...]:

@@ -126,8 +126,6 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         attention=attention,  # type: ignore[arg-type]
         compiled=bool(_amount(row, "compiled", default=0, least=0)),
         framework=framework,
-        virtual_stages=_virtual_stages(row, model.layers / pipeline),
-        sequence_parallel=bool(_amount(row, "sequence_parallel", default=0, least=0)),
     )
     grid = Grid(
         nodes=math.ceil(count / per_node),
@@ -135,6 +133,10 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         tensor=tensor,
         pipeline=pipeline,
         context=context,
+        expert=_count(row, "expert_parallel", default=1),
+        # A table's 0 is what it says by default: it does not take the split from a framework that always splits.
+        sequence_parallel=1 if _amount(row, "sequence_parallel", default=0, least=0) else None,
+        virtual_stages=_virtual_stages(row, model.layers / pipeline),
         sharding=sharding_code(sharding),
         micro_batch=micro_batch,
         grad_accum=_count(row, "grad_accum", default=usual_accumulation),

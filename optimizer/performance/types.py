@@ -35,8 +35,6 @@ class Run:
         attention: "flash" (fused, never stores the score matrix) or "unfused".
         compiled: element-wise operations are fused by a compiler (torch.compile).
         framework: a profile of data/frameworks.yaml: what the training code keeps in memory and costs the host.
-        virtual_stages: model chunks of one pipeline rank (interleaved schedule); 1 for the plain 1F1B schedule.
-        sequence_parallel: tensor parallelism also splits norms, dropout and residual (Megatron's sequence parallelism).
     """
 
     seq_len: int
@@ -45,8 +43,6 @@ class Run:
     attention: Attention = "flash"
     compiled: bool = False
     framework: str = "torch"
-    virtual_stages: float = 1.0
-    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +75,11 @@ class Grid:
     Attributes:
         nodes: nodes.
         data, tensor, pipeline, context: ranks of each kind of parallelism.
+        expert: ranks of expert parallelism, which divides ``data``: ``expert`` data-parallel ranks together hold each
+            expert once (Megatron's expert-model-parallel size); with 1 every rank holds all experts.
+        sequence_parallel: 1 where tensor parallelism also splits norms, dropout and residual (Megatron's sequence
+            parallelism), 0 where not; None for what the framework does.
+        virtual_stages: model chunks of one pipeline rank (interleaved schedule); 1 is the plain 1F1B schedule.
         sharding: position in SHARDINGS.
         micro_batch: sequences (or images) of one forward pass on one data-parallel rank.
         grad_accum: forward passes of one optimizer step.
@@ -90,6 +91,9 @@ class Grid:
     tensor: npt.ArrayLike = 1
     pipeline: npt.ArrayLike = 1
     context: npt.ArrayLike = 1
+    expert: npt.ArrayLike = 1
+    sequence_parallel: npt.ArrayLike | None = None
+    virtual_stages: npt.ArrayLike = 1
     sharding: npt.ArrayLike = ZERO3
     micro_batch: npt.ArrayLike = 1
     grad_accum: npt.ArrayLike = 1

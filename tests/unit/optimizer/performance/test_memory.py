@@ -116,7 +116,7 @@ def test_sequence_parallelism_splits_what_tensor_parallelism_leaves_whole() -> N
     layout: dict[str, Any] = {"nodes": 1, "data": 1, "sharding": DDP, "micro_batch": 64, "grad_accum": 2}
     one = of(run=run, **layout).memory_gib
     whole = of(run=run, tensor=8, **layout).memory_gib
-    split = of(run=replace(run, sequence_parallel=True), tensor=8, **layout).memory_gib
+    split = of(run=run, tensor=8, sequence_parallel=1, **layout).memory_gib
     assert split["activations"] == pytest.approx(one["activations"] / 8, rel=0.01)
     assert whole["activations"] > 1.5 * split["activations"]
 

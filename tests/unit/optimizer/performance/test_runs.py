@@ -51,7 +51,7 @@ def test_a_given_parameter_count_stands() -> None:
 
 @pytest.mark.parametrize(("text", "chunks"), [("", 1), ("interleave=3", 3), ("3", 2)])
 def test_virtual_stages(text: str, chunks: int) -> None:
-    assert read(pipeline_parallel=4, layers_per_virtual_stage=text).run.virtual_stages == chunks
+    assert read(pipeline_parallel=4, layers_per_virtual_stage=text).grid.virtual_stages == chunks
 
 
 def test_a_preset_name_alone_is_enough() -> None:
