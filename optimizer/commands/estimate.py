@@ -15,11 +15,12 @@ from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.batch import COLUMNS, estimate_rows
-from optimizer.performance.evaluate import estimate
+from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
+from optimizer.performance.legality import check_legal
 from optimizer.performance.runs import default_network_gbit_per_s, find_gpu
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Hardware, Run
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
@@ -67,6 +68,17 @@ Presets: {", ".join(presets())}."""
 @click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--context", type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
+@click.option(
+    "--expert", type=_whole, default=1, show_default=True, help="Data-parallel ranks that share a mixture's experts."
+)
+@click.option(
+    "--sequence-parallel/--no-sequence-parallel",
+    default=None,
+    help="Tensor ranks split norms and residual as well.  [default: what the framework does]",
+)
+@click.option(
+    "--virtual-stages", type=_whole, default=1, show_default=True, help="Chunks of a pipeline stage (interleaved)."
+)
 @click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
@@ -113,6 +125,9 @@ def _estimate_one(
     tensor: int,
     pipeline: int,
     context: int,
+    expert: int,
+    sequence_parallel: bool | None,
+    virtual_stages: int,
     activation_checkpointing: str,
     precision: Precision,
     optimizer: Any,
@@ -126,16 +141,12 @@ def _estimate_one(
     hardware, nodes, gpus, name = _hardware(**hardware_options)
     cnn = spec.architecture == "cnn"
     split = tensor * pipeline * context
-    if cnn and split > 1:
-        raise InvalidInputError(f"{spec.name} with {split} ranks a replica", limit="1: a CNN is trained data-parallel")
     if gpus % split:
         raise InvalidInputError(
             f"{gpus} GPUs",
             limit=f"a multiple of --tensor {tensor} x --pipeline {pipeline} x --context {context}",
             why="every data-parallel rank has that many GPUs",
         )
-    if pipeline > max(1, spec.layers):
-        raise InvalidInputError(f"--pipeline is {pipeline}", limit=f"{spec.layers}, the layers of {spec.name}")
     data = gpus // split
     accumulation = _accumulation(data, micro_batch, grad_accum, global_batch)
     run = Run(
@@ -148,21 +159,24 @@ def _estimate_one(
     )
     sharding = sharding or ("ddp" if cnn or data == 1 else "zero3")
     calibration = calibrations.load()
-    found = estimate(
-        spec,
-        run,
-        hardware,
-        calibration,
+    if sequence_parallel is None:
+        sequence_parallel = tensor > 1 and frameworks()[run.framework].splits_sequence
+    grid = Grid(
         nodes=nodes,
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         context=context,
+        expert=expert,
+        sequence_parallel=sequence_parallel,
+        virtual_stages=virtual_stages,
         sharding=sharding_code(sharding),
         micro_batch=micro_batch,
         grad_accum=accumulation,
         checkpointing=checkpointing_code(activation_checkpointing),
     )
+    check_legal(spec, run, grid)
+    found = evaluate(spec, run, hardware, grid, calibration)
     residual = calibration.residual(hardware.gpu, precision)
     speed = float(found.tokens_per_second)
     band = math.exp(residual.relative_error)
@@ -182,6 +196,9 @@ def _estimate_one(
         "tensor": tensor,
         "pipeline": pipeline,
         "context": context,
+        "expert": expert,
+        "sequence_parallel": sequence_parallel,
+        "virtual_stages": virtual_stages,
         "sharding": sharding,
         "activation_checkpointing": activation_checkpointing,
         "precision": precision,

@@ -16,6 +16,7 @@ from optimizer.hardware import Gpu
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, Inputs, checkpointing_code, make_inputs, sharding_code
+from optimizer.performance.legality import check_legal
 from optimizer.performance.types import Grid, Hardware, Run
 from optimizer.workload.model import Architecture, ModelSpec, count_parameters
 from optimizer.workload.presets import presets
@@ -104,12 +105,15 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     sharding = _word(row, "sharding", SHARDINGS, default=default_sharding)
     seq_len = 1 if architecture == "cnn" else _count(row, "seq_len", default=model.max_seq_len or 2048)
     micro_batch = _count(row, "micro_batch", default=1)
+    virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
     # Runs that split the model take as many micro-batches as make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
         usual_accumulation = max(
             8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
         )
+        if virtual_stages > 1:
+            usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
     framework = framework_name(_text(row, "framework"), cnn=architecture == "cnn")
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
@@ -136,12 +140,13 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         expert=_count(row, "expert_parallel", default=1),
         # A table's 0 is what it says by default: it does not take the split from a framework that always splits.
         sequence_parallel=1 if _amount(row, "sequence_parallel", default=0, least=0) else None,
-        virtual_stages=_virtual_stages(row, model.layers / pipeline),
+        virtual_stages=virtual_stages,
         sharding=sharding_code(sharding),
         micro_batch=micro_batch,
         grad_accum=_count(row, "grad_accum", default=usual_accumulation),
         checkpointing=checkpointing_code(_word(row, "activation_checkpointing", CHECKPOINTINGS, default="none")),
     )
+    check_legal(model, run, grid)
     return RowRun(model=model, run=run, hardware=hardware, grid=grid, gpus=count)
 
 
@@ -237,16 +242,16 @@ def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
     return gpus_per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU)
 
 
-def _virtual_stages(row: Mapping[str, Any], layers_per_stage: float) -> float:
+def _virtual_stages(row: Mapping[str, Any], layers_per_stage: int) -> int:
     """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
     text = _text(row, "layers_per_virtual_stage")
     if not text:
-        return 1.0
+        return 1
     try:
         if text.startswith("interleave="):
-            return max(1.0, float(text.removeprefix("interleave=")))
-        return max(1.0, layers_per_stage / float(text))
-    except (ValueError, ZeroDivisionError) as error:
+            return max(1, int(text.removeprefix("interleave=")))
+        return max(1, math.ceil(layers_per_stage / float(text)))
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise InvalidInputError(
             f"layers_per_virtual_stage is {text!r}", limit='a number of layers, or "interleave=" and a number of chunks'
         ) from error

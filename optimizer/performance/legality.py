@@ -1,0 +1,206 @@
+"""Which configurations training code accepts: one table of rules for `estimate`, `estimate --batch` and the search.
+
+The rules are those of Megatron-LM's TransformerConfig and arguments (https://github.com/NVIDIA/Megatron-LM,
+megatron/core/transformer/transformer_config.py, megatron/training/arguments.py), which PyTorch's tensor, pipeline and
+context parallelism share but for padding. A layer count that the stages do not divide is legal: some stages then have a
+layer less, and memory and time are those of the fullest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.errors import InvalidInputError
+from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.types import Bools, Grid, Run
+from optimizer.workload.model import ModelSpec
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The settings that the rules compare: arrays of Grid as whole numbers, and the sequence length."""
+
+    data: Ints
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    expert: Ints
+    sequence_parallel: Ints
+    virtual_stages: Ints
+    micro_batch: Ints
+    grad_accum: Ints
+    seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        setting: the field of Grid that breaks it.
+        holds: whether each configuration keeps it; of the shape of the settings it looks at.
+        limit: what would be accepted, for the configuration of a scalar Layout.
+        why: the reason.
+    """
+
+    setting: str
+    holds: Callable[[ModelSpec, Layout], Bools]
+    limit: Callable[[ModelSpec, Layout], str]
+    why: str
+
+
+_COUNTS = ("data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "grad_accum")
+_SPLITS = ("tensor", "pipeline", "context", "expert", "virtual_stages")
+
+RULES: tuple[Rule, ...] = (
+    *(
+        Rule(name, lambda m, x, name=name: getattr(x, name) >= 1, lambda m, x: "at least 1", "it is a count")  # type: ignore[misc]
+        for name in _COUNTS
+    ),
+    *(
+        Rule(
+            name,
+            lambda m, x, name=name: (getattr(x, name) == 1) | (m.layers > 0),  # type: ignore[misc]
+            lambda m, x: f"1: {m.name} is a CNN",
+            "a CNN is trained data-parallel: its layers are neither split nor staged",
+        )
+        for name in _SPLITS
+    ),
+    Rule(
+        "tensor",
+        lambda m, x: (m.attention_heads % x.tensor) == 0,
+        lambda m, x: f"a divisor of {m.attention_heads}, the attention heads of {m.name}",
+        "tensor parallelism gives each rank whole heads",
+    ),
+    Rule(
+        "tensor",
+        lambda m, x: (m.kv_heads % x.tensor) == 0,
+        lambda m, x: f"a divisor of {m.kv_heads}, the key-value heads of {m.name}",
+        "tensor parallelism gives each rank whole key-value heads",
+    ),
+    Rule(
+        "tensor",
+        lambda m, x: (m.ffn_size % x.tensor) == 0,
+        lambda m, x: f"a divisor of {m.ffn_size}, the feed-forward width of {m.name}",
+        "tensor parallelism gives each rank an equal slice of the feed-forward block",
+    ),
+    Rule(
+        "pipeline",
+        lambda m, x: (x.pipeline == 1) | (x.pipeline <= m.layers),
+        lambda m, x: f"{m.layers}, the layers of {m.name}",
+        "each stage has at least one layer",
+    ),
+    Rule(
+        "virtual_stages",
+        lambda m, x: (x.virtual_stages == 1) | (x.pipeline * x.virtual_stages <= m.layers),
+        lambda m, x: f"{m.layers // int(x.pipeline)}: {m.layers} layers over {x.pipeline} stages",
+        "each chunk of a stage has at least one layer",
+    ),
+    Rule(
+        "virtual_stages",
+        lambda m, x: (x.virtual_stages == 1) | (x.pipeline > 1),
+        lambda m, x: "1 without pipeline parallelism",
+        "chunks interleave the stages of a pipeline",
+    ),
+    Rule(
+        "grad_accum",
+        lambda m, x: (x.virtual_stages == 1) | (x.grad_accum % x.pipeline == 0),
+        lambda m, x: f"a multiple of {x.pipeline}, the pipeline stages",
+        "the interleaved schedule runs micro-batches in groups of as many as there are stages (arXiv:2104.04473, 2.2)",
+    ),
+    Rule(
+        "context",
+        lambda m, x: (x.context == 1) | (x.seq_len % (2 * x.context) == 0),
+        lambda m, x: f"a divisor of {x.seq_len / 2:g}, half the tokens of a sequence",
+        "each context rank takes two equal chunks of a sequence, so that a causal mask loads all alike",
+    ),
+    Rule(
+        "sequence_parallel",
+        lambda m, x: (x.sequence_parallel == 0) | (x.seq_len % (x.tensor * x.context) == 0),
+        lambda m, x: (
+            f"off: {x.seq_len} tokens of a sequence are no multiple of tensor {x.tensor} x context {x.context}"
+        ),
+        "each tensor rank takes an equal part of the sequence",
+    ),
+    Rule(
+        "expert",
+        lambda m, x: (x.expert == 1) | (m.layers == 0) | (m.experts > 0),
+        lambda m, x: f"1: {m.name} has no experts",
+        "expert parallelism spreads the experts of a mixture",
+    ),
+    Rule(
+        "expert",
+        lambda m, x: (m.experts % x.expert) == 0,
+        lambda m, x: f"a divisor of {m.experts}, the experts of {m.name}",
+        "each rank holds as many experts",
+    ),
+    Rule(
+        "expert",
+        lambda m, x: (x.data % x.expert) == 0,
+        lambda m, x: f"a divisor of {x.data}, the data-parallel ranks",
+        "a group of data-parallel ranks shares the experts",
+    ),
+    Rule(
+        "sequence_parallel",
+        lambda m, x: (x.expert == 1) | (x.tensor == 1) | (x.sequence_parallel > 0),
+        lambda m, x: f"on: expert parallelism is {x.expert} and tensor parallelism {x.tensor}",
+        "tensor ranks would send the same tokens to the experts once each (Megatron-LM refuses it too)",
+    ),
+)
+
+
+def legal(model: ModelSpec, run: Run, grid: Grid) -> tuple[Bools, Codes]:
+    """Which configurations of ``grid`` training code accepts, and why not the others.
+
+    Args:
+        model: what is trained.
+        run: its sequence length, and its framework's default of ``sequence_parallel``.
+        grid: configurations; whole numbers.
+
+    Returns:
+        Of the grid's shape: whether each is legal; and 0 for those that are, else 1 + the position in RULES of the
+        first rule that it breaks (``RULES[code - 1].why``).
+    """
+    layout = _layout(run, grid)
+    shape = np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in (*_COUNTS, "sequence_parallel")))
+    codes: Codes = np.zeros(shape, dtype=np.uint8)
+    with np.errstate(divide="ignore"):  # a count of 0 is refused by a rule of its own
+        for number, rule in reversed(list(enumerate(RULES, start=1))):
+            holds = np.asarray(rule.holds(model, layout))
+            if not holds.all():
+                codes[np.broadcast_to(~holds, shape)] = number
+    return codes == 0, codes
+
+
+def check_legal(model: ModelSpec, run: Run, grid: Grid) -> None:
+    """Refuse a grid of one that is not legal.
+
+    Raises:
+        InvalidInputError: the setting, its value, its limit and why.
+    """
+    _, code = legal(model, run, grid)
+    if code:
+        raise refusal(model, run, grid, RULES[int(code) - 1])
+
+
+def refusal(model: ModelSpec, run: Run, grid: Grid, rule: Rule) -> InvalidInputError:
+    """The error of a grid of one that breaks ``rule``."""
+    layout = _layout(run, grid)
+    value = getattr(layout, rule.setting)
+    return InvalidInputError(f"{rule.setting} is {value}", limit=rule.limit(model, layout), why=rule.why)
+
+
+def _layout(run: Run, grid: Grid) -> Layout:
+    split = grid.sequence_parallel
+    if split is None:
+        split = frameworks()[framework_name(run.framework)].splits_sequence
+    settings = {name: np.asarray(getattr(grid, name)).astype(np.int64) for name in _COUNTS}
+    tensor = settings["tensor"]
+    return Layout(**settings, sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64), seq_len=run.seq_len)
