@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 
+from optimizer.catalog.clouds import UNKNOWN_GBIT_PER_S, Clouds
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.hardware import InstanceType, Offer, Price
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
+HAS_NETWORK = "a type has a network"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,32 @@ def check(catalog: Catalog, *, today: date | None = None) -> list[Violation]:
     return found
 
 
+def check_clouds(clouds: Clouds, *, today: date) -> list[Violation]:
+    """Every broken rule of other clouds' types and prices; empty when they are sound.
+
+    The rules of AWS's rows, less those on names only AWS gives; and a type without a price says why.
+
+    Args:
+        clouds: the rows to check.
+        today: no fact may be dated after it.
+    """
+    found: list[Violation] = []
+    places = Counter(f"{other.cloud} {other.offer.instance.name} in {other.offer.region}" for other in clouds.offers)
+    for place, count in places.items():
+        if count > 1:
+            found.append(Violation(rule="a type has one offer in a region", place=place, value=f"{count} offers"))
+    for other in clouds.offers:
+        instance = other.offer.instance
+        problems = [*_type_problems(instance, today), *_price_problems(other.offer, today)]
+        if instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:  # allowed here: such a type is compared as one node only
+            problems = [problem for problem in problems if problem[0] != HAS_NETWORK]
+        if other.offer.on_demand is None and not other.note:
+            problems.append(("a type without a price says why", "no note"))
+        place = f"{other.cloud} {instance.name} in {other.offer.region}"
+        found += [Violation(rule=rule, place=place, value=value) for rule, value in problems]
+    return found
+
+
 def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
     gpu = gpu_table().get(instance.gpu.key)
     if gpu is None:
@@ -87,7 +115,7 @@ def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, 
             f"{instance.vcpus} vCPUs, {instance.memory_gib} GiB, NVMe {instance.nvme_gb} GB",
         )
     if not instance.network_gbit_per_s > 0 or instance.network_cards < 1:
-        yield "a type has a network", f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
+        yield HAS_NETWORK, f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
     if not 0 <= instance.efa_cards <= instance.network_cards:
         yield "EFA cards are network cards", f"{instance.efa_cards} EFA of {instance.network_cards} cards"
     if (instance.interconnect == "none") != (instance.gpu_count <= 1):
@@ -98,7 +126,7 @@ def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, 
         yield "a fact has a source and a date not in the future", f"{instance.source!r}, {instance.as_of}"
 
 
-def _offer_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
+def _price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
     prices: dict[str, Price | None] = {
         "on-demand": offer.on_demand,
         "reserved": offer.reserved_1yr,
@@ -116,6 +144,10 @@ def _offer_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
                 f"{kind} is at most on-demand",
                 f"{price.usd_per_hour} above {offer.on_demand.usd_per_hour} USD per hour",
             )
+
+
+def _offer_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
+    yield from _price_problems(offer, latest)
     if not REGION.fullmatch(offer.region):
         yield "a region is named as AWS names it", offer.region
     else:

@@ -125,7 +125,8 @@ def test_gpu_peaks_are_dense_and_in_proportion(key: str) -> None:
         assert peak["fp8"] == pytest.approx(2 * peak["fp16"], rel=0.02)
     if "tf32" in peak:
         assert peak["tf32"] == pytest.approx(peak["fp16"] / 2, rel=0.02)
-    assert (gpu.nvlink_gb_per_s > 0) == (gpu.name in ("V100", "A100", "H100", "H200", "B200", "B300"))
+    linked = ("V100", "A100", "A100 PCIe", "H100", "H100 NVL", "H200", "B200", "B300")
+    assert (gpu.nvlink_gb_per_s > 0) == (gpu.name in linked)
 
 
 def test_on_demand_and_reserved_prices_are_the_inputs_exactly(catalog: Catalog) -> None:
