@@ -48,6 +48,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; an error meant for the user ends with its message and exit status, never a traceback."""
+    if sys.stdout is None:  # started with it closed (`>&-`)
+        click.echo("error: standard output is closed\n  next: send it to a file, or to /dev/null", err=True)
+        sys.exit(1)
     try:
         cli()
     except GpufleetError as error:

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from optimizer.aws import ttl
 from optimizer.catalog.gpus import DATA, gpu_table
+from optimizer.catalog.model import Catalog
 from optimizer.catalog.snapshot import user_directory
 from optimizer.errors import DataMissingError
 from optimizer.hardware import InstanceType, Interconnect, Offer, Price
@@ -106,6 +108,7 @@ class CloudOffer:
         fabric: how nodes are joined: "infiniband" (RDMA, kernel bypass) or "ethernet".
         offer: facts and prices; a network of UNKNOWN_GBIT_PER_S is one no page states.
         retired: the day the cloud stopped selling the type; None while it is sold.
+        origin: where the price was read, without the conversion to USD; empty where there is none.
         note: why there is no price, or what to know of it; empty where there is nothing to say.
     """
 
@@ -114,6 +117,7 @@ class CloudOffer:
     fabric: str
     offer: Offer
     retired: date | None
+    origin: str
     note: str
 
     @property
@@ -128,6 +132,37 @@ class Clouds:
 
     offers: tuple[CloudOffer, ...]
     notes: tuple[str, ...] = ()
+
+
+def with_clouds(catalog: Catalog, clouds: Clouds, *, aws: bool) -> Catalog:
+    """A catalog whose offers are other clouds', after AWS's own where ``aws``: one to choose and sort offers of."""
+    others = [other.offer for other in clouds.offers]
+    types = {offer.instance.name: offer.instance for offer in others}
+    return replace(
+        catalog,
+        offers=(*(catalog.offers if aws else ()), *others),
+        instance_types=(*(catalog.instance_types if aws else ()), *types.values()),
+    )
+
+
+def price_notes(clouds: Clouds, today: date | None = None) -> list[str]:
+    """What a user should know of the prices: where each cloud's come from, how old they are, how many are missing."""
+    lines = list(clouds.notes)
+    for cloud in CLOUDS:
+        own = [other for other in clouds.offers if other.cloud == cloud]
+        dates: dict[str, date] = {}
+        for other in own:
+            if other.offer.on_demand is not None:
+                origin, as_of = other.origin.split("; upper end of ")[0], other.offer.on_demand.as_of
+                dates[origin] = min(as_of, dates.get(origin, as_of))
+        missing = sum(other.offer.on_demand is None for other in own)
+        lines += [
+            f"{TITLES[cloud]} prices: {origin}, {as_of.isoformat()}, {ttl.age_days(as_of, today)} days old"
+            for origin, as_of in dates.items()
+        ]
+        if missing:
+            lines.append(f"{missing} of {len(own)} {TITLES[cloud]} rows are unpriced; their note says why")
+    return [*lines, NOT_PROVISIONED] if clouds.offers else lines
 
 
 def cache() -> Path:
@@ -207,6 +242,7 @@ def _offers(facts: _TypeRow, row: PriceRow, rates: dict[str, _RateRow]) -> list[
             interruption_band=None,
         ),
         retired=facts.retired,
+        origin=row.source,
         note="; ".join(note for note in notes if note),
     )
     return [replace(base, offer=replace(base.offer, region=region)) for region in row.regions.split()]

@@ -193,7 +193,8 @@ class Catalog:
 
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
     """An error that names what is known, the nearest first."""
-    near = difflib.get_close_matches(value.lower(), sorted(known), n=3, cutoff=0.6)
+    names = {name.lower(): name for name in sorted(known)}
+    near = [names[name] for name in difflib.get_close_matches(value.lower(), names, n=3, cutoff=0.6)]
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
     return InvalidInputError(
         f"{kind} {value!r} is not in the catalog",

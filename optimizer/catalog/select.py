@@ -144,7 +144,7 @@ def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[s
         return None
     found: set[str] = set()
     for pattern in patterns:
-        matches = fnmatch.filter(known, pattern.lower())
+        matches = [name for name in known if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
         if not matches:
             if any(sign in pattern for sign in "*?["):
                 raise InvalidInputError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import load
+from optimizer.catalog.clouds import CLOUDS, CloudOffer, Clouds, load_clouds, price_notes, with_clouds
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, select, sort
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
 from optimizer.errors import NothingFeasibleError
@@ -43,6 +45,9 @@ COLUMNS = (
     "zone_ids",
     "on_demand_source",
     "facts_source",
+    "cloud",
+    "fabric",
+    "note",
 )
 TABLE = {
     "instance_type": "type",
@@ -62,6 +67,17 @@ TABLE = {
     "interrupted": "interrupted",
     "as_of": "priced",
 }
+# Other clouds have none of the columns that only AWS publishes.
+CLOUD_TABLE = {
+    "cloud": "cloud",
+    **{name: TABLE[name] for name in list(TABLE)[: list(TABLE).index("efa_cards")]},
+    "fabric": "fabric",
+    "interconnect": TABLE["interconnect"],
+    "on_demand_usd_per_hour": TABLE["on_demand_usd_per_hour"],
+    "spot_usd_per_hour": TABLE["spot_usd_per_hour"],
+    "as_of": TABLE["as_of"],
+    "note": "note",
+}
 
 
 def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
@@ -71,7 +87,20 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
         raise click.BadParameter(str(error)) from error
 
 
+def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a price; write USD an hour, like 12.50")
+    return value
+
+
 @click.command()
+@click.option(
+    "--cloud",
+    type=click.Choice(["aws", *CLOUDS, "all"]),
+    default="aws",
+    show_default=True,
+    help="Whose instance types; gpufleet provisions on AWS only, the others are for comparing prices.",
+)
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model (H100) or key (a100-80gb); repeatable.")
 @click.option("--count", callback=_range, metavar="RANGE", help="GPUs of one instance.")
 @click.option(
@@ -83,7 +112,11 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
 @click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
 @click.option("--type", "types", multiple=True, metavar="PATTERN", help="Instance type or pattern (p5*); repeatable.")
 @click.option(
-    "--max-price", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Highest price of an hour."
+    "--max-price",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
+    metavar="USD",
+    help="Highest price of an hour.",
 )
 @click.option(
     "--price",
@@ -109,6 +142,7 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
 )
 @format_option
 def command(
+    cloud: str,
     gpus: tuple[str, ...],
     count: Range,
     memory: Range,
@@ -122,6 +156,9 @@ def command(
 ) -> None:
     """List instance types with their prices, one row a type and region.
 
+    AWS's, or with --cloud those of Azure, Tencent Cloud and Alibaba Cloud; prices not in USD are converted at a rate
+    whose source and date on_demand_source gives. A row without a price says why in its note.
+
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
     in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are those of the
     others. A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
@@ -131,9 +168,17 @@ def command(
       gpufleet offers --gpu H100 --count 8 --region 'us-*'
       gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
       gpufleet offers --type 'p5*' --format csv
+      gpufleet offers --cloud all --gpu A100 --count 8
     """
     catalog = load()
-    write_catalog_notes(catalog)
+    others = Clouds(offers=())
+    if cloud in ("aws", "all"):
+        write_catalog_notes(catalog)
+    if cloud != "aws":
+        others = load_clouds([name for name in CLOUDS if cloud in (name, "all")])
+        catalog = with_clouds(catalog, others, aws=cloud == "all")
+        for note in price_notes(others):
+            click.echo(f"note: {note}", err=True)
     chosen = Filter(
         gpus=gpus,
         count=count,
@@ -146,8 +191,10 @@ def command(
     offers = sort(select(catalog, chosen), sort_key, priced_as)
     if max_age is not None:
         ttl.check_max_age(offers, max_age)
-    rows = [row(offer) for offer in offers]
-    columns = TABLE if output_format == "table" else {name: name for name in COLUMNS}
+    of_others = {(other.offer.instance.name, other.offer.region): other for other in others.offers}
+    rows = [row(offer, of_others.get((offer.instance.name, offer.region))) for offer in offers]
+    table = TABLE if cloud == "aws" else CLOUD_TABLE
+    columns = table if output_format == "table" else {name: name for name in COLUMNS}
     if offers or output_format != "table":
         write_rows(rows, columns, output_format)
     if not offers:
@@ -157,8 +204,13 @@ def command(
         )
 
 
-def row(offer: Offer) -> dict[str, Any]:
-    """An offer with the published field names; whole numbers without a decimal point."""
+def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:
+    """An offer with the published field names; whole numbers without a decimal point.
+
+    Args:
+        offer: facts and prices.
+        other: the same offer as another cloud's, of which disks and cards are not known; None for AWS's.
+    """
     instance, band = offer.instance, offer.interruption_band
     return {
         "instance_type": instance.name,
@@ -168,7 +220,7 @@ def row(offer: Offer) -> dict[str, Any]:
         "gpu_memory_gib": _whole(instance.gpu_memory_gib),
         "vcpus": instance.vcpus,
         "memory_gib": _whole(instance.memory_gib),
-        "network_gbit_per_s": _whole(instance.network_gbit_per_s),
+        "network_gbit_per_s": _whole(instance.network_gbit_per_s) or None,
         "efa_cards": instance.efa_cards,
         "interconnect": instance.interconnect,
         "on_demand_usd_per_hour": offer.on_demand.usd_per_hour if offer.on_demand else None,
@@ -182,13 +234,16 @@ def row(offer: Offer) -> dict[str, Any]:
         "interruption_low": band[0] if band else None,
         "interruption_high": band[1] if band else None,
         "interrupted": _band(band),
-        "nvme_gb": _whole(instance.nvme_gb),
-        "network_cards": instance.network_cards,
+        "nvme_gb": None if other else _whole(instance.nvme_gb),
+        "network_cards": None if other else instance.network_cards,
         "cpu_architecture": instance.cpu_architecture,
         "gpu_key": instance.gpu.key,
         "zone_ids": " ".join(offer.zone_ids) or None,
         "on_demand_source": offer.on_demand.source if offer.on_demand else None,
         "facts_source": instance.source,
+        "cloud": other.cloud if other else "aws",
+        "fabric": other.fabric if other else "efa" if instance.efa_cards else "ethernet",
+        "note": (other.note or None) if other else None,
     }
 
 
