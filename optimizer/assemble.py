@@ -54,7 +54,7 @@ def assemble(
     micro, accum = int(fastest.micro_batch[config]), int(fastest.grad_accum[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])
-    breakdown = {part: _cents(getattr(cost, part)[row]) for part in ("compute", "volumes", "storage", "transfer")}
+    breakdown = {part: cents(getattr(cost, part)[row]) for part in ("compute", "volumes", "storage", "transfer")}
     # The sum of what is shown, so that the bill adds up to the cent.
     expected_usd = round(sum(breakdown.values()), 2)
     size = checkpoint_gib(model.parameters, request.workload.optimizer)
@@ -80,7 +80,7 @@ def assemble(
                 "steps": int(fastest.steps[config]),
                 "precision": request.workload.precision,
                 "optimizer": request.workload.optimizer,
-                "checkpoint_gib": _round(size),
+                "checkpoint_gib": rounded(size),
                 "budget_usd": request.constraints.budget_usd,
                 "deadline_hours": request.constraints.deadline_hours,
             },
@@ -92,43 +92,44 @@ def assemble(
                 "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
             },
             "memory": {
-                "peak_gib": _round(estimates.peak_memory_gib[cell]),
-                "limit_gib": _round(estimates.limit_gib[cell]),
-                "breakdown": {part: _round(values[cell]) for part, values in estimates.memory_gib.items()},
+                "peak_gib": rounded(estimates.peak_memory_gib[cell]),
+                "limit_gib": rounded(estimates.limit_gib[cell]),
+                "breakdown": {part: rounded(values[cell]) for part, values in estimates.memory_gib.items()},
             },
-            "step_time_s": _round(estimates.step_time_s[cell]),
-            "tokens_per_second": _round(estimates.tokens_per_second[cell]),
-            "mfu": _round(estimates.mfu[cell]),
+            "step_time_s": rounded(estimates.step_time_s[cell]),
+            "tokens_per_second": rounded(estimates.tokens_per_second[cell]),
+            "mfu": rounded(estimates.mfu[cell]),
             "hours": {
-                "expected": _round(run.hours_expected[row]),
-                "p50": _round(run.hours_p50[row]),
-                "p95": _round(run.hours_p95[row]),
+                "expected": rounded(run.hours_expected[row]),
+                "p50": rounded(run.hours_p50[row]),
+                "p95": rounded(run.hours_p95[row]),
             },
             "cost_usd": {
                 "expected": expected_usd,
-                "p50": _cents(cost.p50[row]),
-                "p95": max(_cents(cost.p95[row]), expected_usd, _cents(cost.p50[row])),
+                "p50": cents(cost.p50[row]),
+                "p95": max(cents(cost.p95[row]), expected_usd, cents(cost.p50[row])),
                 # No head node in this version: the fleet's own nodes hold the rendezvous.
                 "breakdown": breakdown | {"head_node": 0.0},
             },
             "interruption": {
-                "rate": _round(rate / nodes),
+                "rate": rounded(rate / nodes),
                 "source": f"{way.hazard.source}; {FAILURE_SOURCE}" if way.hazard else FAILURE_SOURCE,
-                "expected_count": _round(run.expected_count[row]),
-                "checkpoint_interval_s": _round(run.checkpoint_interval_s[row]),
-                "lost_hours": _round(run.lost_hours[row]),
+                "expected_count": rounded(run.expected_count[row]),
+                "checkpoint_interval_s": rounded(run.checkpoint_interval_s[row]),
+                "lost_hours": rounded(run.lost_hours[row]),
             },
-            "prices": [*_node_prices(way), *_unit_prices(way.offer.region, catalog)],
+            "prices": [*node_prices(way), *unit_prices(way.offer.region, catalog)],
             "calibration": {
                 "source": calibration.describe(instance.gpu, request.workload.precision),
-                "relative_error": _round(fastest.relative_error),
+                "relative_error": rounded(fastest.relative_error),
                 "rows": calibration.residual(instance.gpu, request.workload.precision).rows,
             },
         }
     )
 
 
-def _node_prices(way: Purchase) -> list[Price]:
+def node_prices(way: Purchase) -> list[Price]:
+    """Prices of the nodes that ``way`` buys, each with its source and date."""
     offer, name = way.offer, f"{way.offer.instance.name} {way.offer.region}"
     label = {
         "on-demand": "on-demand",
@@ -143,7 +144,8 @@ def _node_prices(way: Purchase) -> list[Price]:
     return prices
 
 
-def _unit_prices(region: str, catalog: Catalog) -> list[Price]:
+def unit_prices(region: str, catalog: Catalog) -> list[Price]:
+    """Prices of everything else a fleet pays in a region, each with its source and date."""
     items: list[UnitItem] = ["gp3-storage"]
     volumes = Volumes()
     if volumes.iops > GP3_INCLUDED_IOPS:
@@ -159,10 +161,11 @@ def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> Price:
     return Price(item=item, usd=usd, per=per, source=source, as_of=as_of)
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
     """Six significant digits: more than any estimate has, and short to read."""
     return float(f"{float(value):.6g}")
 
 
-def _cents(value: float) -> float:
+def cents(value: float) -> float:
+    """USD to the cent."""
     return round(float(value), 2)
