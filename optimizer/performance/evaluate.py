@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.performance import memory, step
+from optimizer.performance import step
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, grid_shape, make_inputs, to_gib
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory
 from optimizer.performance.types import Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
 
@@ -104,8 +105,20 @@ def evaluate_inputs(inputs: Inputs) -> Estimates:
 def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     parts_s = step.step_seconds(x)
     step_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
-    parts_gib = {name: to_gib(value) for name, value in memory.memory_bytes(x).items()}
+    held = memory(x)
+    parts_gib = {name: to_gib(value) for name, value in held.peak.items()}
     peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
+    temporaries_gib, nccl_gib = to_gib(held.temporaries), to_gib(held.nccl)
+    process_gib = to_gib(CONTEXT_BYTES) + nccl_gib
+    available_gib = (to_gib(x.gpu_memory_bytes) - process_gib) / (1.0 + FRAGMENTATION)
+    limit_gib = np.maximum(available_gib - temporaries_gib, 0.0)
+    fragmentation_gib = FRAGMENTATION * (peak_gib + temporaries_gib)
+    reserve_gib = {
+        "optimizer_temporaries": temporaries_gib,
+        "fragmentation": fragmentation_gib,
+        "cuda_context": to_gib(CONTEXT_BYTES),
+        "nccl": nccl_gib,
+    }
     samples = x.data * x.micro_batch * x.grad_accum
     gpus = x.data * x.tensor * x.pipeline * x.context
     mfu = samples * model_flops_per_sample(x) / step_s / (gpus * x.peak_flop_per_s)
@@ -118,9 +131,11 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         tokens_per_second=full(samples * x.seq_len / step_s),
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
-        limit_gib=full(np.asarray(x.limit_gib)),
-        fits=full(peak_gib <= x.limit_gib),
+        limit_gib=full(limit_gib),
+        needed_gib=full(peak_gib + temporaries_gib + fragmentation_gib + process_gib),
+        fits=full(peak_gib <= limit_gib),
         memory_gib={name: full(value) for name, value in parts_gib.items()},
+        reserve_gib={name: full(value) for name, value in reserve_gib.items()},
         time_s={name: full(value) for name, value in parts_s.items()},
     )
 

@@ -30,14 +30,12 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
-# Memory outside the allocator's reach: 0.75 GiB of CUDA context and libraries (H200, torch 2.11, measured 2026-11-21:
-# tests/benchmarks/measure_steps.py) and 0.69 GB of NCCL on 4 A100s (https://github.com/NVIDIA/nccl/issues/964).
-RESERVED_GIB = 1.4
-# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By 1 to 6% in ten of eleven runs
-# on H200 (the same measurement; 22% in one that had room to spare), up to 30% elsewhere. 5% is left for it, which
-# expandable segments keep to (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html); the published
-# run that is nearest its GPU's memory is predicted at 92% of the limit this gives.
-FRAGMENTATION = 0.05
+# Bytes a parameter that PyTorch's default optimizers (foreach) keep for temporaries during the step; fused ones, as
+# every code with masters of its own uses, keep none (https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html).
+FOREACH_BYTES = 4.0
+# Copies of the layers' weights in 8 bits, by rows and by columns, which Hopper's products need both of
+# (https://nvidia.github.io/TransformerEngine, low precision training, performance considerations).
+FP8_COPIES_BYTES = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +69,8 @@ class Inputs:
     experts_used: Number
     layer_matrix: Number
     layer_parameters: Number
+    experts: Number
+    expert_parameters: Number
     embedding_parameters: Number
     vocab: Number
     causal: Number
@@ -89,6 +89,8 @@ class Inputs:
     master_bytes: Number
     gradient_bytes: Number
     cast_bytes: Number
+    cached_bytes: Number
+    foreach_bytes: Number
     reduce_bytes: Number
     bucket_bytes: Number
     persistent_gradients: Number
@@ -106,7 +108,7 @@ class Inputs:
     network_byte_per_s: Number
     network_latency_s: Number
     gpus_per_node: Number
-    limit_gib: Number
+    gpu_memory_bytes: Number
     # Grid
     nodes: Number
     data: Number
@@ -140,11 +142,6 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
             next_step="choose another --precision or GPU",
         )
     return float(peak) * 1e12
-
-
-def memory_limit_gib(memory_gib: float) -> float:
-    """What a process may allocate on a GPU of ``memory_gib``, GiB."""
-    return max(0.0, (memory_gib - RESERVED_GIB) / (1 + FRAGMENTATION))
 
 
 def make_inputs(
@@ -186,6 +183,9 @@ def make_inputs(
         experts_used=float(max(1, model.experts_per_token)),
         layer_matrix=float(model.active_layer_matrix_parameters),
         layer_parameters=float(model.layer_parameters),
+        experts=float(model.experts),
+        # Of one layer, all experts; a given count of parameters may be less than the architecture's.
+        expert_parameters=min(float(model.experts * model.expert_matrix_parameters), float(model.layer_parameters)),
         embedding_parameters=float(model.embedding_parameters),
         vocab=float(model.vocab_size),
         causal=1.0 if model.architecture == "decoder" else 0.0,
@@ -203,6 +203,8 @@ def make_inputs(
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
+        cached_bytes=FP8_COPIES_BYTES if run.precision == "fp8" else 0.0,
+        foreach_bytes=0.0 if framework.master_bytes else FOREACH_BYTES,
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
@@ -222,7 +224,7 @@ def make_inputs(
         network_byte_per_s=network[0],
         network_latency_s=network[1],
         gpus_per_node=float(max(1, hardware.gpus_per_node)),
-        limit_gib=memory_limit_gib(memory_gib),
+        gpu_memory_bytes=memory_gib * GIB,
         **_settings(grid, framework),
         coefficients=coefficients,
     )

@@ -1,75 +1,144 @@
-"""Peak memory of the fullest rank, in bytes by part.
+"""Memory of the fullest rank, in bytes by part.
 
 docs/estimator.md derives the equations. The peak is the larger of two moments: the loss, when all activations and the
 logits are alive and gradients are not yet (unless they persist), and the optimizer step, when all gradients are alive
-and the activations are gone.
+and the activations are gone. Of a pipeline it is the first stage's or the last's: the first keeps the activations of
+the most micro-batches, the last has the logits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
+from optimizer.performance.types import NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
+from optimizer.units import GIB
 
 PARTS = ("weights", "gradients", "optimizer_state", "activations", "logits", "communication")
 
 # DDP and FSDP send in pieces: ZeRO-3 holds the gathered layer in use and the next one being fetched.
 GATHERED_LAYERS = 2.0
+# Tokens of the fullest rank of experts over the mean: what ST-MoE trains with as capacity (arXiv:2202.08906, 2022-02).
+# A rank that holds every expert has each token experts_per_token times, however uneven the router is.
+EXPERT_CAPACITY = 1.25
+# Gradients in flight and convolution workspace, in elements a published activation, as measured over what is saved on
+# ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
+CNN_WORKING = 0.5
+CNN_WORKING_16_BIT = 0.05
+
+# Memory outside the allocator's reach. CUDA context and libraries: 0.75 GiB (H200, torch 2.11, measured 2026-11-21:
+# tests/benchmarks/measure_steps.py). NCCL: 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each
+# group of ranks, which is a communicator with buffers of its own (https://github.com/NVIDIA/nccl/issues/986), and
+# 3.28 GB more once 8 H100s exchange all to all (https://github.com/NVIDIA/nccl/issues/1685, 2025-04-16): some a peer.
+CONTEXT_BYTES = 0.75 * GIB
+NCCL_BYTES = 0.69e9
+ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
+# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By 1 to 6% in ten of eleven runs
+# on H200 (the same measurement; 22% in one that had room to spare), up to 30% elsewhere. 5% is left for it, which
+# expandable segments keep to (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), as
+# bootstrap/launch.sh sets them.
+FRAGMENTATION = 0.05
 
 
-def memory_bytes(x: Inputs) -> dict[str, Number]:
-    """Bytes of each of PARTS at the peak; they add up to the peak."""
-    parameters = stage_parameters(x)
-    shards = np.maximum(x.data, 1.0)
-    shard = {stage: np.where(x.sharding >= stage, shards, 1.0) for stage in (ZERO1, ZERO2, ZERO3)}
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest rank.
 
-    weights = parameters * x.weight_bytes / shard[ZERO3]
-    state = parameters * (x.optimizer_state_bytes + x.master_bytes) / shard[ZERO1]
-    gradients = parameters * x.gradient_bytes / shard[ZERO2]
-    # While a layer's gradients are reduced, ZeRO-2 and 3 hold that layer's whole gradients.
+    Attributes:
+        peak: of each of PARTS at the peak of allocated memory; they add up to it.
+        temporaries: what the optimizer step allocates above that peak where the optimizer is not fused.
+        nccl: buffers of the communicators.
+    """
+
+    peak: dict[str, Number]
+    temporaries: Number
+    nccl: Number
+
+
+def memory(x: Inputs) -> Memory:
+    """Memory of each configuration."""
+    held = stage_parameters(x)
+    ranks = x.data * x.context
+    several = ranks > 1
+    # Where states are sharded, all ranks together hold each parameter once, whether experts are spread or not.
+    sharded = _stage_parameters(x, 1.0) / ranks
+    zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     layer = layer_parameters_of_rank(x)
-    reducing = np.where(x.sharding >= ZERO2, layer * x.gradient_bytes, 0.0)
-    buckets = np.where((x.sharding == DDP) & (x.data > 1), parameters * x.bucket_bytes, 0.0)
-    cast = np.where(
-        x.sharding == ZERO3,
-        np.where(x.data > 1, GATHERED_LAYERS * layer * x.element_bytes, parameters * x.cast_bytes),
-        parameters * x.cast_bytes,
-    )
+
+    # ZeRO-2 of PyTorch is FSDP that gathers all 16-bit weights for a forward and backward pass (SHARD_GRAD_OP) and
+    # keeps their masters sharded; code with masters of their own keeps the 16-bit weights whole.
+    gathers_all = (x.sharding == ZERO2) & (x.master_bytes == 0) & several
+    updated = np.where(zero1, sharded, held)
+    weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
+    state = updated * (x.optimizer_state_bytes + x.master_bytes)
+    gradients = np.where(zero2, sharded, held) * x.gradient_bytes
+    # While a layer's gradients are reduced, ZeRO-2 and 3 hold that layer's whole gradients.
+    at_step = gradients + np.where(zero2, layer * x.gradient_bytes, 0.0)
+    buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
+    gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
+    copies = held * np.where(gathers_all, x.element_bytes, x.cast_bytes) + held * x.cached_bytes
+    cast = np.where(zero3 & several, gathered, copies)
 
     saved, working = activation_bytes(x)
+    first, last = _micro_batches_in_flight(x)
     logits = logits_bytes(x)
+    # Which stage is fuller: the first, or the last with its logits.
+    last_is_fuller = (last - first) * saved + np.maximum(logits - working, 0.0) >= 0
+    logits = np.where(last_is_fuller, logits, 0.0)
+    saved = saved * np.where(last_is_fuller, last, first)
     early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
 
     at_loss = early + saved + np.maximum(logits, working) + cast
-    at_step = gradients + reducing
     loss_peaks = at_loss >= at_step
     nothing = np.zeros_like(at_loss)
-    return {
-        "weights": weights + np.where(loss_peaks, cast, nothing),
-        "gradients": np.where(loss_peaks, early, at_step),
-        "optimizer_state": state + nothing,
-        "activations": np.where(loss_peaks, saved + np.maximum(working - logits, 0.0), nothing),
-        "logits": np.where(loss_peaks, logits, nothing),
-        "communication": buckets + nothing,
-    }
+    temporaries = at_step + updated * x.foreach_bytes - np.maximum(at_loss, at_step)
+    return Memory(
+        peak={
+            "weights": weights + np.where(loss_peaks, cast, nothing),
+            "gradients": np.where(loss_peaks, early, at_step),
+            "optimizer_state": state + nothing,
+            "activations": np.where(loss_peaks, saved + np.maximum(working - logits, 0.0), nothing),
+            "logits": np.where(loss_peaks, logits, nothing),
+            "communication": buckets + nothing,
+        },
+        temporaries=np.maximum(temporaries, 0.0),
+        nccl=_nccl_bytes(x),
+    )
 
 
 def stage_parameters(x: Inputs) -> Number:
-    """Parameters of the fullest rank's pipeline stage and tensor slice, before any sharding over data ranks.
+    """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before any sharding over data ranks.
 
     The first stage has the input embedding and the last the output projection; with tied embeddings both keep a copy,
     so the fullest stage has its layers and one table.
     """
-    layers = np.ceil(x.layers / x.pipeline)
-    table = np.where(x.pipeline > 1, np.minimum(x.vocab * x.hidden, x.embedding_parameters), x.embedding_parameters)
-    return (layers * x.layer_parameters + table) / x.tensor
+    return _stage_parameters(x, x.expert)
+
+
+def _stage_parameters(x: Inputs, expert: Number) -> Number:
+    tables = x.vocab * x.hidden
+    # The first stage has the positions too.
+    first = np.where(x.embedding_parameters >= 2.0 * tables, x.embedding_parameters - tables, x.embedding_parameters)
+    table = np.where(x.pipeline > 1, first, x.embedding_parameters)
+    return (layers_of_stage(x) * _layer_parameters(x, expert) + table) / x.tensor
+
+
+def layers_of_stage(x: Inputs) -> Number:
+    """Layers of the fullest pipeline stage."""
+    return np.ceil(x.layers / x.pipeline)
 
 
 def layer_parameters_of_rank(x: Inputs) -> Number:
     """Parameters of the largest unit that ZeRO gathers at once: a layer, or the embedding if that is larger."""
     table = np.minimum(x.vocab * x.hidden, x.embedding_parameters)
-    return np.maximum(x.layer_parameters, table) / x.tensor
+    return np.maximum(_layer_parameters(x, x.expert), table) / x.tensor
+
+
+def _layer_parameters(x: Inputs, expert: Number) -> Number:
+    """Parameters of one layer where ``expert`` ranks share its experts, before any slicing over tensor ranks."""
+    return x.layer_parameters - x.expert_parameters * (1.0 - 1.0 / expert)
 
 
 def tokens_of_rank(x: Inputs) -> Number:
@@ -78,7 +147,7 @@ def tokens_of_rank(x: Inputs) -> Number:
 
 
 def activation_bytes(x: Inputs) -> tuple[Number, Number]:
-    """Bytes saved for the backward pass, and bytes of one layer's own backward pass on top of them.
+    """Bytes one micro-batch saves in a stage for the backward pass, and bytes of one layer's own backward pass.
 
     Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the run's elements.
     """
@@ -90,55 +159,67 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number]:
     # normalised input in the wider type; dropout saves a mask byte. Rotary positions in the wider type save queries and
     # keys once more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
     wide = np.where(residual > element, residual, 0.0) * x.llama_like * (1.0 - x.compiled)
-    outside = x.hidden * (2.0 * (residual + wide + element) + 2.0 * x.dropout) / split
-    rotary = wide * (x.query + x.kv) / x.tensor
+    outside = x.hidden * (2.0 * (residual + wide + element) + 2.0 * x.dropout)
     # Queries, keys, values, the attention's output (the input of the output projection).
-    products = element * (2.0 * x.query + 2.0 * x.kv) / x.tensor
-    # Feed-forward: every product's output, and the activation function's output that the last product reads.
-    up = (x.mlp_matrices - 1.0) * x.ffn * x.experts_used
-    inner = element * x.ffn * x.experts_used
-    elementwise = inner * np.where(x.mlp_matrices > 2.5, 2.0, 1.0)
-    feed_forward = (element * up + elementwise) / x.tensor
+    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * (x.query + x.kv)
+    # Feed-forward: every product's output, and the activation function's output that the last product reads. A rank
+    # of experts works on the tokens that its experts were sent.
+    uneven = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+    used = x.experts_used * uneven
+    up = (x.mlp_matrices - 1.0) * x.ffn * used
+    inner = element * x.ffn * used
+    feed_forward = element * up + inner * np.where(x.mlp_matrices > 2.5, 2.0, 1.0)
+    # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
+    # on each tensor rank), and the experts' outputs that their weights are multiplied with.
+    dispatched = element * x.hidden * used * (x.experts > 0)
+    router = 8.0 * x.experts
     # Unfused attention: softmax output and its 16-bit copy after dropout (2 elements) and a mask byte a score.
-    scores = (1.0 - x.flash) * x.heads * (x.seq_len / x.context) * (2.0 * element + 1.0) / x.tensor
-    everything = outside + rotary + products + feed_forward + scores
+    scores = (1.0 - x.flash) * x.heads * x.seq_len * (2.0 * element + 1.0)
+    everything = (outside + router + dispatched) / split + dispatched + (products + feed_forward + scores) / x.tensor
 
     # Selective keeps each layer's input, attention's output and those of the matrix products that it does not repeat.
-    matrices = element * (x.hidden / split + (x.query + 2.0 * x.kv + up) / x.tensor)
-    attention_out = element * x.query / x.tensor
-    kept_selective = residual * x.hidden / split + attention_out + (1.0 - x.selective_recompute) * matrices
     kept_full = residual * x.hidden / split
-    by_setting = [x.checkpointing == NONE, x.checkpointing == SELECTIVE, x.checkpointing == FULL]
-    per_token = np.select(by_setting, [everything, kept_selective, kept_full])
-
-    # 1F1B keeps the activations of as many micro-batches as there are stages to come (at most all of them);
-    # interleaving keeps 1 + (p - 1) / (p v) times as many (arXiv:2104.04473, 2.2).
-    in_flight = np.minimum(x.pipeline, x.grad_accum)
-    in_flight = in_flight * np.where(
-        x.virtual_stages > 1, 1.0 + (x.pipeline - 1) / (x.pipeline * x.virtual_stages), 1.0
+    matrices = (element * x.hidden + dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
+    kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.selective_recompute) * matrices
+    per_token = np.where(
+        x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)
     )
-    layers = x.layers / x.pipeline
-    transformer = tokens * per_token * layers * in_flight
-    recomputed = np.where(x.checkpointing == NONE, 0.0, everything - per_token)
-    # The backward pass of one layer holds the gradients of its widest tensors beside what it reads.
-    gradient_of_layer = (element * (up + x.ffn * x.experts_used) + residual * x.hidden) / x.tensor
-    working = np.where(x.layers > 0, tokens * (recomputed + gradient_of_layer), 0.0)
+    transformer = tokens * per_token * layers_of_stage(x)
+    # The backward pass of one layer holds the gradients of its widest tensors beside what it reads; the sequence
+    # gathered from the tensor ranks; keys, values and their gradients of the context rank whose turn it is, and of the
+    # next; what is sent to experts and what comes back.
+    gathered = np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
+    ring = np.where(x.context > 1, 8.0 * element * x.kv / x.tensor, 0.0)
+    exchanged = np.where(x.expert > 1, 2.0 * dispatched / split, 0.0)
+    gradient_of_layer = element * (up + x.ffn * used) / x.tensor + residual * x.hidden / split
+    layer = everything - per_token + gradient_of_layer + gathered + ring + exchanged
+    working = np.where(x.layers > 0, tokens * layer, 0.0)
 
     # A CNN saves each convolution's input and output (the norm's input): two elements a published activation.
     images = x.micro_batch * x.cnn_activations * element
     return transformer + 2.0 * images, working + np.where(element > 2.0, CNN_WORKING, CNN_WORKING_16_BIT) * images
 
 
-# Gradients in flight and convolution workspace, in elements a published activation, as measured over what is saved on
-# ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
-CNN_WORKING = 0.5
-CNN_WORKING_16_BIT = 0.05
+def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
+    """Micro-batches whose activations the first and the last stage keep.
+
+    1F1B keeps as many as there are stages to come (at most all of them) and 1 on the last stage. Interleaving v chunks
+    keeps 1 + (p - 1) / (p v) times as many on the first, and all but the last chunk's warm-up on the last
+    (arXiv:2104.04473, 2.2; arXiv:2205.05198, section 4.2.3).
+    """
+    first = np.minimum(x.pipeline, x.grad_accum)
+    interleaved = x.virtual_stages > 1
+    most = first * np.where(interleaved, 1.0 + (x.pipeline - 1.0) / (x.pipeline * x.virtual_stages), 1.0)
+    last = np.where(interleaved, ((x.virtual_stages - 1.0) * first + 1.0) / x.virtual_stages, 1.0)
+    return most, last
 
 
 def logits_bytes(x: Inputs) -> Number:
-    """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage.
+    """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage."""
+    return tokens_of_rank(x) * x.vocab * x.loss_bytes / x.tensor
 
-    With more than one pipeline stage the last one keeps few activations, and the fullest is another: they do not add.
-    """
-    logits = tokens_of_rank(x) * x.vocab * x.loss_bytes / x.tensor
-    return np.where(x.pipeline > 1, 0.0, logits)
+
+def _nccl_bytes(x: Inputs) -> Number:
+    groups = 1.0 * (x.data * x.context > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
+    peers = np.minimum(x.expert, x.gpus_per_node) - 1.0
+    return groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER

@@ -249,12 +249,17 @@ def _virtual_stages(row: Mapping[str, Any], layers_per_stage: int) -> int:
         return 1
     try:
         if text.startswith("interleave="):
-            return max(1, int(text.removeprefix("interleave=")))
-        return max(1, math.ceil(layers_per_stage / float(text)))
-    except (ValueError, OverflowError, ZeroDivisionError) as error:
+            chunks = int(text.removeprefix("interleave="))
+        else:
+            chunks = math.ceil(layers_per_stage / float(text))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        chunks = 0
+    if not 1 <= chunks <= max(1, layers_per_stage):
         raise InvalidInputError(
-            f"layers_per_virtual_stage is {text!r}", limit='a number of layers, or "interleave=" and a number of chunks'
-        ) from error
+            f"layers_per_virtual_stage is {text!r}",
+            limit=f'a number of layers, or "interleave=" and a number of chunks: a stage has {layers_per_stage} layers',
+        )
+    return chunks
 
 
 def _given(row: Mapping[str, Any], column: str) -> bool:

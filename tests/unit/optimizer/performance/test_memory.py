@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.performance.inputs import memory_limit_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Run
 from optimizer.units import GIB
 from tests.unit.optimizer.performance.fixtures import BERT, GPT2_XL, LLAMA_8B, RESNET, node, of
@@ -94,11 +93,26 @@ def test_selective_is_between_full_and_none() -> None:
     assert found.memory_gib["activations"][0] > found.memory_gib["activations"][1] > found.memory_gib["activations"][2]
 
 
-def test_the_limit_leaves_room_for_context_and_fragmentation() -> None:
-    assert memory_limit_gib(80) == pytest.approx((80 - 1.4) / 1.05)
-    assert memory_limit_gib(1.0) == 0
-    small = of(hardware=node(gpu_memory_gib=20.0))
-    assert small.limit_gib == pytest.approx(18.6 / 1.05)
+def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> None:
+    """0.75 GiB of CUDA, 0.69 GB a communicator, 5% of the rest."""
+    run = Run(seq_len=512, framework="megatron")
+    one = of(data=1, sharding=DDP, run=run, hardware=node(gpu_memory_gib=20.0))
+    assert one.limit_gib == pytest.approx((20 - 0.75) / 1.05)
+    three = of(data=2, tensor=2, pipeline=2, sharding=DDP, run=run, hardware=node(gpu_memory_gib=20.0))
+    assert three.limit_gib == pytest.approx((20 - 0.75 - 3 * 0.69e9 / GIB) / 1.05)
+    assert of(hardware=node(gpu_memory_gib=1.0)).limit_gib == 0
+
+
+def test_an_optimizer_that_is_not_fused_needs_4_bytes_a_parameter_more_at_its_step() -> None:
+    n = GPT2_XL.parameters
+    # One sequence and full checkpointing: the step is the peak. Megatron's optimizer is fused.
+    plain = of(data=1, sharding=DDP, checkpointing=FULL)
+    assert plain.memory_gib["activations"] == 0
+    assert plain.reserve_gib["optimizer_temporaries"] == pytest.approx(4 * n / GIB)
+    fused = of(data=1, sharding=DDP, checkpointing=FULL, run=Run(seq_len=512, framework="megatron"))
+    assert fused.reserve_gib["optimizer_temporaries"] == 0
+    # With activations larger than that the step has room.
+    assert of(data=1, sharding=DDP, micro_batch=64).reserve_gib["optimizer_temporaries"] == 0
 
 
 def test_tensor_and_pipeline_ranks_share_the_model() -> None:
@@ -144,8 +158,11 @@ def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precisio
     found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=any_run(model, precision, framework), **grid)
     assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
     assert all(part >= 0 for part in found.memory_gib.values())
+    memory_gib = node(gpu).gpu.memory_gib
+    assert found.needed_gib == pytest.approx(float(found.peak_memory_gib) + sum(map(float, found.reserve_gib.values())))
     assert bool(found.fits) == bool(found.peak_memory_gib <= found.limit_gib)
-    assert found.limit_gib < node(gpu).gpu.memory_gib
+    assert bool(found.fits) == bool(found.needed_gib <= memory_gib * (1 + 1e-12))
+    assert found.limit_gib < memory_gib
 
 
 @given(**grids)
