@@ -176,16 +176,25 @@ def load_clouds(names: Sequence[CloudName] = CLOUDS) -> Clouds:
     Raises:
         DataMissingError: a shipped table is missing or broken.
     """
+    prices, notes = newest_prices()
+    return offers_of([row for row in prices if row.cloud in names], notes)
+
+
+def offers_of(prices: Iterable[PriceRow], notes: Sequence[str] = ()) -> Clouds:
+    """The offers that price rows make together with the shipped facts of their types.
+
+    Raises:
+        DataMissingError: a shipped table is missing or broken.
+    """
     types = {row.instance_type: row for row in _read(SHIPPED / "types.csv", _TypeRow)}
     rates = {row.currency: row for row in _read(SHIPPED / "exchange_rates.csv", _RateRow)}
-    prices, notes = newest_prices()
-    offers = [offer for row in prices if row.cloud in names for offer in _offers(types[row.instance_type], row, rates)]
+    offers = [offer for row in prices for offer in _offers(types[row.instance_type], row, rates)]
     offers.sort(key=lambda found: (CLOUDS.index(found.cloud), found.offer.instance.name, found.offer.region))
     return Clouds(offers=tuple(offers), notes=tuple(notes))
 
 
 def newest_prices() -> tuple[list[PriceRow], list[str]]:
-    """Price rows of all clouds: a cloud's refreshed file where it can be read, else its shipped rows; and notes.
+    """Price rows of all clouds: a cloud's refreshed file unless it is broken or older than the shipped rows; and notes.
 
     Raises:
         DataMissingError: the shipped table is missing or broken.
@@ -202,8 +211,13 @@ def newest_prices() -> tuple[list[PriceRow], list[str]]:
         except DataMissingError as error:
             notes.append(f"{error.got}; the shipped {TITLES[cloud]} prices are used")
             continue
-        rows = [row for row in rows if row.cloud != cloud] + fresh
+        if _newest(fresh) >= _newest([row for row in rows if row.cloud == cloud]):
+            rows = [row for row in rows if row.cloud != cloud] + fresh
     return rows, notes
+
+
+def _newest(rows: Iterable[PriceRow]) -> date:
+    return max((row.as_of for row in rows if row.as_of is not None), default=date.min)
 
 
 def write_prices(path: Path, rows: Iterable[PriceRow]) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog.clouds import CLOUDS, TITLES, CloudName, load_clouds
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import format_option, write_json, write_rows
-from optimizer.errors import GpufleetError
+from optimizer.errors import GpufleetError, InvalidInputError
 
 
 @click.group()
@@ -71,7 +72,7 @@ def show(output_format: str) -> None:
 def verify(directory: Path | None, output_format: str) -> None:
     """Check a catalog against its invariants; exit status 1 if one is broken.
 
-    Checks the catalog in use, or the snapshot in DIRECTORY.
+    Checks the catalog in use and other clouds' prices, or the snapshot in DIRECTORY.
 
     \b
     Example:
@@ -82,6 +83,10 @@ def verify(directory: Path | None, output_format: str) -> None:
     for note in catalog.notes:
         click.echo(f"note: {note}", err=True)
     violations = invariants.check(catalog)
+    if directory is None:
+        others = load_clouds()
+        violations += invariants.check_clouds(others, today=datetime.now(UTC).date())
+        click.echo(f"other clouds: {len(others.offers)} offers", err=True)
     rows = [{"place": found.place, "value": found.value, "rule": found.rule} for found in violations]
     if rows or output_format != "table":
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
@@ -95,9 +100,21 @@ def verify(directory: Path | None, output_format: str) -> None:
 
 
 @command.command()
-@click.option("--region", "regions", multiple=True, metavar="REGION", help="Region to read; repeatable. Default: all.")
+@click.option(
+    "--region", "regions", multiple=True, metavar="REGION", help="AWS region to read; repeatable. Default: all."
+)
+@click.option(
+    "--cloud",
+    type=click.Choice(["aws", *CLOUDS]),
+    default="aws",
+    show_default=True,
+    help="Whose prices to read; azure's, of all its regions, need no account.",
+)
+@click.option("--endpoint", metavar="URL", help="Another address of the Azure Retail Prices API.")
 @format_option
-def refresh(regions: tuple[str, ...], output_format: str) -> None:
+def refresh(
+    regions: tuple[str, ...], cloud: CloudName | Literal["aws"], endpoint: str | None, output_format: str
+) -> None:
     """Read instance types, zones and prices from AWS, and keep them for the commands that follow.
 
     Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
@@ -105,11 +122,20 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     the reason on standard error; when none answers, nothing changes and the exit status is 1. The spot price of a
     region is its lowest zone's current price, with the zone's id.
 
+    With --cloud azure: Linux pay-as-you-go and spot prices of the Azure types gpufleet knows, from the public Azure
+    Retail Prices API. Tencent Cloud and Alibaba Cloud have no price API without an account.
+
     \b
     Example:
       gpufleet catalog refresh
       gpufleet catalog refresh --region us-east-1 --region eu-west-1
+      gpufleet catalog refresh --cloud azure
     """
+    if cloud != "aws":
+        _refresh_cloud(cloud, regions, endpoint, output_format)
+        return
+    if endpoint is not None:
+        raise click.UsageError("--endpoint is of --cloud azure; AWS's are set with AWS_ENDPOINT_URL")
     from optimizer.catalog.refresh import enabled_regions
     from optimizer.catalog.refresh import refresh as run
 
@@ -151,6 +177,27 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     click.echo(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):
         click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
+
+
+def _refresh_cloud(cloud: CloudName, regions: tuple[str, ...], endpoint: str | None, output_format: str) -> None:
+    if cloud != "azure":
+        raise InvalidInputError(
+            f"--cloud is {cloud}",
+            limit="aws or azure",
+            why=f"{TITLES[cloud]} has no price API that answers without an account",
+            next_step=f"gpufleet offers --cloud {cloud} shows the published prices gpufleet ships, with their dates",
+        )
+    if regions:
+        raise click.UsageError("--region is of AWS; --cloud azure reads every region")
+    from optimizer.catalog.refresh_azure import refresh_azure
+    from optimizer.catalog.sources.azure_retail import ENDPOINT
+
+    result = refresh_azure(endpoint or ENDPOINT, progress=lambda line: click.echo(line, err=True))
+    rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
+    write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)
+    for line in (*result.skipped, *result.failures):
+        click.echo(f"note: {line}", err=True)
+    click.echo(f"written to {result.path}", err=True)
 
 
 def missing_prices(catalog: Catalog) -> dict[str, list[str]]:

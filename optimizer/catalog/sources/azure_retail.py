@@ -1,0 +1,147 @@
+"""Azure's prices from the Azure Retail Prices API, which anybody may read without an account.
+
+https://learn.microsoft.com/en-us/rest/api/cost-management/retail-prices/azure-retail-prices
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from optimizer.catalog.sources import Skipped, UnusableRowError
+
+NAME = "Azure prices"
+ENDPOINT = "https://prices.azure.com/api/retail/prices"
+ORIGIN = "Azure Retail Prices API"
+
+# The API throttles (429) and names the wait in Retry-After, which urllib3 keeps to; waits of 1, 2, 4, 8 s otherwise.
+RETRIES = urllib3.Retry(
+    total=5, connect=2, backoff_factor=1, status_forcelist=(429, 500, 502, 503, 504), allowed_methods={"GET"}
+)
+TIMEOUT_S = 30.0
+# A page has 100 prices (1,000 in later versions of the API), and one type has about three meters in each of 60 regions.
+MAX_PAGES = 50
+
+
+class PricesUnreadableError(Exception):
+    """The API could not be reached, or answered with something other than prices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionPrice:
+    """Linux prices of one type in one region, USD per hour."""
+
+    on_demand: float | None
+    spot: float | None
+
+
+def fetch(instance_type: str, endpoint: str = ENDPOINT, retries: urllib3.Retry = RETRIES) -> Iterator[dict[str, Any]]:
+    """Every pay-as-you-go price item of one type, page by page.
+
+    Raises:
+        PricesUnreadableError: no answer after all retries, or an answer that is not a page of prices.
+    """
+    wanted = f"serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and armSkuName eq '{instance_type}'"
+    url: str | None = f"{endpoint}?{urlencode({'currencyCode': 'USD', '$filter': wanted})}"
+    host = urlsplit(endpoint).hostname
+    with urllib3.PoolManager(retries=retries, timeout=TIMEOUT_S) as http:
+        for _ in range(MAX_PAGES):
+            if url is None:
+                return
+            page = _page(http, url)
+            yield from page["Items"]
+            url = page.get("NextPageLink") or None
+            if url is not None and urlsplit(url).hostname != host:
+                raise PricesUnreadableError(f"the next page is on another host than {host}: {url}")
+    raise PricesUnreadableError(f"{instance_type} has more than {MAX_PAGES} pages of prices")
+
+
+def _page(http: urllib3.PoolManager, url: str) -> dict[str, Any]:
+    host = urlsplit(url).netloc
+    try:
+        answer = http.request("GET", url)
+        page = json.loads(answer.data) if answer.status == 200 else None
+    except urllib3.exceptions.MaxRetryError as error:
+        raise PricesUnreadableError(f"{host} did not answer: {error.reason}") from error
+    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        raise PricesUnreadableError(f"{host}: {error}") from error
+    if page is None:
+        raise PricesUnreadableError(f"{host} answered with HTTP status {answer.status}")
+    if not isinstance(page, dict) or not isinstance(page.get("Items"), list):
+        raise PricesUnreadableError(f"{host} answered with something other than a page of prices")
+    return page
+
+
+def parse(
+    items: Iterable[dict[str, Any]], instance_type: str, now: datetime | None = None
+) -> tuple[dict[str, RegionPrice], list[Skipped]]:
+    """Linux on-demand and spot prices by region.
+
+    Of several prices of one meter, the newest that is in force by ``now`` counts, a primary meter before others.
+
+    Args:
+        items: ``Items`` of the answers.
+        instance_type: the type asked for; items of others are left out.
+        now: UTC.
+
+    Returns:
+        Prices by region, and what was not usable.
+    """
+    moment = (now or datetime.now(UTC)).astimezone(UTC)
+    best: dict[tuple[str, str], tuple[tuple[bool, datetime], float]] = {}
+    skipped = []
+    for number, item in enumerate(items, start=1):
+        try:
+            found = _item(item, instance_type, moment)
+        except (UnusableRowError, AttributeError, KeyError, TypeError, ValueError) as error:
+            skipped.append(Skipped(source=NAME, place=f"{instance_type}, item {number}", reason=str(error)))
+            continue
+        if found is None:
+            continue
+        key, rank, usd = found
+        if key not in best or rank > best[key][0]:
+            best[key] = (rank, usd)
+    regions: dict[str, dict[str, float]] = defaultdict(dict)
+    for (region, kind), (_, usd) in best.items():
+        regions[region][kind] = usd
+    prices = {}
+    for region, kinds in sorted(regions.items()):
+        on_demand, spot = kinds.get("on_demand"), kinds.get("spot")
+        if spot is not None and (on_demand is None or spot > on_demand):
+            reason = f"spot {spot} USD per hour is above on-demand {on_demand}"
+            skipped.append(Skipped(source=NAME, place=f"{instance_type} in {region}", reason=reason))
+            spot = None
+        if on_demand is not None:
+            prices[region] = RegionPrice(on_demand=on_demand, spot=spot)
+    return prices, skipped
+
+
+def _item(
+    item: dict[str, Any], instance_type: str, moment: datetime
+) -> tuple[tuple[str, str], tuple[bool, datetime], float] | None:
+    """(region, kind), rank and price of one item; None for one that is not asked for."""
+    if item["armSkuName"] != instance_type or item["type"] != "Consumption":
+        return None
+    names = f"{item['skuName']} {item['meterName']}"
+    # Windows has its license in the price; "Low Priority" is the older spot of scale sets; Cloud Services is another
+    # product on the same machines.
+    if "Windows" in item["productName"] or "Cloud Services" in item["productName"] or "Low Priority" in names:
+        return None
+    since = datetime.fromisoformat(item["effectiveStartDate"].replace("Z", "+00:00"))
+    if since > moment:
+        return None
+    usd = float(item["retailPrice"])
+    if item["currencyCode"] != "USD" or item["unitOfMeasure"] != "1 Hour" or not 0 < usd < float("inf"):
+        raise UnusableRowError(f"{usd} {item['currencyCode']} per {item['unitOfMeasure']} is not a price of an hour")
+    region = item["armRegionName"]
+    if not region or not isinstance(region, str):
+        raise UnusableRowError("no region")
+    rank = (bool(item.get("isPrimaryMeterRegion", True)), since)
+    return (region, "spot" if "Spot" in names else "on_demand"), rank, usd
