@@ -1,0 +1,258 @@
+"""What the estimator says of types that are to train together: time and memory by micro-batch, and steps of a mix.
+
+Every number comes from ``evaluate_inputs``. Types that differ only in price or network share one table, as computation
+and memory depend on the GPU alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.hardware import InstanceType
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.communication import link_of, network_of
+from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.inputs import Inputs, make_inputs, stack
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, ZERO2, Estimates, Grid, Hardware, Run
+from optimizer.workload.model import ModelSpec
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# More samples than a micro-batch of any size that is tried (the search's limit too).
+LARGEST_MICRO_BATCH = 2048
+# As good as infinitely many ranks: what each rank holds of a sharded state is then least.
+_MANY_RANKS = 1e9
+
+
+def micro_batches(most: int) -> Ints:
+    """Sizes of micro-batch that are tried, up to ``most``: four an octave, so any number has one within a fifth."""
+    most = max(1, min(most, LARGEST_MICRO_BATCH))
+    sizes = {mantissa << octave for mantissa in (4, 5, 6, 7) for octave in range(10)} | {1, 2, 3, LARGEST_MICRO_BATCH}
+    return np.array(sorted(size for size in sizes if size <= most), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Physics:
+    """Estimates for a set of instance types, one model and one run.
+
+    Attributes:
+        types: the types, by position.
+        chip: of each type, the row of its GPU in the tables.
+        sizes: micro-batches considered, samples.
+        seconds: computation of one micro-batch (forward, backward and recomputation): chip x sharding x checkpointing x
+            size.
+        could_fit: whether it fits with ever so many ranks: the same, x (one micro-batch a step, several).
+        log_error: of each type's estimates, standard deviation of the log.
+    """
+
+    types: tuple[InstanceType, ...]
+    chip: NDArray[np.intp]
+    sizes: Ints
+    seconds: Floats
+    could_fit: NDArray[np.bool_]
+    log_error: Floats
+    _inputs: Inputs
+    _chips: NDArray[np.intp]
+    _efa: NDArray[np.bool_]
+    _tcp_byte_per_s: Floats
+    _on_two: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        types: Sequence[InstanceType],
+        hardware: Sequence[Hardware],
+        model: ModelSpec,
+        run: Run,
+        largest: int,
+        calibration: Calibration,
+    ) -> Self:
+        """Tables for ``types``; ``hardware`` is the estimator's view of each, ``largest`` a rank's most samples.
+
+        Raises:
+            DataMissingError: a GPU does not run the precision, or a fact about it is missing.
+        """
+        run = replace(run, framework=framework_name(run.framework, cnn=model.architecture == "cnn"))
+        one = Grid(nodes=1, data=1)
+        inputs = stack(
+            [
+                make_inputs(model, run, h, one, calibration.coefficients(h.gpu, run), link_of(h), network_of(h))
+                for h in hardware
+            ]
+        )
+        keys = [(h.gpu.key, h.gpu_memory_gib) for h in hardware]
+        chips = list(dict.fromkeys(keys))
+        chip = np.array([chips.index(key) for key in keys])
+        first = np.array([keys.index(key) for key in chips])
+        sizes = micro_batches(largest)
+        ways = 1 if model.architecture == "cnn" else len(CHECKPOINTINGS)
+        # Axes: chip, sharding, checkpointing, size, one or two micro-batches a step.
+        shape = (len(chips), len(SHARDINGS), ways, sizes.size, 2)
+        at = np.indices(shape).reshape(len(shape), -1)
+        found = evaluate_inputs(
+            _rows(
+                inputs,
+                first[at[0]],
+                nodes=_MANY_RANKS,
+                data=_MANY_RANKS,
+                sharding=at[1],
+                checkpointing=at[2],
+                micro_batch=sizes[at[3]],
+                grad_accum=at[4] + 1,
+            )
+        )
+        # The second micro-batch adds its computation, and with ZeRO-2 and 3 its communication.
+        computation = (found.step_time_s - found.time_s["data_communication"]).reshape(shape)
+        return cls(
+            types=tuple(types),
+            chip=chip,
+            sizes=sizes,
+            seconds=computation[..., 1] - computation[..., 0],
+            could_fit=found.fits.reshape(shape),
+            log_error=np.array([calibration.residual(h.gpu, run.precision).relative_error for h in hardware]),
+            _inputs=inputs,
+            _chips=first,
+            _efa=np.array([h.efa for h in hardware]),
+            _tcp_byte_per_s=np.array([network_of(replace(h, efa=False))[0] for h in hardware]),
+        )
+
+    def least_communication_s(self, largest: Ints) -> Floats:
+        """Communication that shows in any step of a mix a type is part of, at least; seconds, one a type.
+
+        A mix spans at least two nodes, one rank more than one node has, and no network faster than the type's own; and
+        a micro-batch of ``largest`` samples hides the most.
+        """
+        ways = self.seconds.shape[2]
+        shape = (len(self.types), len(SHARDINGS), ways)
+        at = np.indices(shape).reshape(len(shape), -1)
+        x = _rows(
+            self._inputs,
+            at[0],
+            nodes=2.0,
+            data=self._inputs.gpus_per_node[at[0]] + 1.0,
+            sharding=at[1],
+            checkpointing=at[2],
+            micro_batch=np.minimum(largest, LARGEST_MICRO_BATCH)[at[0]],
+            grad_accum=1.0,
+        )
+        shown = evaluate_inputs(x).time_s["data_communication"].reshape(len(self.types), -1)
+        least: Floats = shown.min(axis=1)
+        return least
+
+    def samples_per_second(self, largest: Ints) -> Floats:
+        """Most samples a second one rank of each type computes with micro-batches of at most ``largest``; 0: none fits.
+
+        Any sharding, over ever so many ranks, with no communication.
+        """
+        speed = np.where(self.could_fit[..., 0], self.sizes / self.seconds, 0.0).max(axis=(1, 2))
+        best = np.maximum.accumulate(speed, axis=1)
+        return np.asarray(best[self.chip, np.searchsorted(self.sizes, largest, side="right") - 1])
+
+    def fits(self, kind: NDArray[np.intp], ranks: Ints) -> NDArray[np.bool_]:
+        """Whether each setting fits a type in a job of so many ranks: row x sharding x checkpointing x size x 2."""
+        chip = self.chip[kind]
+        fits = self.could_fit[chip].copy()
+        # What fits two ranks fits more of them: only the others depend on how many there are.
+        few = {row: self._fits_two(row) for row in np.unique(chip).tolist()}
+        always = np.array([few[row] for row in chip.tolist()])
+        open_at = np.nonzero(fits & ~always)
+        fits[open_at] = self._fitting(chip[open_at[0]], ranks[open_at[0]], *open_at[1:])
+        return fits
+
+    def _fits_two(self, chip: int) -> NDArray[np.bool_]:
+        """Whether each setting fits a GPU on two ranks already: sharding x checkpointing x size x 2."""
+        if chip not in self._on_two:
+            fits = self.could_fit[chip].copy()
+            at = np.nonzero(fits)
+            fits[at] = self._fitting(np.full(at[0].size, chip), np.full(at[0].size, 2), *at)
+            self._on_two[chip] = fits
+        return self._on_two[chip]
+
+    def _fitting(
+        self,
+        chip: NDArray[np.intp],
+        ranks: Ints,
+        sharding: NDArray[np.intp],
+        way: NDArray[np.intp],
+        size: NDArray[np.intp],
+        several: NDArray[np.intp],
+    ) -> NDArray[np.bool_]:
+        if not chip.size:
+            return np.zeros(0, dtype=bool)
+        settings = {"sharding": sharding, "checkpointing": way, "micro_batch": self.sizes[size]}
+        x = _rows(self._inputs, self._chips[chip], nodes=ranks, data=ranks, grad_accum=several + 1, **settings)
+        return evaluate_inputs(x).fits
+
+    def steps(
+        self,
+        kind: NDArray[np.intp],
+        nodes: Ints,
+        ranks: Ints,
+        sharding: Ints,
+        checkpointing: Ints,
+        micro_batch: Ints,
+        grad_accum: Ints,
+    ) -> tuple[Floats, Estimates]:
+        """Step times of mixes, and the estimates of each group in them.
+
+        A collective is as slow as its slowest link and network, and starts when the last rank is ready, so it hides
+        behind no more than the group with the least computation left gives it.
+
+        Args:
+            kind: types of the groups, mix x 2.
+            nodes, ranks: of all groups of a mix together.
+            sharding: of each mix.
+            checkpointing, micro_batch, grad_accum: of the groups, mix x 2.
+
+        Returns:
+            Seconds of a step, one a mix, and estimates of shape mix x 2 (of one group as if alone: its ``step_time_s``
+            less its communication is its computation).
+        """
+        x, both = self._inputs, kind.reshape(-1)
+        # EFA talks to EFA; where one group has none, all speak TCP.
+        efa = self._efa[kind].all(axis=1, keepdims=True)
+        network = np.where(efa, x.network_byte_per_s[kind], self._tcp_byte_per_s[kind])
+
+        def of_slowest(values: Any) -> Floats:
+            return np.repeat(values.min(axis=1), 2)
+
+        found = evaluate_inputs(
+            _rows(
+                x,
+                both,
+                nodes=np.repeat(nodes, 2),
+                data=np.repeat(ranks, 2),
+                sharding=np.repeat(sharding, 2),
+                checkpointing=checkpointing.reshape(-1),
+                micro_batch=micro_batch.reshape(-1),
+                grad_accum=grad_accum.reshape(-1),
+                link_byte_per_s=of_slowest(x.link_byte_per_s[kind]),
+                link_latency_s=-of_slowest(-x.link_latency_s[kind]),
+                network_byte_per_s=of_slowest(network),
+                network_latency_s=-of_slowest(-x.network_latency_s[kind]),
+            )
+        )
+        shown = found.time_s["data_communication"].reshape(kind.shape)
+        computed = found.step_time_s.reshape(kind.shape) - shown
+        return computed.max(axis=1) + shown.max(axis=1), found
+
+
+def meets_every_micro_batch(sharding: int) -> bool:
+    """Whether ranks exchange something in every micro-batch, so that all must run as many of them."""
+    return sharding >= ZERO2
+
+
+def _rows(inputs: Inputs, at: NDArray[np.intp], **settings: Any) -> Inputs:
+    """Rows of stacked Inputs, one a configuration, with ``settings`` in place of their own."""
+    own = {f.name: getattr(inputs, f.name)[at] for f in fields(inputs) if f.name not in ("coefficients", *settings)}
+    numbers = inputs.coefficients
+    coefficients = replace(numbers, **{f.name: getattr(numbers, f.name)[at] for f in fields(numbers)})
+    given = {name: np.broadcast_to(np.asarray(value, dtype=np.float64), at.shape) for name, value in settings.items()}
+    return Inputs(**own, **given, coefficients=coefficients)
