@@ -99,20 +99,37 @@ def fit_coefficients(runs: Sequence[RowRun], step_time_s: Sequence[float], suite
     return problem.fields(theta)
 
 
+def factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
+    """What each coefficient of a run is a product of, as (field of Calibration, key), the most general first."""
+    processor, framework = die(run.hardware.gpu), framework_name(run.run.framework)
+    found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
+    for name in ("matmul_efficiency", "matmul_half_width", "attention_efficiency"):
+        found[name] = [(name, POOLED), (name, processor)]
+    if run.model.layers:  # a CNN attends to nothing
+        found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+    for name, key in (
+        ("matmul_efficiency", run.run.precision),
+        ("attention_efficiency", attention_precision(run.run.precision)),
+    ):
+        if key not in ("fp16", "bf16", "16-bit attention"):
+            found[name].append(("precision_efficiency", key))
+    return found
+
+
 class _Problem:
     """The parameters and the residuals they give; ``parameters`` names each as (field of Calibration, key)."""
 
     def __init__(self, runs: Sequence[RowRun], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
         # What the coefficients of each row are a product of.
-        factors = [self._factors(run) for run in runs]
-        used = {factor for row in factors for names in row.values() for factor in names}
+        products = [factors(run) for run in runs]
+        used = {factor for row in products for names in row.values() for factor in names}
         self.parameters = sorted(factor for factor in used if self._spread(*factor))
         self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
         place = {factor: index for index, factor in enumerate(self.parameters)}
         self.products: dict[str, Floats] = {}
         for name in _COEFFICIENTS:
             matrix = np.zeros((len(runs), len(self.parameters)))
-            for index, row in enumerate(factors):
+            for index, row in enumerate(products):
                 matrix[index, [place[factor] for factor in row[name] if factor in place]] = 1.0
             self.products[name] = matrix
         self.measured = np.log(step_time_s)
@@ -120,22 +137,6 @@ class _Problem:
         self.weights = np.sqrt([len(runs) / len(count) / count[suite] for suite in suites]) / NOISE
         any_coefficients = Coefficients(**dict.fromkeys(_COEFFICIENTS, 1.0))
         self.inputs = stack([run.inputs(any_coefficients) for run in runs])
-
-    @staticmethod
-    def _factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
-        processor, framework = die(run.hardware.gpu), framework_name(run.run.framework)
-        found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
-        for name in ("matmul_efficiency", "matmul_half_width", "attention_efficiency"):
-            found[name] = [(name, POOLED), (name, processor)]
-        if run.model.layers:  # a CNN attends to nothing
-            found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
-        for name, key in (
-            ("matmul_efficiency", run.run.precision),
-            ("attention_efficiency", attention_precision(run.run.precision)),
-        ):
-            if key not in ("fp16", "bf16", "16-bit attention"):
-                found[name].append(("precision_efficiency", key))
-        return found
 
     @staticmethod
     def _spread(field: str, key: str) -> float:
