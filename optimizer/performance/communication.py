@@ -2,7 +2,7 @@
 
 A ring over n ranks sends (n - 1) / n of the buffer in a gather or a reduce-scatter, twice that in an all-reduce; time
 is those bytes over the bus bandwidth (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-Ranks are placed tensor first, then context, data, pipeline, as Megatron and torch's device mesh do.
+Ranks are placed tensor first, then context, expert, data, pipeline, as Megatron and torch's device mesh do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import numpy as np
 
 from optimizer.errors import DataMissingError
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.memory import stage_parameters, tokens_of_rank
-from optimizer.performance.types import FULL, ZERO2, ZERO3, Hardware
+from optimizer.performance.memory import layers_of_stage, stage_parameters, tokens_of_rank
+from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Hardware
 
 # All-reduce bus bandwidth over one direction of a GPU's NVLink (half of the datasheet's figure, which counts both):
 # A100 230.8 of 300 GB/s on 8 GPUs (https://github.com/NVIDIA/nccl/issues/527, p4d.24xlarge, 2022-07-25); H200 351 of
-# 450 GB/s on 4 GPUs and 317 on 2 (1 GiB, NVLS off, torch 2.11, measured 2026-11-21).
-NVLINK_EFFICIENCY = 0.77
-# 8 MiB on H200 took 65 us on 2 GPUs (129 GB/s) and 79 us on 4 (160 GB/s), 39 and 43 us more than at full bandwidth.
-NVLINK_LATENCY_S = 40e-6
+# 450 GB/s on 4 GPUs (1 GiB, NVLS off, torch 2.11, measured 2026-11-21). What the pieces below take comes on top.
+NVLINK_EFFICIENCY = 0.79
+# Two H200 reached 38, 170, 258, 297 and 323 GB/s at 1, 8, 64, 256 and 1024 MiB (tests/benchmarks/results,
+# smoke_2xh200_202611.md): with these two numbers 42, 145, 259, 305 and 330; four H200 160 at 8 MiB, with them 169.
+NVLINK_LATENCY_S = 15e-6
+LINK_PIECE_S = 4e-6
 # PCIe: 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639,
 # 2025-03-14): every byte crosses the host. Slots by architecture: gen 3 15.75 GB/s, gen 4 31.5, gen 5 63.
 PCIE_GB_PER_S = {"Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5, "Hopper": 63.0, "Blackwell": 63.0}
@@ -73,8 +75,9 @@ class Communication:
     Attributes:
         data_per_micro_batch: gathers and reductions over data ranks that every micro-batch does.
         data_per_step: those an optimizer step does once.
-        tensor: all-reduces of tensor parallelism, all layers of the model, one micro-batch.
+        tensor: collectives of tensor parallelism, all layers of the model, one micro-batch.
         context: key-value exchange of context parallelism, all layers, one micro-batch.
+        expert: exchange of tokens between experts' ranks, all layers, one micro-batch.
         pipeline: sends between two neighbouring stages, forward and backward, one micro-batch.
     """
 
@@ -82,7 +85,67 @@ class Communication:
     data_per_step: Number
     tensor: Number
     context: Number
+    expert: Number
     pipeline: Number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Ranks that communicate, and what their collectives get.
+
+    Attributes:
+        ranks: of the group.
+        members: of them on one node.
+        spans: nodes.
+        byte_per_s: bus bandwidth of a ring through the group.
+        link_byte_per_s: bus bandwidth inside a node.
+        network_byte_per_s: share of a node's network that one rank has when all of them exchange.
+        latency_s: of one call; 0 where the group is one rank.
+        piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
+    """
+
+    ranks: Number
+    members: Number
+    spans: Number
+    byte_per_s: Number
+    link_byte_per_s: Number
+    network_byte_per_s: Number
+    latency_s: Number
+    piece_s: Number
+
+    def _seconds(self, on_wire: Number, calls: Number) -> Number:
+        """Time of ``calls`` collectives that are ``on_wire`` seconds of bytes together.
+
+        A transfer cut into pieces that follow each other takes t + 2 sqrt(t x piece): large ones come near to the
+        bandwidth, small ones do not.
+        """
+        return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * self.latency_s
+
+    def reduce_scatter(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
+        """Seconds to reduce a buffer of ``number_of_bytes``, in ``calls`` parts, each rank getting its share."""
+        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls)
+
+    # A gather moves the same bytes over the same ring.
+    all_gather = reduce_scatter
+
+    def all_reduce(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
+        """Seconds to reduce a buffer on all ranks: a ring, or between two nodes a tree, which crosses only once.
+
+        Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that (https://github.com/NVIDIA/nccl/issues/527).
+        """
+        ring = 2.0 * (1.0 - 1.0 / self.ranks) * number_of_bytes
+        tree = np.maximum(number_of_bytes / self.byte_per_s, ring / self.link_byte_per_s)
+        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls)
+
+    def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
+        """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank, itself included.
+
+        What stays in the node takes the links, the rest the network at once: 16 A100 on two nodes reached 85% of their
+        network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
+        """
+        inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
+        outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
+        return self._seconds(np.maximum(inside, outside), calls)
 
 
 def communication(x: Inputs) -> Communication:
@@ -92,68 +155,108 @@ def communication(x: Inputs) -> Communication:
     )
     network = x.network_byte_per_s * x.coefficients.network_efficiency
     tokens = tokens_of_rank(x)
+    again = np.where(x.checkpointing == FULL, 1.0, 0.0)
+    nothing = np.zeros(())
 
-    # Tensor: two all-reduces forward, two backward, two when the forward pass is recomputed.
-    bandwidth, latency = _path(x, network, local, x.tensor, inner=1.0)
-    tensor_calls = x.layers * (4.0 + np.where(x.checkpointing == FULL, 2.0, 0.0))
-    ring = 2.0 * (x.tensor - 1.0) / x.tensor
-    call = ring * tokens * x.hidden * x.element_bytes / bandwidth + latency
-    tensor = np.where(x.tensor > 1, tensor_calls * call, 0.0)
+    tensor = context = expert = pipeline = nothing
+    if np.any(x.tensor > 1):
+        # Two all-reduces forward, two backward, two when the forward pass is recomputed; where the sequence is split
+        # each is a gather and a reduction of the same bytes. The feed-forward block's carry what experts were sent.
+        group = group_of(x, network, local, x.tensor, inner=1.0)
+        reduced = (2.0 + again) * x.layers * (1.0 + np.where(x.expert > 1, x.experts_used, 1.0))
+        calls = (4.0 + 2.0 * again) * x.layers * np.where(x.sequence_parallel > 0, 2.0, 1.0)
+        tensor = group.all_reduce(reduced * tokens * x.hidden * x.element_bytes, calls)
+    if np.any(x.context > 1):
+        # A ring passes every rank's keys and values once forward, and they and their gradients backward.
+        group = group_of(x, network, local, x.context, inner=x.tensor)
+        passes = (3.0 + again) * x.layers
+        keys_and_values = x.context * tokens * 2.0 * x.kv / x.tensor * x.element_bytes
+        context = group.all_gather(passes * keys_and_values, passes * (x.context - 1.0))
+    if np.any(x.expert > 1):
+        # Tokens go to their experts and come back, forward and backward.
+        group = group_of(x, network, local, x.expert, inner=x.tensor * x.context)
+        calls = (4.0 + 2.0 * again) * x.layers
+        expert = group.all_to_all(calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes, calls)
+    if np.any(x.pipeline > 1):
+        # Neighbouring stages are on one node only where a stage is smaller than a node. Tensor ranks send a slice each
+        # and gather it over NVLink (arXiv:2104.04473, 4.1).
+        stage_ranks = x.data * x.tensor * x.context
+        p2p = np.where(stage_ranks >= local, network / local, x.link_byte_per_s)
+        latency = np.where(stage_ranks >= local, x.network_latency_s, x.link_latency_s)
+        sent = 2.0 * tokens * x.hidden * x.element_bytes / x.tensor
+        pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
 
-    # Context: every rank sees all keys and values once forward, and they and their gradients backward.
-    bandwidth, latency = _path(x, network, local, x.context, inner=x.tensor)
-    exchanged = (x.context - 1.0) * tokens * 2.0 * x.kv / x.tensor * x.element_bytes
-    context = np.where(x.context > 1, x.layers * 3.0 * (exchanged / bandwidth + (x.context - 1.0) * latency), 0.0)
-
-    # Data: gradients and, from ZeRO-1 on, parameters.
-    bandwidth, latency = _path(x, network, local, x.data * x.context, inner=x.tensor)
-    parameters = stage_parameters(x)
     ranks = x.data * x.context
-    share = (ranks - 1.0) / ranks
-    reduced = parameters * x.reduce_bytes
-    gathered = parameters * np.minimum(x.element_bytes, x.weight_bytes)
-    sharded_calls = x.layers / x.pipeline + 1.0
-    reduce_scatter = share * reduced / bandwidth
-    gather = share * gathered / bandwidth
-    bucket_calls = np.ceil(reduced / BUCKET_BYTES)
-    # ZeRO-3 gathers forward and backward and reduces in every micro-batch; ZeRO-2 reduces in every micro-batch.
-    per_micro_batch = np.where(
-        x.sharding >= ZERO3,
-        reduce_scatter + 2.0 * gather + 3.0 * sharded_calls * latency,
-        np.where(x.sharding >= ZERO2, reduce_scatter + sharded_calls * latency, 0.0),
-    )
-    # ZeRO-2 gathers the updated parameters once; DDP and ZeRO-1 move as much as one all-reduce of the gradients.
-    per_step = np.where(
-        x.sharding >= ZERO3,
-        0.0,
-        np.where(x.sharding >= ZERO2, gather + sharded_calls * latency, 2.0 * reduce_scatter + bucket_calls * latency),
-    )
-    several = ranks > 1
-
-    # Pipeline: neighbouring stages are on one node only where a stage is smaller than a node.
-    stage_ranks = x.data * x.tensor * x.context
-    p2p = np.where(stage_ranks >= local, network / local, x.link_byte_per_s)
-    # Tensor ranks send a slice each and gather it over NVLink (arXiv:2104.04473, 4.1).
-    sent = 2.0 * tokens * x.hidden * x.element_bytes / x.tensor
-    pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * x.link_latency_s), 0.0)
+    everyone = group_of(x, network, local, ranks, inner=x.tensor)
+    held = stage_parameters(x)
+    if np.any(x.expert > 1):
+        # Experts' gradients are those of the ranks that hold the same experts.
+        same = group_of(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
+        experts = layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
+        of_others, of_experts = _data_seconds(x, everyone, held - experts), _data_seconds(x, same, experts)
+        per_micro_batch, per_step = of_others[0] + of_experts[0], of_others[1] + of_experts[1]
+    else:
+        per_micro_batch, per_step = _data_seconds(x, everyone, held)
     return Communication(
-        data_per_micro_batch=np.where(several, per_micro_batch, 0.0),
-        data_per_step=np.where(several, per_step, 0.0),
+        data_per_micro_batch=per_micro_batch,
+        data_per_step=per_step,
         tensor=tensor,
         context=context,
+        expert=expert,
         pipeline=pipeline,
     )
 
 
-def _path(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> tuple[Number, Number]:
-    """Bus bandwidth and latency of a group of ``ranks`` whose neighbours are ``inner`` places apart.
+def _data_seconds(x: Inputs, group: Group, parameters: Number) -> tuple[Number, Number]:
+    """Gradients and, from ZeRO-1 on, parameters over data ranks: seconds of each micro-batch, and once a step."""
+    layers = layers_of_stage(x) + 1.0
+    reduced = parameters * x.reduce_bytes
+    gathered = parameters * np.minimum(x.element_bytes, x.weight_bytes)
+    reduce_scatter = group.reduce_scatter(reduced, layers)
+    gather = group.all_gather(gathered, layers)
+    # DDP reduces buckets. ZeRO-1 on top of it (ZeroRedundancyOptimizer) then sends the updated parameters; where there
+    # is no DDP the gradients are reduced to their shard, and the updated parameters gathered.
+    all_reduce = group.all_reduce(reduced, np.ceil(reduced / BUCKET_BYTES))
+    on_ddp = x.bucket_bytes > 0
+    zero1 = np.where(
+        on_ddp, all_reduce + group.all_gather(parameters * x.weight_bytes, layers), reduce_scatter + gather
+    )
+    # ZeRO-2 and 3 reduce in every micro-batch; ZeRO-3 also gathers forward and backward. ZeRO-2 gathers the updated
+    # parameters once, where it is FSDP's in every micro-batch.
+    zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
+    regathers = np.where(zero3, 2.0, np.where(x.master_bytes == 0, 1.0, 0.0))
+    per_micro_batch = np.where(zero2, reduce_scatter + regathers * gather, 0.0)
+    once = np.where(regathers > 0, 0.0, gather)
+    per_step = np.where(zero2, once, np.where(x.sharding >= ZERO1, zero1, all_reduce))
+    return per_micro_batch, per_step
+
+
+def group_of(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> Group:
+    """The group of ``ranks`` whose neighbours are ``inner`` places apart.
 
     A group within a node has the node's links. One that spans nodes has the network, which the groups side by side on
     a node share: with ``members`` of the group on each node, local / members groups do.
+
+    Args:
+        x: configurations.
+        network: bandwidth of one node's network that collectives get, byte/s.
+        local: ranks of one node.
+        ranks: of the group.
+        inner: ranks of the kinds of parallelism placed closer together.
     """
     members = np.maximum(1.0, np.minimum(ranks, local / inner))
     spans = np.ceil(ranks / members)
+    outside = spans > 1
     across = np.minimum(x.link_byte_per_s, network * members / local)
-    bandwidth = np.where(spans > 1, across, x.link_byte_per_s)
-    latency = np.where(spans > 1, x.network_latency_s * (1.0 + np.log2(spans)), x.link_latency_s)
-    return bandwidth, latency
+    return Group(
+        ranks=ranks,
+        members=members,
+        spans=spans,
+        byte_per_s=np.where(outside, across, x.link_byte_per_s),
+        link_byte_per_s=x.link_byte_per_s,
+        network_byte_per_s=network / local,
+        latency_s=np.where(
+            outside, x.network_latency_s * (1.0 + np.log2(spans)), np.where(ranks > 1, x.link_latency_s, 0.0)
+        ),
+        piece_s=np.where(outside, 0.0, LINK_PIECE_S),
+    )

@@ -7,6 +7,7 @@ import numpy as np
 from optimizer.performance.communication import communication
 from optimizer.performance.compute import compute, optimizer_time
 from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.memory import layers_of_stage
 from optimizer.performance.types import ZERO3
 
 PARTS = (
@@ -16,6 +17,8 @@ PARTS = (
     "head",
     "host",
     "tensor_communication",
+    "context_communication",
+    "expert_communication",
     "data_communication",
     "bubble",
     "optimizer",
@@ -28,11 +31,14 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     work, sent = compute(x), communication(x)
     micro_batches = x.grad_accum
 
-    # Tensor and context collectives wait for, and are waited for by, the layers: none of it is hidden.
-    exchanged = sent.tensor + sent.context
+    # Collectives of tensor and expert ranks wait for, and are waited for by, the layers: none of it is hidden. Keys and
+    # values of a context rank are sent on while attention works on those of the one before.
+    context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
+    exchanged = sent.tensor + context + sent.expert
     stages = x.pipeline
-    in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) / stages
-    host = work.host / stages
+    share = np.where(x.layers > 0, layers_of_stage(x) / np.maximum(x.layers, 1.0), 1.0)  # of the fullest stage
+    in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
+    host = work.host * share
     # The last stage has the head as well. A stage takes what its GPU needs, or what its host needs to launch it.
     stage = np.maximum(in_layers, host)
     last = np.maximum(in_layers + work.head, host)
@@ -49,7 +55,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     # What the last micro-batch's communication fills can hide nothing else.
     left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
     per_step = _exposed(sent.data_per_step, always, left)
-    busy = micro_batches / stages
+    busy = micro_batches * share
 
     return {
         "matmul": work.layer_matmul * busy,
@@ -57,7 +63,9 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         "elementwise": work.layer_elementwise * busy + work.cast * micro_batches,
         "head": work.head * micro_batches,
         "host": (last - in_layers - work.head) * micro_batches + c.host_s_per_step,
-        "tensor_communication": exchanged * busy,
+        "tensor_communication": sent.tensor * busy,
+        "context_communication": context * busy,
+        "expert_communication": sent.expert * busy,
         "data_communication": per_micro_batch * micro_batches + per_step,
         "bubble": bubble,
         "optimizer": optimizer_time(x),
