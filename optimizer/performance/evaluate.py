@@ -13,9 +13,9 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.frameworks import framework_name
-from optimizer.performance.inputs import Inputs, grid_shape, make_inputs, to_gib
+from optimizer.performance.inputs import Inputs, Number, grid_shape, make_inputs, to_gib
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory
-from optimizer.performance.types import Estimates, Grid, Hardware, Run
+from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
 
 # Configurations evaluated together: intermediate arrays of this length stay in the processor's cache.
@@ -53,11 +53,13 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
         for f in fields(Grid)
         if (value := getattr(everything, f.name)).size > 1
     }
-    parts = []
+    whole: dict[str, Any] = {}
     for at in range(0, size, CHUNK):
         piece: dict[str, Any] = {name: array[at : at + CHUNK] for name, array in arrays.items()}
-        parts.append(_estimates(replace(everything, **piece), (min(CHUNK, size - at),)))
-    return _joined(parts, shape)
+        found = _estimates(replace(everything, **piece), (min(CHUNK, size - at),))
+        for f in fields(Estimates):
+            _put(whole, f.name, getattr(found, f.name), slice(at, at + CHUNK), size)
+    return Estimates(**{name: _shaped(value, shape) for name, value in whole.items()})
 
 
 def estimate(
@@ -102,16 +104,32 @@ def evaluate_inputs(inputs: Inputs) -> Estimates:
     return _estimates(inputs, np.shape(inputs.nodes))
 
 
+def step_s(x: Inputs) -> Floats:
+    """Seconds of one optimizer step: ``Estimates.step_time_s`` alone, of the shape its arrays broadcast to."""
+    return np.asarray(sum(step.step_seconds(x).values()), dtype=np.float64)
+
+
+def room_gib(x: Inputs) -> tuple[Floats, Floats]:
+    """``Estimates.peak_memory_gib`` and ``limit_gib`` alone."""
+    held = memory(x)
+    peak_gib = np.asarray(sum(to_gib(value) for value in held.peak.values()), dtype=np.float64)
+    return peak_gib, _limit_gib(x, to_gib(held.nccl), to_gib(held.temporaries))
+
+
+def _limit_gib(x: Inputs, nccl_gib: Number, temporaries_gib: Number) -> Floats:
+    available_gib = (to_gib(x.gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)
+    return np.asarray(np.maximum(available_gib - temporaries_gib, 0.0), dtype=np.float64)
+
+
 def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     parts_s = step.step_seconds(x)
-    step_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
+    total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
     held = memory(x)
     parts_gib = {name: to_gib(value) for name, value in held.peak.items()}
     peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
     temporaries_gib, nccl_gib = to_gib(held.temporaries), to_gib(held.nccl)
     process_gib = to_gib(CONTEXT_BYTES) + nccl_gib
-    available_gib = (to_gib(x.gpu_memory_bytes) - process_gib) / (1.0 + FRAGMENTATION)
-    limit_gib = np.maximum(available_gib - temporaries_gib, 0.0)
+    limit_gib = _limit_gib(x, nccl_gib, temporaries_gib)
     fragmentation_gib = FRAGMENTATION * (peak_gib + temporaries_gib)
     reserve_gib = {
         "optimizer_temporaries": temporaries_gib,
@@ -121,14 +139,14 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     }
     samples = x.data * x.micro_batch * x.grad_accum
     gpus = x.data * x.tensor * x.pipeline * x.context
-    mfu = samples * model_flops_per_sample(x) / step_s / (gpus * x.peak_flop_per_s)
+    mfu = samples * model_flops_per_sample(x) / total_s / (gpus * x.peak_flop_per_s)
 
     def full(value: Any) -> Any:
         return np.broadcast_to(value, shape)
 
     return Estimates(
-        step_time_s=full(step_s),
-        tokens_per_second=full(samples * x.seq_len / step_s),
+        step_time_s=full(total_s),
+        tokens_per_second=full(samples * x.seq_len / total_s),
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
         limit_gib=full(limit_gib),
@@ -140,10 +158,19 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     )
 
 
-def _joined(parts: list[Estimates], shape: tuple[int, ...]) -> Estimates:
-    def join(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {key: join([value[key] for value in values]) for key in values[0]}
-        return np.concatenate(values).reshape(shape)
+def _put(whole: dict[str, Any], name: str, value: Any, place: slice, size: int) -> None:
+    """Write one chunk's ``value``, an array or a mapping of arrays, into ``whole[name]``, arrays of ``size``."""
+    if isinstance(value, dict):
+        parts = whole.setdefault(name, {})
+        for part, array in value.items():
+            _put(parts, part, array, place, size)
+        return
+    if name not in whole:
+        whole[name] = np.empty(size, dtype=value.dtype)
+    whole[name][place] = value
 
-    return Estimates(**{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(Estimates)})
+
+def _shaped(value: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: _shaped(part, shape) for name, part in value.items()}
+    return value.reshape(shape)
