@@ -60,7 +60,7 @@ def refresh_azure(
                 reason = down = str(error)
             progress(f"{name}: {'failed' if down else f'{len(found)} regions'}")
         if not found:
-            failures.append(Failure(source=azure_retail.NAME, region=name, reason=reason))
+            failures.append(Failure(source=f"{azure_retail.NAME} of {name}", region="all regions", reason=reason))
         else:
             regions[name] = len(found)
             kept = [row for row in kept if row.instance_type != name]

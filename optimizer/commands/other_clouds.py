@@ -1,0 +1,61 @@
+"""The table of ``recommend --compare-clouds``: other clouds' fleets beside AWS's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from optimizer.catalog.clouds import NOT_PROVISIONED, Clouds, price_notes
+from optimizer.clouds import BASIS, Comparison
+from optimizer.commands.output import write_table
+from optimizer.plan import FleetPlan
+
+COLUMNS = {
+    "cloud": "cloud",
+    "instance_type": "type",
+    "region": "region",
+    "node_count": "nodes",
+    "gpus": "GPUs",
+    "hours_expected": "hours",
+    "hours_p95": "p95 h",
+    "compute_usd_expected": "compute USD",
+    "compute_usd_p95": "p95 USD",
+    "ratio_to_best_aws": "x best AWS",
+    "ratio_to_best_aws_on_demand": "x AWS on demand",
+    "keeps": "within limits",
+    "measured_rows": "runs",
+    "price_as_of": "priced",
+}
+LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
+
+
+def print_comparison(found: Comparison, clouds: Clouds) -> None:
+    """Print the comparison: AWS's measures, the table, what is left out; where prices come from on standard error."""
+    click.echo()
+    rows = [
+        {
+            **asdict(row),
+            "gpus": f"{row.node_count * row.gpu_count} {row.gpu}",
+            "keeps": "yes" if row.feasible else "no",
+        }
+        for row in found.rows
+    ]
+    if rows:
+        write_table(rows, COLUMNS, title="Other clouds, the best fleet of each type")
+    for name, plan in (("best AWS plan", found.best_aws), ("best AWS plan on demand", found.best_aws_on_demand)):
+        click.echo(f"{name}: {_line(plan) if plan else 'none'}")
+    click.echo(f"{BASIS}.\n{NOT_PROVISIONED}.")
+    if found.not_compared:
+        click.echo()
+        write_table(found.not_compared, LEFT_OUT, title="Types of other clouds not compared")
+    for note in price_notes(clouds):
+        if note != NOT_PROVISIONED:
+            click.echo(f"note: {note}", err=True)
+
+
+def _line(plan: FleetPlan) -> str:
+    return (
+        f"{plan.node_count} x {plan.instance_type} in {plan.region}, {plan.purchase.option}, "
+        f"{plan.hours.expected:.1f} h, compute {plan.cost_usd.breakdown.compute:,.2f} USD"
+    )
