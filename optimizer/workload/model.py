@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-ModelArchitecture = Literal["decoder", "encoder", "cnn"]
+if TYPE_CHECKING:
+    from optimizer.workload.profile import ModuleProfile
+
+ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,8 +19,9 @@ class ModelSpec:
 
     Attributes:
         name: what the user called it.
-        architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head) or "cnn".
-        parameters: all trainable parameters.
+        architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "cnn", or "module": the
+            user's own, of which only ``profile`` is known.
+        parameters: all parameters; all of them are trained, but for a module's (its profile says which).
         active_parameters: parameters one token passes through; below ``parameters`` for a mixture of experts.
         layers: transformer blocks.
         hidden_size: width of the residual stream.
@@ -31,6 +35,7 @@ class ModelSpec:
         learned_positions: rows of a learned position embedding.
         flops_per_sample: of a CNN: published forward FLOPs of one image (a multiply-add counts as two).
         activations_per_sample: of a CNN: published elements of all convolution outputs of one image.
+        profile: of a module: what ``gpufleet profile`` counted.
         source: where the numbers come from.
     """
 
@@ -53,7 +58,27 @@ class ModelSpec:
     learned_positions: int = 0
     flops_per_sample: float = 0.0
     activations_per_sample: float = 0.0
+    profile: ModuleProfile | None = None
     source: str
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether its work is counted in samples (images) and not in tokens: a CNN, and a module."""
+        return self.architecture in ("cnn", "module")
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether convolutions are most of its arithmetic."""
+        if self.profile is not None:
+            return 2 * self.profile.forward_flops.convolution > self.profile.forward_flops.total
+        return self.architecture == "cnn"
+
+    @property
+    def checkpointings(self) -> tuple[str, ...]:
+        """Kinds of activation checkpointing there is an estimate for: a module's where it has blocks, none of a CNN."""
+        if self.profile is not None:
+            return tuple(dict.fromkeys(one.checkpointing for one in self.profile.passes))
+        return ("none",) if self.architecture == "cnn" else ("none", "selective", "full")
 
     @property
     def attention_matrix_parameters(self) -> int:

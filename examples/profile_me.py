@@ -1,0 +1,45 @@
+"""Functions for ``gpufleet profile``: each builds a module and a batch for it.
+
+    gpufleet profile examples.profile_me:tiny_gpt
+    gpufleet profile examples.profile_me:resnet50 --out resnet50.json
+
+torch runs them on fake tensors: nothing is computed, no memory is taken, no GPU is needed. docs/profile.md has the
+rules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+
+def resnet50(batch_size: int) -> Any:
+    """Torchvision's ResNet-50 on images of 224 x 224: a module, its inputs, and a loss of its output."""
+    from torchvision.models import resnet50  # type: ignore[import-untyped,unused-ignore]
+
+    images = torch.randn(batch_size, 3, 224, 224)
+    labels = torch.randint(1000, (batch_size,))
+    return resnet50(), images, lambda output: F.cross_entropy(output, labels)
+
+
+def llama_1b(batch_size: int, seq_len: int = 4096) -> Any:
+    """A transformers Llama of 1.2 billion parameters: its output has a loss, so none is returned."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256, max_position_embeddings=seq_len, tie_word_embeddings=True,
+    )  # fmt: skip
+    tokens = torch.randint(config.vocab_size, (batch_size, seq_len))
+    return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+
+
+def bert_large(batch_size: int, seq_len: int = 512) -> Any:
+    """A transformers BERT-large for masked-language modelling."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    tokens = torch.randint(config.vocab_size, (batch_size, seq_len))
+    return BertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}
