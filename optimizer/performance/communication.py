@@ -156,9 +156,11 @@ def communication(x: Inputs) -> Communication:
     network = x.network_byte_per_s * x.coefficients.network_efficiency
     tokens = tokens_of_rank(x)
     again = np.where(x.checkpointing == FULL, 1.0, 0.0)
-    nothing = np.zeros(())
 
-    tensor = context = expert = pipeline = nothing
+    tensor: Number = 0.0
+    context: Number = 0.0
+    expert: Number = 0.0
+    pipeline: Number = 0.0
     if np.any(x.tensor > 1):
         # Two all-reduces forward, two backward, two when the forward pass is recomputed; where the sequence is split
         # each is a gather and a reduction of the same bytes. The feed-forward block's carry what experts were sent.
@@ -182,7 +184,7 @@ def communication(x: Inputs) -> Communication:
         # and gather it over NVLink (arXiv:2104.04473, 4.1).
         stage_ranks = x.data * x.tensor * x.context
         p2p = np.where(stage_ranks >= local, network / local, x.link_byte_per_s)
-        latency = np.where(stage_ranks >= local, x.network_latency_s, x.link_latency_s)
+        latency: Number = np.where(stage_ranks >= local, x.network_latency_s, x.link_latency_s)
         sent = 2.0 * tokens * x.hidden * x.element_bytes / x.tensor
         pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
 

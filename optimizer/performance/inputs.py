@@ -52,9 +52,12 @@ class Coefficients:
     network_efficiency: Number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inputs:
-    """Numbers the equations use; the first dataclass that holds a quantity says what it is."""
+    """Numbers the equations use; the first dataclass that holds a quantity says what it is.
+
+    Two are equal only if they are one, so that what was worked out of an Inputs can be kept with it.
+    """
 
     # ModelSpec
     parameters: Number

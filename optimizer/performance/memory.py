@@ -8,6 +8,7 @@ the most micro-batches, the last has the logits.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,22 +93,22 @@ def memory(x: Inputs) -> Memory:
 
     at_loss = early + saved + np.maximum(logits, working) + cast
     loss_peaks = at_loss >= at_step
-    nothing = np.zeros_like(at_loss)
     temporaries = at_step + updated * x.foreach_bytes - np.maximum(at_loss, at_step)
     return Memory(
         peak={
-            "weights": weights + np.where(loss_peaks, cast, nothing),
+            "weights": weights + np.where(loss_peaks, cast, 0.0),
             "gradients": np.where(loss_peaks, early, at_step),
-            "optimizer_state": state + nothing,
-            "activations": np.where(loss_peaks, saved + np.maximum(working - logits, 0.0), nothing),
-            "logits": np.where(loss_peaks, logits, nothing),
-            "communication": buckets + nothing,
+            "optimizer_state": state,
+            "activations": np.where(loss_peaks, saved + np.maximum(working - logits, 0.0), 0.0),
+            "logits": np.where(loss_peaks, logits, 0.0),
+            "communication": buckets,
         },
         temporaries=np.maximum(temporaries, 0.0),
         nccl=_nccl_bytes(x),
     )
 
 
+@functools.lru_cache(maxsize=1)  # memory, communication and computation of the same configurations ask for it
 def stage_parameters(x: Inputs) -> Number:
     """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before any sharding over data ranks.
 
