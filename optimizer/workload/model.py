@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from optimizer.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from optimizer.workload.profile import ModuleProfile
 
@@ -108,6 +110,27 @@ class ModelSpec:
             return self.parameters
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + self.learned_positions
         return min(self.parameters, tables * self.hidden_size)
+
+
+def check_shape(model: ModelSpec) -> ModelSpec:
+    """``model``, if its heads and experts go together.
+
+    Raises:
+        InvalidInputError: the field, its value, its limit and why.
+    """
+    if model.attention_heads and (not model.kv_heads or model.attention_heads % model.kv_heads):
+        raise InvalidInputError(
+            f"kv_heads is {model.kv_heads}",
+            limit=f"a divisor of attention_heads, {model.attention_heads}",
+            why="each key-value head serves as many query heads",
+        )
+    if model.experts_per_token > model.experts or (model.experts and not model.experts_per_token):
+        raise InvalidInputError(
+            f"experts_per_token is {model.experts_per_token}",
+            limit=f"from 1 to experts, {model.experts}" if model.experts else "0 without experts",
+            why="a token goes to that many of the experts",
+        )
+    return model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

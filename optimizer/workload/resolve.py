@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from optimizer.errors import InvalidInputError
 from optimizer.units import parse_count
 from optimizer.workload.huggingface import model_from_config, read_config
-from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, count_parameters
+from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, check_shape, count_parameters
 from optimizer.workload.presets import presets
 from optimizer.workload.size_rule import model_of_size
 
@@ -134,7 +134,7 @@ def _from_fields(fields: Mapping[str, Any]) -> ModelSpec:
     total, active = count_parameters(**shape, details=Architecture())
     # A given count knows of biases and norms that the fields do not name.
     dense = not given.experts
-    return ModelSpec(
+    model = ModelSpec(
         name=given.name,
         architecture=given.architecture,
         parameters=given.parameters or total,
@@ -143,3 +143,4 @@ def _from_fields(fields: Mapping[str, Any]) -> ModelSpec:
         max_seq_len=given.max_seq_len,
         source="architecture fields of the request",
     )
+    return check_shape(model)
