@@ -14,7 +14,7 @@ from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, Number, grid_shape, make_inputs, to_gib
-from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory, needed_bytes
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
 
@@ -111,9 +111,8 @@ def step_s(x: Inputs) -> Floats:
 
 def room_gib(x: Inputs) -> tuple[Floats, Floats]:
     """``Estimates.peak_memory_gib`` and ``limit_gib`` alone."""
-    held = memory(x)
-    peak_gib = np.asarray(sum(to_gib(value) for value in held.peak.values()), dtype=np.float64)
-    return peak_gib, _limit_gib(x, to_gib(held.nccl), to_gib(held.temporaries))
+    peak, temporaries, nccl = needed_bytes(x)
+    return np.asarray(to_gib(peak), dtype=np.float64), _limit_gib(x, to_gib(nccl), to_gib(temporaries))
 
 
 def _limit_gib(x: Inputs, nccl_gib: Number, temporaries_gib: Number) -> Floats:

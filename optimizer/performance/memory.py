@@ -8,12 +8,12 @@ the most micro-batches, the last has the logits.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.samples import sample_bytes
 from optimizer.performance.types import NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
 from optimizer.units import GIB
 
@@ -24,10 +24,6 @@ GATHERED_LAYERS = 2.0
 # Tokens of the fullest rank of experts over the mean: what ST-MoE trains with as capacity (arXiv:2202.08906, 2022-02).
 # A rank that holds every expert has each token experts_per_token times, however uneven the router is.
 EXPERT_CAPACITY = 1.25
-# Gradients in flight and convolution workspace, in elements a published activation, as measured over what is saved on
-# ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
-CNN_WORKING = 0.5
-CNN_WORKING_16_BIT = 0.05
 
 # Memory outside the allocator's reach. CUDA context and libraries: 0.75 GiB (H200, torch 2.11, measured 2026-11-21:
 # tests/benchmarks/measure_steps.py). NCCL: 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each
@@ -58,8 +54,53 @@ class Memory:
     nccl: Number
 
 
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Bytes by what holds them. Weights, state and buckets are there at the loss and at the optimizer step alike."""
+
+    weights: Number
+    state: Number
+    buckets: Number
+    early: Number
+    saved: Number
+    working: Number
+    logits: Number
+    cast: Number
+    at_loss: Number
+    at_step: Number
+    updated: Number
+
+
 def memory(x: Inputs) -> Memory:
     """Memory of each configuration."""
+    m = _moments(x)
+    loss_peaks = m.at_loss >= m.at_step
+    nothing = np.zeros_like(m.at_loss)
+    return Memory(
+        peak={
+            "weights": m.weights + np.where(loss_peaks, m.cast, nothing),
+            "gradients": np.where(loss_peaks, m.early, m.at_step),
+            "optimizer_state": m.state + nothing,
+            "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), nothing),
+            "logits": np.where(loss_peaks, m.logits, nothing),
+            "communication": m.buckets + nothing,
+        },
+        temporaries=_temporaries(x, m),
+        nccl=_nccl_bytes(x),
+    )
+
+
+def needed_bytes(x: Inputs) -> tuple[Number, Number, Number]:
+    """The sum of ``Memory.peak``, and its temporaries and nccl: for a search that needs no breakdown."""
+    m = _moments(x)
+    return m.weights + m.state + m.buckets + np.maximum(m.at_loss, m.at_step), _temporaries(x, m), _nccl_bytes(x)
+
+
+def _temporaries(x: Inputs, m: _Moments) -> Number:
+    return np.maximum(m.at_step + m.updated * x.foreach_bytes - np.maximum(m.at_loss, m.at_step), 0.0)
+
+
+def _moments(x: Inputs) -> _Moments:
     held = stage_parameters(x)
     ranks = x.data * x.context
     several = ranks > 1
@@ -91,24 +132,21 @@ def memory(x: Inputs) -> Memory:
     saved = saved * np.where(last_is_fuller, last, first)
     early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
 
-    at_loss = early + saved + np.maximum(logits, working) + cast
-    loss_peaks = at_loss >= at_step
-    temporaries = at_step + updated * x.foreach_bytes - np.maximum(at_loss, at_step)
-    return Memory(
-        peak={
-            "weights": weights + np.where(loss_peaks, cast, 0.0),
-            "gradients": np.where(loss_peaks, early, at_step),
-            "optimizer_state": state,
-            "activations": np.where(loss_peaks, saved + np.maximum(working - logits, 0.0), 0.0),
-            "logits": np.where(loss_peaks, logits, 0.0),
-            "communication": buckets,
-        },
-        temporaries=np.maximum(temporaries, 0.0),
-        nccl=_nccl_bytes(x),
+    return _Moments(
+        weights=weights,
+        state=state,
+        buckets=buckets,
+        early=early,
+        saved=saved,
+        working=working,
+        logits=logits,
+        cast=cast,
+        at_loss=early + saved + np.maximum(logits, working) + cast,
+        at_step=at_step,
+        updated=updated,
     )
 
 
-@functools.lru_cache(maxsize=1)  # memory, communication and computation of the same configurations ask for it
 def stage_parameters(x: Inputs) -> Number:
     """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before any sharding over data ranks.
 
@@ -196,9 +234,8 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number]:
     layer = everything - per_token + gradient_of_layer + gathered + ring + exchanged
     working = np.where(x.layers > 0, tokens * layer, 0.0)
 
-    # A CNN saves each convolution's input and output (the norm's input): two elements a published activation.
-    images = x.micro_batch * x.cnn_activations * element
-    return transformer + 2.0 * images, working + np.where(element > 2.0, CNN_WORKING, CNN_WORKING_16_BIT) * images
+    samples, working_of_samples = sample_bytes(x)
+    return transformer + samples, working + working_of_samples
 
 
 def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
