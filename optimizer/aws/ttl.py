@@ -74,13 +74,16 @@ def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
     return lines
 
 
-def check_max_age(offers: Iterable[Offer], max_age_days: int, today: date | None = None) -> None:
+def check_max_age(
+    offers: Iterable[Offer], max_age_days: int, today: date | None = None, *, next_step: str = ""
+) -> None:
     """Refuse offers with a price older than the user allows.
 
     Args:
         offers: the offers a command is about to show or use.
         max_age_days: the user's ``--max-age``.
         today: the day to judge by.
+        next_step: what brings newer prices; by default the refresh of the oldest one's AWS region.
 
     Raises:
         DataStaleError: a price is older.
@@ -99,5 +102,5 @@ def check_max_age(offers: Iterable[Offer], max_age_days: int, today: date | None
         f"the oldest is {kind} {offer.instance.name} in {offer.region}: {age} days ({price.source}, {price.as_of})",
         limit=f"at most {max_age_days} days",
         why="you asked for it with --max-age",
-        next_step=f"gpufleet catalog refresh --region {offer.region}",
+        next_step=next_step or f"gpufleet catalog refresh --region {offer.region}",
     )

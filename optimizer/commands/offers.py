@@ -79,6 +79,14 @@ CLOUD_TABLE = {
     "note": "note",
 }
 
+# What brings newer prices, where it is not the refresh of an AWS region.
+REFRESH = {
+    "azure": "gpufleet catalog refresh --cloud azure",
+    "tencent": "drop --max-age: Tencent Cloud has no price API that answers without an account",
+    "alibaba": "drop --max-age: Alibaba Cloud has no price API that answers without an account",
+    "all": "gpufleet catalog refresh, and gpufleet catalog refresh --cloud azure",
+}
+
 
 def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
     try:
@@ -190,7 +198,7 @@ def command(
     )
     offers = sort(select(catalog, chosen), sort_key, priced_as)
     if max_age is not None:
-        ttl.check_max_age(offers, max_age)
+        ttl.check_max_age(offers, max_age, next_step=REFRESH.get(cloud, ""))
     of_others = {(other.offer.instance.name, other.offer.region): other for other in others.offers}
     rows = [row(offer, of_others.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE

@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,15 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet) -> None:
         (["--memory", "big"], "'big' is not a range"),
         (["--max-price", "0"], "0.0 is not in the range x>0"),
         (["--max-price", "cheap"], "'cheap' is not a valid float"),
+        (["--max-price", "nan"], "nan is not a price"),
+        (["--max-price", "inf"], "inf is not a price"),
+        (["--region", "xx-*"], "no region matches 'xx-*'"),
+        (["--region", ""], "region '' is not in the catalog"),
+        (["--count", "nan"], "'nan' is not a range"),
+        (["--cloud", "gcp"], "'gcp' is not one of"),
+        (["--cloud", "azure", "--region", "us-east-1"], "region 'us-east-1' is not in the catalog"),
+        (["--cloud", "azure", "--gpu", "H200x"], "GPU 'H200x' is not in the catalog"),
+        (["--cloud", "tencent", "--type", "GN7.2XLARGE31"], "did you mean GN7.2XLARGE32"),
         (["--sort", "colour"], "colour"),
         (["--max-age", "-1"], "-1"),
     ],
@@ -121,3 +132,65 @@ def test_the_table_is_whole_on_a_narrow_terminal(run: Gpufleet, monkeypatch: pyt
     _, out, _ = run("--type", "p6-b300.48xlarge", "--region", "us-east-1")
     assert "…" not in out
     assert "p6-b300.48xlarge" in out and "142.4" in out
+
+
+@pytest.fixture
+def _shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("_shipped")
+def test_aws_rows_are_the_same_with_and_without_other_clouds(run: Gpufleet) -> None:
+    _, alone, _ = run("--format", "csv")
+    _, together, _ = run("--cloud", "all", "--format", "csv")
+    assert alone.splitlines()[0] == together.splitlines()[0]
+    rows = list(csv.DictReader(io.StringIO(together)))
+    assert {row["cloud"] for row in rows} == {"aws", "azure", "tencent", "alibaba"}
+    of_aws = [row for row in rows if row["cloud"] == "aws"]
+    assert of_aws == list(csv.DictReader(io.StringIO(alone)))
+
+
+@pytest.mark.usefixtures("_shipped")
+def test_another_cloud_has_facts_price_source_and_date(run: Gpufleet) -> None:
+    code, out, err = run(
+        "--cloud", "azure", "--type", "standard_nd96isr_h100*", "--region", "eastus", "--format", "json"
+    )
+    (row,) = json.loads(out)
+    assert code == 0
+    assert (row["cloud"], row["gpu"], row["gpu_count"], row["gpu_memory_gib"]) == ("azure", "H100", 8, 80)
+    assert (row["vcpus"], row["memory_gib"], row["network_gbit_per_s"]) == (96, 1900, 3200)
+    assert (row["fabric"], row["interconnect"], row["efa_cards"]) == ("infiniband", "nvswitch", 0)
+    assert (row["on_demand_usd_per_hour"], row["as_of"]) == (98.32, "2026-06-18")
+    assert row["on_demand_source"].startswith("Azure Retail Prices API")
+    assert (row["nvme_gb"], row["network_cards"], row["spot_usd_per_hour"]) == (None, None, None)
+    assert "note: Azure prices: Azure Retail Prices API" in err and "provisions on AWS only" in err
+    assert "AWS public price list" not in err
+
+
+@pytest.mark.usefixtures("_shipped")
+def test_a_price_nobody_published_is_a_dash_with_its_reason(run: Gpufleet) -> None:
+    _, out, err = run("--cloud", "tencent", "--type", "GN10Xp.20XLARGE320", "--region", "eu-frankfurt")
+    line = next(line for line in out.splitlines() if "GN10Xp" in line)
+    assert " - " in line and "mainland China" in line
+    assert "38 of 104 Tencent Cloud rows are unpriced" in err
+    _, out, _ = run("--cloud", "azure", "--type", "Standard_NC6s_v3", "--format", "json")
+    assert all("retired on 2025-09-30" in row["note"] for row in json.loads(out))
+    assert all(row["network_gbit_per_s"] is None for row in json.loads(out))
+
+
+@pytest.mark.usefixtures("_shipped")
+def test_too_old_a_price_of_another_cloud_names_what_helps_there(run: Gpufleet) -> None:
+    code, _, err = run("--cloud", "azure", "--max-age", "7")
+    assert code == 4 and "next: gpufleet catalog refresh --cloud azure" in err
+    code, _, err = run("--cloud", "alibaba", "--max-age", "7")
+    assert code == 4 and "next: drop --max-age: Alibaba Cloud has no price API" in err
+
+
+def test_a_reader_that_goes_away_and_a_closed_output_leave_no_traceback() -> None:
+    command = f"{sys.executable} -c 'from optimizer.cli import main; main()' offers --format csv"
+    script = f"({command}; echo status $? >&2) | head -n 1; {command} >&-; echo status $? >&2"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(DESIGNED)
+    assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
+    assert "error: standard output is closed" in ended.stderr
+    assert ended.stderr.count("status 1") == 2
