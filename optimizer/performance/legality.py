@@ -68,8 +68,8 @@ RULES: tuple[Rule, ...] = (
         Rule(
             name,
             lambda m, x, name=name: (getattr(x, name) == 1) | (m.layers > 0),  # type: ignore[misc]
-            lambda m, x: f"1: {m.name} is a CNN",
-            "a CNN is trained data-parallel: its layers are neither split nor staged",
+            lambda m, x: f"1: {m.name} is trained data-parallel",
+            "only a transformer's layers are split, or staged",
         )
         for name in _SPLITS
     ),
@@ -183,8 +183,14 @@ def check_legal(model: ModelSpec, run: Run, grid: Grid) -> None:
     """Refuse a grid of one that is not legal.
 
     Raises:
-        InvalidInputError: the setting, its value, its limit and why.
+        InvalidInputError: the setting, its value, its limit and why; or a sequence longer than the model's positions.
     """
+    if model.learned_positions and run.seq_len > model.learned_positions:
+        raise InvalidInputError(
+            f"seq_len is {run.seq_len}",
+            limit=f"at most {model.learned_positions} for {model.name}",
+            why="its position embedding has no more rows",
+        )
     _, code = legal(model, run, grid)
     if code:
         raise refusal(model, run, grid, RULES[int(code) - 1])

@@ -7,6 +7,7 @@ an empty cell means.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,14 +19,24 @@ from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, Inputs, checkpointing_code, make_inputs, sharding_code
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import Grid, Hardware, Run
-from optimizer.workload.model import Architecture, ModelSpec, count_parameters
+from optimizer.workload.model import Architecture, ModelSpec, check_shape, count_parameters
 from optimizer.workload.presets import presets
+from optimizer.workload.resolve import resolve_model
+from optimizer.workload.size_rule import model_of_size
 
 # Network of one GPU in a node that does not say: one card a GPU as in NVIDIA's reference systems, Gbit/s (DGX A100:
 # 8 x 200, DGX H100 and H200: 8 x 400, DGX B200: 8 x 400, DGX-1 V100: 4 x 100 for 8), and 25 for PCIe cards
 # (https://docs.nvidia.com/dgx). EC2 types have less: name the network, or use --instance-type.
 NETWORK_GBIT_PER_S_PER_GPU = {"V100": 50.0, "A100": 200.0, "H100": 400.0, "H200": 400.0, "B200": 400.0, "B300": 800.0}
 OTHER_NETWORK_GBIT_PER_S_PER_GPU = 25.0
+
+# Tokens of one sequence where nobody says.
+USUAL_SEQ_LEN = 2048
+# Llama's rule for the width of a gated feed-forward block: 8/3 of the hidden size, rounded up to a multiple of this
+# (https://github.com/meta-llama/llama, llama/model.py).
+GATED_FFN_MULTIPLE = 256
+# "7B" and the like, as a model's name.
+SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
 # Tokens of one optimizer step of large models that do not say: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
@@ -71,8 +82,8 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     Raises:
         GpufleetError: the row cannot be estimated; the message names the column, its value and what is known.
     """
-    architecture = _word(row, "architecture", ARCHITECTURES, default="decoder")
-    model = _cnn(row) if architecture == "cnn" else _transformer(row, architecture)
+    model = _model(row)
+    cnn = model.architecture == "cnn"
     gpu = find_gpu(_text(row, "gpu"), gpus)
 
     count = _count(row, "gpus", default=1)
@@ -80,6 +91,8 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     tensor = _count(row, "tensor_parallel", default=1)
     pipeline = _count(row, "pipeline_parallel", default=1)
     context = _count(row, "context_parallel", default=1)
+    expert = _count(row, "expert_parallel", default=1)
+    splits_sequence = _amount(row, "sequence_parallel", default=0, least=0) > 0
     if count % (tensor * pipeline * context):
         raise InvalidInputError(
             f"gpus is {count}",
@@ -100,10 +113,8 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         network_gbit_per_s=network,
         efa=True,
     )
-    # Large language models are sharded unless said otherwise; what fits one GPU is replicated.
-    default_sharding = "zero3" if architecture == "decoder" and data > 1 else "ddp"
-    sharding = _word(row, "sharding", SHARDINGS, default=default_sharding)
-    seq_len = 1 if architecture == "cnn" else _count(row, "seq_len", default=model.max_seq_len or 2048)
+    sharding = _word(row, "sharding", SHARDINGS, default=default_sharding(model, data))
+    seq_len = 1 if cnn else _count(row, "seq_len", default=default_seq_len(model))
     micro_batch = _count(row, "micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
     # Runs that split the model take as many micro-batches as make up a usual step, and keep the bubble small.
@@ -114,7 +125,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         )
         if virtual_stages > 1:
             usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
-    framework = framework_name(_text(row, "framework"), cnn=architecture == "cnn")
+    framework = framework_name(_text(row, "framework"), cnn=cnn)
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"
@@ -126,7 +137,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     run = Run(
         seq_len=seq_len,
         precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
-        optimizer=_word(row, "optimizer", OPTIMIZERS, default="sgd" if architecture == "cnn" else "adamw"),  # type: ignore[arg-type]
+        optimizer=_word(row, "optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         compiled=bool(_amount(row, "compiled", default=0, least=0)),
         framework=framework,
@@ -137,9 +148,10 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         tensor=tensor,
         pipeline=pipeline,
         context=context,
-        expert=_count(row, "expert_parallel", default=1),
-        # A table's 0 is what it says by default: it does not take the split from a framework that always splits.
-        sequence_parallel=1 if _amount(row, "sequence_parallel", default=0, least=0) else None,
+        expert=expert,
+        # A table's 0 is what it says by default: it does not take the split from a framework that always splits, nor
+        # from experts, which need it.
+        sequence_parallel=1 if splits_sequence or (expert > 1 and tensor > 1) else None,
         virtual_stages=virtual_stages,
         sharding=sharding_code(sharding),
         micro_batch=micro_batch,
@@ -148,6 +160,33 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     )
     check_legal(model, run, grid)
     return RowRun(model=model, run=run, hardware=hardware, grid=grid, gpus=count)
+
+
+def default_sharding(model: ModelSpec, data: int) -> str:
+    """Large language models are sharded unless said otherwise; what fits one GPU is replicated."""
+    return "zero3" if model.architecture == "decoder" and data > 1 else "ddp"
+
+
+def default_seq_len(model: ModelSpec) -> int:
+    """Tokens of a sequence where nobody says: USUAL_SEQ_LEN, or the model's most if that is less."""
+    return min(USUAL_SEQ_LEN, model.max_seq_len or USUAL_SEQ_LEN)
+
+
+def _model(row: Mapping[str, Any]) -> ModelSpec:
+    """The model of a row: its columns, else the preset or the size that it names, else its parameter count."""
+    architecture = _word(row, "architecture", ARCHITECTURES, default="")
+    name = _text(row, "model")
+    preset = presets().get(name.lower())
+    if architecture == "cnn" or (not architecture and preset is not None and preset.architecture == "cnn"):
+        return _cnn(row)
+    if not _given(row, "layers") and not _given(row, "hidden_size"):
+        if preset is not None and preset.architecture != "cnn":
+            return preset.model(name)
+        if architecture != "encoder" and SIZE.fullmatch(name):
+            return resolve_model(name)
+        if architecture != "encoder" and _given(row, "parameters"):
+            return model_of_size(_count(row, "parameters"), name or "unnamed")
+    return _transformer(row, architecture or "decoder")
 
 
 def _cnn(row: Mapping[str, Any]) -> ModelSpec:
@@ -165,21 +204,17 @@ def _cnn(row: Mapping[str, Any]) -> ModelSpec:
 
 def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
     name = _text(row, "model") or "unnamed"
-    preset = presets().get(name.lower())
-    if (
-        preset is not None
-        and preset.architecture != "cnn"
-        and not _given(row, "layers")
-        and not _given(row, "hidden_size")
-    ):
-        return preset.model(name)
     hidden = _count(row, "hidden_size")
     layers = _count(row, "layers")
     # One head is 128 wide in most published models of the last years (64 below 1024).
     heads = _count(row, "attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
     kv_heads = _count(row, "kv_heads", default=heads)
     gated = bool(_amount(row, "gated_mlp", default=float(_text(row, "architecture").lower() == "llama"), least=0))
-    ffn = _count(row, "ffn_size", default=round(hidden * (8 / 3 if gated else 4)))
+    ffn = _count(
+        row,
+        "ffn_size",
+        default=GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE) if gated else 4 * hidden,
+    )
     vocab = _count(row, "vocab_size", default=32000 if gated else 50257)
     experts = _count(row, "experts", default=0, least=0)
     used = _count(row, "experts_per_token", default=min(2, experts), least=0)
@@ -217,8 +252,8 @@ def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
         # The given count decides, and stands: it knows biases, norms and positions that the columns do not.
         nearest = min(candidates, key=lambda candidate: abs(candidate.parameters - given))
         active = nearest.active_parameters if experts else round(given)
-        return replace(nearest, parameters=round(given), active_parameters=active)
-    return candidates[1] if gated else candidates[0]
+        return check_shape(replace(nearest, parameters=round(given), active_parameters=active))
+    return check_shape(candidates[1] if gated else candidates[0])
 
 
 def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:

@@ -38,9 +38,9 @@ def grid(**settings: Any) -> Grid:
         (MIXTRAL, {"expert": 3, "data": 9}, "a divisor of 8, the experts of mixtral-8x7b"),
         (MIXTRAL, {"expert": 8, "data": 4}, "a divisor of 4, the data-parallel ranks"),
         (MIXTRAL, {"expert": 8, "tensor": 2}, "sequence_parallel is 0\n  limit: on: expert parallelism is 8"),
-        (RESNET, {"tensor": 2}, "1: resnet50 is a CNN"),
-        (RESNET, {"pipeline": 2}, "1: resnet50 is a CNN"),
-        (RESNET, {"expert": 2}, "1: resnet50 is a CNN"),
+        (RESNET, {"tensor": 2}, "1: resnet50 is trained data-parallel"),
+        (RESNET, {"pipeline": 2}, "1: resnet50 is trained data-parallel"),
+        (RESNET, {"expert": 2}, "1: resnet50 is trained data-parallel"),
         (LLAMA_8B, {"micro_batch": 0}, "micro_batch is 0\n  limit: at least 1"),
         (LLAMA_8B, {"tensor": 0}, "tensor is 0\n  limit: at least 1"),
     ],
@@ -63,7 +63,12 @@ def test_an_illegal_configuration_is_named_with_its_limit_and_the_reason(model, 
     ],
 )
 def test_a_legal_configuration_is_accepted(model, layout) -> None:  # type: ignore[no-untyped-def]
-    check_legal(model, replace(RUN, seq_len=1 if model is RESNET else 4096), grid(**layout))
+    check_legal(model, replace(RUN, seq_len=1 if model is RESNET else 1024), grid(**layout))
+
+
+def test_a_sequence_is_no_longer_than_the_learned_positions() -> None:
+    with pytest.raises(InvalidInputError, match="seq_len is 4096\n  limit: at most 1024 for gpt2-xl"):
+        check_legal(GPT2_XL, RUN, grid())
 
 
 def test_a_framework_that_splits_the_sequence_satisfies_experts_without_a_flag() -> None:

@@ -58,7 +58,35 @@ def test_a_preset_name_alone_is_enough() -> None:
     row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
     found = read_row(row, gpu_table())
     assert found.model.parameters == 8_030_261_248
-    assert found.run.seq_len == 131072
+    assert found.run.seq_len == 2048  # as gpufleet estimate
+
+
+@pytest.mark.parametrize(
+    ("row", "architecture", "parameters", "sharding"),
+    [
+        ({"model": "bert-large"}, "encoder", 335_174_458, DDP),
+        ({"model": "resnet50"}, "cnn", 25_557_032, DDP),
+        ({"model": "7B"}, "decoder", 7_000_000_000, ZERO3),
+        ({"parameters": 7e9}, "decoder", 7_000_000_000, ZERO3),
+    ],
+)
+def test_a_model_by_its_name_or_size_needs_no_architecture(
+    row: dict[str, Any], architecture: str, parameters: int, sharding: int
+) -> None:
+    found = read_row(row | {"gpu": "h100-80gb", "gpus": 8}, gpu_table())
+    assert (found.model.architecture, found.model.parameters) == (architecture, parameters)
+    assert found.grid.sharding == sharding
+
+
+def test_a_gated_block_has_llamas_width() -> None:
+    """Llama 2 7B: hidden 4096, feed-forward 11008."""
+    assert read(architecture="llama", hidden_size=4096, layers=32, ffn_size="").model.ffn_size == 11008
+
+
+def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need() -> None:
+    mixtral = {"model": "mixtral-8x7b", "gpu": "h100-80gb", "gpus": 64, "expert_parallel": 8, "tensor_parallel": 2}
+    found = read_row(mixtral, gpu_table())
+    assert (found.grid.expert, found.grid.data, found.grid.sequence_parallel) == (8, 32, 1)
 
 
 def test_a_cnn_takes_images() -> None:
