@@ -12,6 +12,7 @@ import numpy as np
 
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.memory import stage_parameters, tokens_of_rank
+from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO1
 
 # Share of the datasheet's memory bandwidth that a large copy reaches: 4.3 of 4.8 TB/s on H200 (torch 2.11, bytes read
@@ -46,7 +47,7 @@ def model_flops_per_sample(x: Inputs) -> Number:
     """
     scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5, 1.0)
     forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
-    return 3.0 * (forward + x.cnn_flops)
+    return 3.0 * forward + sample_flops(x)
 
 
 def compute(x: Inputs) -> Compute:
@@ -68,7 +69,7 @@ def compute(x: Inputs) -> Compute:
     volume = tokens * x.layer_matrix / x.tensor
     surface = x.layer_parameters / x.tensor + tokens * widths
     matmul = x.layers * passes * 2.0 * (volume + c.matmul_half_width * surface) / flop_per_s
-    cnn = 3.0 * x.micro_batch * x.cnn_flops / flop_per_s
+    samples = sample_costs(x)
 
     # Attention: flash computes half of a causal score matrix, and recomputes it in the backward pass (3.5 forward
     # passes in all, arXiv:2307.08691, 3.1); unfused computes all of it and writes it several times.
@@ -94,8 +95,7 @@ def compute(x: Inputs) -> Compute:
     rotary = element * ROTARY_PASSES * x.llama_like * (x.query + x.kv) / x.tensor
     elementwise_passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, 1.0)
     traffic = x.layers * tokens * elementwise_passes * (stream + inner + rotary) * fused
-    cnn_traffic = x.micro_batch * x.cnn_activations * element * CNN_PASSES
-    elementwise = (traffic + cnn_traffic) * c.elementwise_traffic / byte_per_s
+    elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s
 
     logits = x.vocab / x.tensor
     head_surface = x.hidden * logits + tokens * (x.hidden + logits)
@@ -105,10 +105,10 @@ def compute(x: Inputs) -> Compute:
     cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
 
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
-    host = x.layers * c.host_s_per_layer * (1.0 + recompute)
+    host = (x.layers * (1.0 + recompute) + samples.layers) * c.host_s_per_layer
     return Compute(
-        layer_matmul=matmul + cnn,
-        layer_attention=attention,
+        layer_matmul=matmul + samples.product_flops / flop_per_s,
+        layer_attention=attention + samples.attention_flops / attention_flop_per_s,
         layer_elementwise=elementwise,
         head=head,
         cast=cast,
@@ -128,9 +128,6 @@ ROTARY_PASSES = 10.0
 # Share of the element-wise traffic that remains when a compiler fuses chains of it into one kernel each: a norm and a
 # sum that were 5 passes are 3.
 COMPILED_TRAFFIC = 0.6
-# Reads and writes of a CNN's convolution outputs, forward and backward: convolution, batch norm (statistics, then
-# normalisation), activation, sum; the same with two operands backward.
-CNN_PASSES = 20.0
 
 
 def optimizer_time(x: Inputs) -> Number:

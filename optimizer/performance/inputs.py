@@ -7,8 +7,8 @@ configurations, the calibration and `estimate --batch` have one model, one GPU a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from optimizer.performance.frameworks import Framework, framework_name, framewor
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
 from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
+
+if TYPE_CHECKING:
+    from optimizer.workload.profile import ModuleProfile
 
 Number = Any  # a float, or an array of floats: numpy's own types do not say "either" without noise
 
@@ -127,6 +130,8 @@ class Inputs:
     checkpointing: Number
     # Calibration
     coefficients: Coefficients
+    # What a profiled module costs; None for a model whose costs follow from the numbers above (see samples.py).
+    module: ModuleProfile | None = None
 
 
 def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
@@ -166,14 +171,14 @@ def make_inputs(
 
     Raises:
         DataMissingError: the GPU does not run the precision.
-        InvalidInputError: a number out of range.
+        InvalidInputError: a number out of range, or a module that cannot be trained so.
     """
     check_run(run)
     framework = frameworks()[framework_name(run.framework)]
     state, traffic = OPTIMIZERS[run.optimizer]
     sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
     memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
-    return Inputs(
+    found = Inputs(
         parameters=float(model.parameters),
         active_parameters=float(model.active_parameters),
         layers=float(model.layers),
@@ -231,6 +236,48 @@ def make_inputs(
         **_settings(grid, framework),
         coefficients=coefficients,
     )
+    return _with_module(found, model, run.precision)
+
+
+def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
+    """``x`` with the states of a profiled module: as many bytes as it stores, and none for what is not trained.
+
+    Raises:
+        InvalidInputError: the module was not profiled in that precision, or code with weights of its own trains it.
+    """
+    profile = model.profile
+    if profile is None:
+        return x
+    if profile.passed("16-bit" if x.low_precision > 0 else "32-bit", "none") is None:
+        raise InvalidInputError(
+            f"precision is {precision}, and {profile.name} is stored in 16 bits",
+            limit="bf16, fp16 or fp8",
+            why="its arithmetic is as wide as its parameters",
+            next_step="give --precision bf16, or build the module in float32",
+        )
+    if x.master_bytes > 0:
+        raise InvalidInputError(
+            f"{profile.name} is a profiled module, and the framework keeps weights of its own",
+            limit="plain PyTorch (torch, torchvision, torchtitan, composer-fsdp)",
+            next_step="leave out --framework",
+        )
+    trained = profile.trainable_parameters / profile.total_parameters
+    element = profile.trainable_bytes / profile.trainable_parameters
+    share = trained * element / 4.0  # of fp32 states of all parameters
+    return replace(
+        x,
+        module=profile,
+        # The largest part that FSDP gathers at once.
+        layer_parameters=float(profile.largest_unit_parameters),
+        weight_bytes=profile.parameter_bytes / profile.total_parameters,
+        gradient_bytes=4.0 * share,
+        optimizer_state_bytes=x.optimizer_state_bytes * share,
+        optimizer_traffic_bytes=x.optimizer_traffic_bytes * share,
+        foreach_bytes=x.foreach_bytes * share,
+        cast_bytes=0.0,  # counted in the profile
+        reduce_bytes=4.0 * share,
+        bucket_bytes=x.bucket_bytes * share,
+    )
 
 
 def check_run(run: Run) -> None:
@@ -286,11 +333,11 @@ def checkpointing_code(value: str) -> int:
 def stack(rows: Sequence[Inputs]) -> Inputs:
     """Join Inputs of single configurations into one of arrays, one element a row."""
     coefficients = Coefficients(**_stacked([row.coefficients for row in rows]))
-    return Inputs(**_stacked(rows, leave_out="coefficients"), coefficients=coefficients)
+    return Inputs(**_stacked(rows, leave_out=("coefficients", "module")), coefficients=coefficients)
 
 
-def _stacked(rows: Sequence[Any], leave_out: str = "") -> Mapping[str, Any]:
-    names = [field.name for field in fields(rows[0]) if field.name != leave_out]
+def _stacked(rows: Sequence[Any], leave_out: Sequence[str] = ()) -> Mapping[str, Any]:
+    names = [field.name for field in fields(rows[0]) if field.name not in leave_out]
     return {name: np.array([getattr(row, name) for row in rows], dtype=np.float64).reshape(-1) for name in names}
 
 

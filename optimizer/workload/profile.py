@@ -83,7 +83,7 @@ class Pass(_Record):
         peak: memory at its highest, of everything but parameters, buffers and their gradients: the largest of these
             lines (which moment is highest depends on the batch).
         traffic: bytes that operators other than products move: reads and writes, forward, backward, recomputation.
-        product_elements: elements that matrix products and convolutions read and write, as a Line in elements.
+        product_elements: elements that matrix products read and write, as a Line in elements.
         flops: FLOPs of one sample, forward, backward and recomputed (a pass in 32 bits may have no fused attention).
         kernels: operators launched, forward and backward.
     """

@@ -146,7 +146,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alive_bytes: memory of every tensor alive, less those given to ``leave_out``, after each operator.
         flops: useful FLOPs by kind ("matmul", "convolution", "attention"), by phase.
         traffic_bytes: reads and writes of operators that are no products.
-        product_elements: elements of operands and results of products.
+        product_elements: elements of operands and results of matrix products.
         convolution_outputs: elements of the results of forward convolutions.
         kernels: operators that do something.
         uncounted: custom operators without a FLOP formula.
@@ -216,7 +216,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, flops = _flops(func, packet, args, kwargs, out)
         if kind:
             self.flops[self.phase][kind] += flops
-        if kind in ("matmul", "convolution"):
+        if kind == "matmul":
             self.product_elements += sum(tensor.numel() for tensor in [*inputs, *outputs] if tensor.dim() > 1)
         if packet is aten.convolution:
             self.convolution_outputs += outputs[0].numel()

@@ -1,0 +1,117 @@
+"""Costs of what is counted in samples: a CNN, from its published figures, and a profiled module, from its profile.
+
+A CNN has two numbers (forward FLOPs and convolution outputs of an image), and constants measured on ResNet-50 say what
+follows from them. A module's profile has the FLOPs, the traffic and the memory of every moment themselves. All are for
+one micro-batch on one rank; for a transformer, which is counted in tokens, they are 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.types import FULL, ZERO2
+
+if TYPE_CHECKING:
+    from optimizer.workload.profile import ArithmeticWidth, ModuleProfile, Pass
+
+# A CNN saves each convolution's input and output (the norm's input), in elements a published activation.
+SAVED_PER_ACTIVATION = 2.0
+# Gradients in flight and convolution workspace, in elements a published activation, as measured over what is saved on
+# ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
+CNN_WORKING = 0.5
+CNN_WORKING_16_BIT = 0.05
+# Reads and writes of a CNN's convolution outputs, forward and backward: convolution, batch norm (statistics, then
+# normalisation), activation, sum; the same with two operands backward.
+CNN_PASSES = 20.0
+
+# Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
+# 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
+WORKSPACE_BYTES_32_BIT = 2.4
+# Kernels of a layer that the fitted host time of a layer stands for: those a profile counts on Hugging Face's Llama.
+KERNELS_PER_LAYER = 145.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleCosts:
+    """One micro-batch, forward, backward and recomputation.
+
+    Attributes:
+        product_flops: FLOPs of matrix products and convolutions, and their surface (see compute.py).
+        attention_flops: FLOPs that fused attention takes, with the scores it computes again.
+        traffic_bytes: reads and writes of everything else.
+        layers: layers of a transformer that take the host as long to launch.
+    """
+
+    product_flops: Number
+    attention_flops: Number
+    traffic_bytes: Number
+    layers: Number
+
+
+def sample_costs(x: Inputs) -> SampleCosts:
+    """Computation of one micro-batch of samples."""
+    if x.module is None:
+        return SampleCosts(
+            product_flops=3.0 * x.micro_batch * x.cnn_flops,
+            attention_flops=0.0,
+            traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * CNN_PASSES,
+            layers=0.0,
+        )
+    profile, half_width = x.module, x.coefficients.matmul_half_width
+    forward = profile.forward_flops
+
+    def costs(one: Pass) -> tuple[Number, ...]:
+        surface = one.product_elements.fixed_bytes + one.product_elements.bytes_per_sample * x.micro_batch
+        return (
+            x.micro_batch * (one.flops.matmul + one.flops.convolution) + 2.0 * half_width * surface,
+            x.micro_batch * (one.flops.attention + 0.5 * forward.attention * (one.flops.attention > 0)),
+            one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch,
+            one.kernels / KERNELS_PER_LAYER,
+        )
+
+    none, full = _passes(x, profile)
+    product, attention, traffic, layers = (
+        np.where(x.checkpointing == FULL, again, once) for once, again in zip(costs(none), costs(full), strict=True)
+    )
+    return SampleCosts(product_flops=product, attention_flops=attention, traffic_bytes=traffic, layers=layers)
+
+
+def sample_flops(x: Inputs) -> Number:
+    """Useful FLOPs of one sample, forward and backward."""
+    if x.module is None:
+        return 3.0 * x.cnn_flops
+    return x.module.forward_flops.total + x.module.backward_flops.total
+
+
+def sample_bytes(x: Inputs) -> tuple[Number, Number]:
+    """Bytes one micro-batch of samples saves for the backward pass, and bytes of the backward pass on top of them."""
+    if x.module is None:
+        images = x.micro_batch * x.cnn_activations * x.element_bytes
+        working = np.where(x.element_bytes > 2.0, CNN_WORKING, CNN_WORKING_16_BIT)
+        return SAVED_PER_ACTIVATION * images, working * images
+    # FSDP gathers 16-bit weights (which memory.py counts) where autocast keeps copies of them.
+    gathers = (x.sharding >= ZERO2) & (x.data > 1)
+    copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)
+
+    def peak(one: Pass) -> Number:
+        found: Number = 0.0
+        for line in one.peak:
+            fixed = np.maximum(line.fixed_bytes - copies, 0.0)
+            found = np.maximum(found, fixed + line.bytes_per_sample * x.micro_batch)
+        return found
+
+    none, full = _passes(x, x.module)
+    workspace = np.where(x.low_precision > 0, 0.0, WORKSPACE_BYTES_32_BIT * x.module.convolution_outputs)
+    return np.where(x.checkpointing == FULL, peak(full), peak(none)), x.micro_batch * workspace
+
+
+def _passes(x: Inputs, profile: ModuleProfile) -> tuple[Pass, Pass]:
+    """The passes without and with activation checkpointing; the first twice where nothing can be checkpointed."""
+    width: ArithmeticWidth = "16-bit" if np.all(x.low_precision > 0) else "32-bit"
+    none = profile.passed(width, "none")
+    assert none is not None  # checked by make_inputs
+    return none, profile.passed(width, "full") or none
