@@ -11,20 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from optimizer.aws import ttl
 from optimizer.catalog.gpus import DATA, gpu_table
-from optimizer.catalog.model import Catalog
+from optimizer.catalog.model import CLOUD_TITLES, CLOUDS, Catalog, CloudName
 from optimizer.catalog.snapshot import user_directory
 from optimizer.errors import DataMissingError
 from optimizer.hardware import InstanceType, Interconnect, Offer, Price
 
-CloudName = Literal["azure", "tencent", "alibaba"]
-CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
-TITLES: dict[CloudName, str] = {"azure": "Azure", "tencent": "Tencent Cloud", "alibaba": "Alibaba Cloud"}
 SHIPPED = DATA / "other_clouds"
 PRICES = "prices.csv"
 
@@ -157,11 +154,11 @@ def price_notes(clouds: Clouds, today: date | None = None) -> list[str]:
                 dates[origin] = min(as_of, dates.get(origin, as_of))
         missing = sum(other.offer.on_demand is None for other in own)
         lines += [
-            f"{TITLES[cloud]} prices: {origin}, {as_of.isoformat()}, {ttl.age_days(as_of, today)} days old"
+            f"{CLOUD_TITLES[cloud]} prices: {origin}, {as_of.isoformat()}, {ttl.age_days(as_of, today)} days old"
             for origin, as_of in dates.items()
         ]
         if missing:
-            lines.append(f"{missing} of {len(own)} {TITLES[cloud]} rows are unpriced; their note says why")
+            lines.append(f"{missing} of {len(own)} {CLOUD_TITLES[cloud]} rows are unpriced; their note says why")
     return [*lines, NOT_PROVISIONED] if clouds.offers else lines
 
 
@@ -209,7 +206,7 @@ def newest_prices() -> tuple[list[PriceRow], list[str]]:
         try:
             fresh = [row for row in _read(path, PriceRow) if row.cloud == cloud and row.instance_type in known]
         except DataMissingError as error:
-            notes.append(f"{error.got}; the shipped {TITLES[cloud]} prices are used")
+            notes.append(f"{error.got}; the shipped {CLOUD_TITLES[cloud]} prices are used")
             continue
         if _newest(fresh) >= _newest([row for row in rows if row.cloud == cloud]):
             rows = [row for row in rows if row.cloud != cloud] + fresh

@@ -12,7 +12,8 @@ import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
-from optimizer.catalog.clouds import CLOUDS, TITLES, CloudName, load_clouds
+from optimizer.catalog.clouds import load_clouds
+from optimizer.catalog.model import CLOUD_TITLES, CLOUDS, CloudName
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import format_option, write_json, write_rows
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -184,7 +185,7 @@ def _refresh_cloud(cloud: CloudName, regions: tuple[str, ...], endpoint: str | N
         raise InvalidInputError(
             f"--cloud is {cloud}",
             limit="aws or azure",
-            why=f"{TITLES[cloud]} has no price API that answers without an account",
+            why=f"{CLOUD_TITLES[cloud]} has no price API that answers without an account",
             next_step=f"gpufleet offers --cloud {cloud} shows the published prices gpufleet ships, with their dates",
         )
     if regions:

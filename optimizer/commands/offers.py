@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import load
-from optimizer.catalog.clouds import CLOUDS, CloudOffer, Clouds, load_clouds, price_notes, with_clouds
+from optimizer.catalog.model import CLOUDS, Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, select, sort
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
 from optimizer.errors import NothingFeasibleError
 from optimizer.hardware import Offer
+
+if TYPE_CHECKING:
+    from optimizer.catalog.clouds import CloudOffer
 
 # Published: programs read these names. Listed by hand, so that a new attribute cannot change the format; further ones
 # go to the end.
@@ -179,14 +182,11 @@ def command(
       gpufleet offers --cloud all --gpu A100 --count 8
     """
     catalog = load()
-    others = Clouds(offers=())
+    others: dict[tuple[str, str], CloudOffer] = {}
     if cloud in ("aws", "all"):
         write_catalog_notes(catalog)
     if cloud != "aws":
-        others = load_clouds([name for name in CLOUDS if cloud in (name, "all")])
-        catalog = with_clouds(catalog, others, aws=cloud == "all")
-        for note in price_notes(others):
-            click.echo(f"note: {note}", err=True)
+        catalog, others = _with_others(catalog, cloud)
     chosen = Filter(
         gpus=gpus,
         count=count,
@@ -199,8 +199,7 @@ def command(
     offers = sort(select(catalog, chosen), sort_key, priced_as)
     if max_age is not None:
         ttl.check_max_age(offers, max_age, next_step=REFRESH.get(cloud, ""))
-    of_others = {(other.offer.instance.name, other.offer.region): other for other in others.offers}
-    rows = [row(offer, of_others.get((offer.instance.name, offer.region))) for offer in offers]
+    rows = [row(offer, others.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
     columns = table if output_format == "table" else {name: name for name in COLUMNS}
     if offers or output_format != "table":
@@ -210,6 +209,18 @@ def command(
             f"none of {len(catalog.offers)} offers passes all the filters",
             next_step="drop one filter at a time; gpufleet offers without filters lists everything",
         )
+
+
+def _with_others(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str, str], CloudOffer]]:
+    """A catalog with the asked cloud's offers, and what only other clouds' have, by type and region."""
+    # Here: offers of AWS alone must not wait for it.
+    from optimizer.catalog.clouds import load_clouds, price_notes, with_clouds
+
+    found = load_clouds([name for name in CLOUDS if cloud in (name, "all")])
+    for note in price_notes(found):
+        click.echo(f"note: {note}", err=True)
+    by_place = {(other.offer.instance.name, other.offer.region): other for other in found.offers}
+    return with_clouds(catalog, found, aws=cloud == "all"), by_place
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from optimizer.catalog.clouds import (
     write_prices,
 )
 from optimizer.catalog.invariants import check_clouds
+from optimizer.catalog.model import CLOUDS
 from optimizer.catalog.select import Filter, select, sort
 from optimizer.errors import DataMissingError
 
@@ -91,14 +92,14 @@ def test_a_currency_without_a_rate_is_an_error() -> None:
 
 def test_clouds_are_chosen_by_name() -> None:
     assert {other.cloud for other in load_clouds(["tencent"]).offers} == {"tencent"}
-    assert {other.cloud for other in load_clouds().offers} == set(clouds.CLOUDS)
+    assert {other.cloud for other in load_clouds().offers} == set(CLOUDS)
 
 
 def test_refreshed_prices_replace_a_cloud_s_shipped_ones() -> None:
     write_prices(clouds.cache() / "azure.csv", [row()])
     rows, notes = newest_prices()
     assert [found for found in rows if found.cloud == "azure"] == [row()] and notes == []
-    assert {found.cloud for found in rows} == set(clouds.CLOUDS)
+    assert {found.cloud for found in rows} == set(CLOUDS)
 
 
 def test_refreshed_prices_older_than_the_shipped_ones_are_passed_over() -> None:
