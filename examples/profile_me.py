@@ -15,6 +15,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 
+def tiny_gpt(batch_size: int) -> Any:
+    """The GPT of the training example: a module, its inputs, and a loss of its output."""
+    from examples.tiny_gpt import SEQUENCE, VOCABULARY, TinyGpt
+
+    tokens = torch.randint(VOCABULARY, (batch_size, SEQUENCE))
+    targets = torch.randint(VOCABULARY, (batch_size, SEQUENCE))
+    return TinyGpt(), tokens, lambda logits: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def resnet50(batch_size: int) -> Any:
     """Torchvision's ResNet-50 on images of 224 x 224: a module, its inputs, and a loss of its output."""
     from torchvision.models import resnet50  # type: ignore[import-untyped,unused-ignore]

@@ -9,10 +9,12 @@ import click
 
 from optimizer.errors import GpufleetError
 
-# Imported lazily, so that `gpufleet offers` never pays for pulumi and nothing here ever imports torch.
+# Imported lazily, so that `gpufleet offers` never pays for pulumi; only a module:function imports torch.
 COMMANDS = {
     "recommend": "optimizer.commands.recommend",
     "estimate": "optimizer.commands.estimate",
+    "profile": "optimizer.commands.profile",
+    "calibrate": "optimizer.commands.calibrate",
     "offers": "optimizer.commands.offers",
     "catalog": "optimizer.commands.catalog",
     "stack": "optimizer.commands.stack",

@@ -109,20 +109,18 @@ FAMILIES: dict[str, _Family] = {
 _REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size")
 
 
-def read_config(path: Path) -> ModelSpec:
-    """Read a ``config.json``.
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
 
     Raises:
-        InvalidInputError: the file cannot be read, or is not the configuration of a known kind of model; the message
-            names what is missing.
+        InvalidInputError: the file cannot be read, or holds no JSON.
     """
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}", next_step=_NEXT) from error
     except json.JSONDecodeError as error:
         raise InvalidInputError(f"{path} is not JSON: {error}", next_step=_NEXT) from error
-    return model_from_config(data, name=path.parent.name if path.name == "config.json" else path.stem, origin=str(path))
 
 
 _NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"

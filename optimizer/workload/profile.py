@@ -7,13 +7,16 @@ the function chose. What does not grow with the batch (16-bit copies of the weig
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.errors import InvalidInputError
+from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.workload.model import ModelSpec
 
 SCHEMA_VERSION = 1
@@ -174,6 +177,32 @@ class ModuleProfile(_Record):
             profile=self,
             source=f"profile of {self.module_class} by torch {self.torch}, {self.as_of.isoformat()}",
         )
+
+
+def is_function(text: str) -> bool:
+    """Whether ``text`` names a Python function: "package.module:function"."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text) is not None
+
+
+def profile_function(
+    target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
+) -> ModuleProfile:
+    """Profile the module that a function builds: ``profile_module`` where torch is installed.
+
+    Raises:
+        DataMissingError: torch is not installed.
+        InvalidInputError: the function breaks its contract, or the module fails.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise DataMissingError(
+            f"{target} is a function that builds a torch module, and torch is not installed",
+            limit="torch in the Python that runs gpufleet",
+            why="its own operators count parameters, FLOPs and memory",
+            next_step=INSTALL_TORCH,
+        )
+    from optimizer.workload.profile_module import SMALLEST_BATCH, profile_module
+
+    return profile_module(target, batch_size=batch_size or SMALLEST_BATCH, progress=progress)
 
 
 def profile_from_dict(data: Any, *, origin: str) -> ModuleProfile:

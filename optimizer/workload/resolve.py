@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from optimizer.errors import InvalidInputError
 from optimizer.units import parse_count
-from optimizer.workload.huggingface import model_from_config, read_config
+from optimizer.workload.huggingface import model_from_config, read_json
 from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, check_shape, count_parameters
 from optimizer.workload.presets import presets
+from optimizer.workload.profile import is_function, profile_from_dict, profile_function
 from optimizer.workload.size_rule import model_of_size
 
 Size = Annotated[int, Field(ge=1)]
@@ -47,13 +48,17 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     """Find the model a user means.
 
     Args:
-        spec: a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder), a parameter
-            count ("7B"), a mapping of architecture fields, or a parsed config.json.
+        spec: a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a profile
+            that ``gpufleet profile`` wrote, a function that builds a torch module ("package.module:function"), a
+            parameter count ("7B"), a mapping of architecture fields, or what such a JSON file holds.
 
     Raises:
         InvalidInputError: none of these; the message lists near names, or what is missing.
+        DataMissingError: a function, and torch is not installed.
     """
     if isinstance(spec, Mapping):
+        if "kind" in spec:
+            return profile_from_dict(spec, origin="the request's model").model()
         if "model_type" in spec:
             return model_from_config(dict(spec), name=str(spec["model_type"]), origin="the model's configuration")
         return _from_fields(spec)
@@ -62,22 +67,17 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     if text.lower() in known:
         return known[text.lower()].model(text.lower())
     path = Path(text).expanduser()
-    if text.endswith(".json"):
-        return read_config(path)
     if "/" in text and (path / "config.json").is_file():
-        return read_config(path / "config.json")
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _from_file(path)
     if re.fullmatch(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]?", text.lower()):
         try:
             return model_of_size(parse_count(text), text)
         except ValueError as error:
             raise InvalidInputError(f"model is {text!r}: {error}", next_step=_NEXT) from error
-    if re.fullmatch(r"[\w.]+:\w+", text):
-        raise InvalidInputError(
-            f"model is {text!r}, a Python function",
-            limit=_LIMIT,
-            why="gpufleet cannot profile a torch module yet (gpufleet profile is not there yet)",
-            next_step="give the model's architecture fields or its config.json",
-        )
+    if is_function(text):
+        return profile_function(text).model()
     near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)
     raise InvalidInputError(
         f"model {text!r} is unknown",
@@ -86,8 +86,19 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     )
 
 
-_LIMIT = "a preset, a Hugging Face config.json, a parameter count such as 7B, or architecture fields"
+_LIMIT = (
+    "a preset, a Hugging Face config.json, a profile, a function module:function that builds a torch module, "
+    "a parameter count such as 7B, or architecture fields"
+)
 _NEXT = "presets are listed in the documentation of gpufleet estimate"
+
+
+def _from_file(path: Path) -> ModelSpec:
+    """The model of a JSON file: a profile, or a Hugging Face configuration."""
+    data = read_json(path)
+    if isinstance(data, dict) and "kind" in data and "model_type" not in data:
+        return profile_from_dict(data, origin=str(path)).model()
+    return model_from_config(data, name=path.parent.name if path.name == "config.json" else path.stem, origin=str(path))
 
 
 def _from_fields(fields: Mapping[str, Any]) -> ModelSpec:
@@ -104,11 +115,11 @@ def _from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             limit=f"fields are {', '.join(_Fields.model_fields)}",
             next_step="give the missing fields, a preset or a config.json",
         ) from error
-    if given.architecture == "cnn":
+    if given.architecture in ("cnn", "module"):
         raise InvalidInputError(
-            "model.architecture is cnn with architecture fields",
-            limit="a CNN is given by its preset's name",
-            why="its FLOPs and activations are published per model, not derived from fields",
+            f"model.architecture is {given.architecture} with architecture fields",
+            limit="a CNN is given by its preset's name, a module by its function or its profile",
+            why="their FLOPs and activations are counted, not derived from fields",
         )
     heads = given.attention_heads
     if given.head_dim is None and given.hidden_size % heads:

@@ -1,0 +1,145 @@
+"""``gpufleet profile``: parameters, FLOPs and memory of the user's own torch module, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.errors import InvalidInputError
+from optimizer.workload.profile import ModuleProfile, is_function, profile_function, write_profile
+
+MIB = 2**20
+
+COLUMNS = {
+    "width": "arithmetic",
+    "checkpointing": "checkpointing",
+    "flops_per_sample": "GFLOP",
+    "saved_bytes_per_sample": "saved MiB",
+    "peak_bytes_per_sample": "peak MiB",
+    "fixed_bytes": "+ once MiB",
+    "traffic_bytes_per_sample": "traffic MiB",
+    "kernels": "kernels",
+}
+# What a table shows in another unit, and what it divides by.
+_SHOWN_BY = {
+    "flops_per_sample": 1e9,
+    "saved_bytes_per_sample": MIB,
+    "peak_bytes_per_sample": MIB,
+    "fixed_bytes": MIB,
+    "traffic_bytes_per_sample": MIB,
+}
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet profile examples.profile_me:tiny_gpt
+  gpufleet profile my_package.models:build --out model.json
+  gpufleet recommend --model model.json --samples 90M --global-batch 1024
+"""
+)
+@click.argument("target", metavar="MODULE:FUNCTION")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1, max=1 << 20),
+    default=2,
+    show_default=True,
+    help="Smallest batch to trace; twice and four times as much are traced too.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the profile to this .json file, which --model of recommend and estimate reads.",
+)
+@format_option
+def command(target: str, batch_size: int, out: Path | None, output_format: str) -> None:
+    """Count parameters, FLOPs and memory of a torch module of your own, without a GPU and without its memory.
+
+    FUNCTION takes a batch size and returns (module, inputs) or (module, inputs, loss); docs/profile.md has the rules.
+    It is your code, and it is run; what it builds has shapes and no values, so a model of any size fits. Needs torch
+    (pip install 'gpufleet[torch]').
+    """
+    if not is_function(target):
+        raise InvalidInputError(
+            f"{target!r} names no function",
+            limit="MODULE:FUNCTION, as in my_package.models:build",
+            next_step="gpufleet profile --help",
+        )
+    profile = profile_function(target, batch_size=batch_size, progress=lambda line: click.echo(line, err=True))
+    if out is not None:
+        write_profile(out, profile)
+    if output_format == "json":
+        write_json(profile.model_dump(mode="json"))
+    elif output_format == "csv":
+        write_csv(_rows(profile), ["name", "parameters", "trainable_parameters", *COLUMNS])
+    else:
+        _print(profile)
+
+
+def _rows(profile: ModuleProfile) -> list[dict[str, Any]]:
+    """One row a pass; bytes and FLOPs of one sample."""
+    return [
+        {
+            "name": profile.name,
+            "parameters": profile.total_parameters,
+            "trainable_parameters": profile.trainable_parameters,
+            "width": one.width,
+            "checkpointing": one.checkpointing,
+            "flops_per_sample": one.flops.total,
+            "saved_bytes_per_sample": one.saved.bytes_per_sample,
+            "peak_bytes_per_sample": one.peak[-1].bytes_per_sample,
+            "fixed_bytes": one.peak[0].fixed_bytes,
+            "traffic_bytes_per_sample": one.traffic.bytes_per_sample,
+            "kernels": one.kernels,
+        }
+        for one in profile.passes
+    ]
+
+
+def _print(profile: ModuleProfile) -> None:
+    types = ", ".join(
+        f"{entry.parameters:,} {entry.dtype}"
+        + ("" if entry.trainable == entry.parameters else f" ({entry.trainable:,} trainable)")
+        for entry in profile.parameters
+    )
+    forward, backward = profile.forward_flops, profile.backward_flops
+    click.echo(
+        f"{profile.name}: {profile.module_class}, {profile.total_parameters:,} parameters ({types}), "
+        f"{profile.parameter_bytes / 2**30:.3f} GiB\n"
+        f"a sample: {'; '.join(profile.inputs)}\n"
+        f"repeated blocks: {_blocks(profile)}\n"
+    )
+    write_table(
+        [
+            {"kind": kind, "forward": getattr(forward, kind) / 1e9, "backward": getattr(backward, kind) / 1e9}
+            for kind in ("matmul", "convolution", "attention")
+            if getattr(forward, kind)
+        ]
+        + [{"kind": "all", "forward": forward.total / 1e9, "backward": backward.total / 1e9}],
+        {"kind": "GFLOP of a sample", "forward": "forward", "backward": "backward"},
+    )
+    click.echo()
+    rows = [{name: _shown(name, value) for name, value in row.items()} for row in _rows(profile)]
+    write_table(rows, COLUMNS, title="One sample, forward and backward")
+    click.echo(
+        "\nsaved: alive at the loss; peak: at the highest moment; + once: whatever the batch (16-bit copies of the "
+        "weights);\nall without parameters, gradients and optimizer state."
+    )
+    if profile.uncounted_operators:
+        click.echo(f"\nFLOPs are missing for: {', '.join(profile.uncounted_operators)}", err=True)
+
+
+def _blocks(profile: ModuleProfile) -> str:
+    if profile.blocks is None:
+        return "none found: nothing to checkpoint, and FSDP gathers the module whole"
+    blocks = profile.blocks
+    return (
+        f"{blocks.count} x {' and '.join(blocks.class_names)}, the largest of {blocks.largest_parameters:,} parameters"
+    )
+
+
+def _shown(name: str, value: Any) -> Any:
+    return value / _SHOWN_BY[name] if name in _SHOWN_BY else value
