@@ -6,10 +6,12 @@ from dataclasses import asdict
 
 import click
 
-from optimizer.catalog.clouds import NOT_PROVISIONED, Clouds, price_notes
-from optimizer.clouds import BASIS, Comparison
+from optimizer.catalog.clouds import NOT_PROVISIONED, load_clouds, price_notes
+from optimizer.clouds import BASIS, Comparison, compare_clouds
 from optimizer.commands.output import write_table
+from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan
+from optimizer.recommend import Recommendation
 
 COLUMNS = {
     "cloud": "cloud",
@@ -30,8 +32,16 @@ COLUMNS = {
 LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
 
 
-def print_comparison(found: Comparison, clouds: Clouds) -> None:
-    """Print the comparison: AWS's measures, the table, what is left out; where prices come from on standard error."""
+def compared(answer: Recommendation, calibration: Calibration) -> Comparison:
+    """Other clouds beside ``answer``; where their prices come from, and how old they are, on standard error."""
+    clouds = load_clouds()
+    for note in price_notes(clouds):
+        click.echo(f"note: {note}", err=True)
+    return compare_clouds(answer, clouds, calibration)
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print the comparison: the table, AWS's measures, what is left out and why."""
     click.echo()
     rows = [
         {
@@ -49,9 +59,6 @@ def print_comparison(found: Comparison, clouds: Clouds) -> None:
     if found.not_compared:
         click.echo()
         write_table(found.not_compared, LEFT_OUT, title="Types of other clouds not compared")
-    for note in price_notes(clouds):
-        if note != NOT_PROVISIONED:
-            click.echo(f"note: {note}", err=True)
 
 
 def _line(plan: FleetPlan) -> str:
