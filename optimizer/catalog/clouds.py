@@ -162,6 +162,25 @@ def price_notes(clouds: Clouds, today: date | None = None) -> list[str]:
     return [*lines, NOT_PROVISIONED] if clouds.offers else lines
 
 
+def summary(clouds: Clouds) -> list[dict[str, Any]]:
+    """Counts and dates by cloud: types, priced and unpriced rows, dates of the oldest and newest price."""
+    lines = []
+    for cloud in CLOUDS:
+        own = [other.offer for other in clouds.offers if other.cloud == cloud]
+        dates = [offer.on_demand.as_of for offer in own if offer.on_demand is not None]
+        lines.append(
+            {
+                "cloud": cloud,
+                "types": len({offer.instance.name for offer in own}),
+                "priced": len(dates),
+                "unpriced": len(own) - len(dates),
+                "as_of": min(dates, default=None),
+                "newest": max(dates, default=None),
+            }
+        )
+    return lines
+
+
 def cache() -> Path:
     """Where ``catalog refresh --cloud`` keeps prices: XDG_CACHE_HOME/gpufleet/other_clouds."""
     return user_directory().parent / "other_clouds"

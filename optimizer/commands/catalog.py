@@ -12,7 +12,7 @@ import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
-from optimizer.catalog.clouds import load_clouds
+from optimizer.catalog.clouds import load_clouds, summary
 from optimizer.catalog.model import CLOUD_TITLES, CLOUDS, CloudName
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import format_option, write_json, write_rows
@@ -47,8 +47,9 @@ def show(output_format: str) -> None:
         click.echo(f"note: {note}", err=True)
     sources = [_source_row(source) for source in catalog.describe()["sources"]]
     gaps = missing_prices(catalog)
+    others = summary(load_clouds())
     if output_format == "json":
-        write_json({**_summary(catalog), "sources": sources, "missing_prices": gaps})
+        write_json({**_summary(catalog), "sources": sources, "missing_prices": gaps, "other_clouds": others})
         return
     columns = {
         "name": "facts",
@@ -65,6 +66,12 @@ def show(output_format: str) -> None:
         click.echo(f"{name}: {value}", err=True)
     for kind, types in gaps.items():
         click.echo(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
+    for other in others:
+        click.echo(
+            f"{CLOUD_TITLES[other['cloud']]}, for comparing: {other['types']} types, {other['priced']} prices from "
+            f"{other['as_of']} to {other['newest']}, {other['unpriced']} unpriced",
+            err=True,
+        )
 
 
 @command.command()

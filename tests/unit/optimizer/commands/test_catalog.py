@@ -110,6 +110,21 @@ def test_refresh_where_aws_cannot_be_reached_ends_with_status_1(run: Gpufleet, m
     assert code == 1 and "no answer from AWS" in err
 
 
+def test_show_counts_other_clouds(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, out, _ = run("show", "--format", "json")
+    assert json.loads(out)["other_clouds"][1] == {
+        "cloud": "tencent",
+        "types": 13,
+        "priced": 66,
+        "unpriced": 38,
+        "as_of": "2021-10-01",
+        "newest": "2021-10-01",
+    }
+    _, _, err = run("show")
+    assert "Azure, for comparing: 13 types, 312 prices from 2026-06-18 to 2026-06-18, 0 unpriced" in err
+
+
 def test_verify_checks_other_clouds_too(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows, _ = clouds.newest_prices()
