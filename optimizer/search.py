@@ -34,7 +34,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Run
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, PurchaseOption, Volumes
-from optimizer.request import Constraints, FleetRequest, Reservation
+from optimizer.request import Constraints, FleetRequest, Reservation, Workload
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -56,7 +56,7 @@ class Amount:
 
     Attributes:
         samples: sequences (or images) to train on; None where it is steps of a batch that is still free.
-        seq_len: tokens of one sample; 1 for a CNN.
+        seq_len: tokens of one sample; 1 for a CNN and a module.
         global_batch: samples of one step, or None for the search to choose.
         batch_limit: what it then comes as near to as whole micro-batches allow.
     """
@@ -74,7 +74,9 @@ class Amount:
             InvalidInputError: no seq_len for a transformer, or one longer than its position table.
         """
         work = request.workload
-        seq_len = 1 if model.architecture == "cnn" else work.seq_len
+        if model.architecture == "module":
+            _check_module(work, model)
+        seq_len = 1 if model.counts_samples else work.seq_len
         if seq_len is None:
             raise InvalidInputError(
                 f"{model.name} is a transformer, and seq_len is missing",
@@ -96,12 +98,34 @@ class Amount:
         else:
             assert work.tokens is not None  # checked by Workload
             samples = math.ceil(work.tokens / seq_len)
-        if model.architecture == "cnn":
+        if model.counts_samples:
             limit = _BATCH_IMAGES
         else:
             tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
             limit = max(1, int(tokens) // seq_len)
         return cls(samples=samples, seq_len=seq_len, global_batch=work.global_batch, batch_limit=min(limit, samples))
+
+
+def _check_module(work: Workload, model: ModelSpec) -> None:
+    """A module is trained on samples of the length its profile has, in batches that only its user knows.
+
+    Raises:
+        InvalidInputError: the workload is counted in tokens, or has no global batch.
+    """
+    for name, value in (("tokens", work.tokens), ("seq_len", work.seq_len)):
+        if value is not None:
+            raise InvalidInputError(
+                f"{name} is {value}, and {model.name} is a module",
+                limit="samples or steps: what its profile counts",
+                why="the function that builds the module chose how long a sample is",
+                next_step="--samples 1M",
+            )
+    if work.global_batch is None:
+        raise InvalidInputError(
+            f"{model.name} is a module of your own, and global_batch is missing",
+            why="no published run says how large a batch it learns from",
+            next_step="--global-batch 256, or what you train it with",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +199,7 @@ def fastest(
             hardware.gpus_per_node,
         )
     modes = np.arange(len(SHARDINGS))
-    ways = np.arange(len(CHECKPOINTINGS)) if model.architecture != "cnn" else np.arange(1)
+    ways = np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
     pick = np.indices((nodes.size, modes.size, ways.size)).reshape(3, -1)
     nodes, micro, accum, mode, way = nodes[pick[0]], micro[pick[0]], accum[pick[0]], modes[pick[1]], ways[pick[2]]
     data = nodes * hardware.gpus_per_node

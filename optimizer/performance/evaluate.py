@@ -39,7 +39,7 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
         DataMissingError: the GPU does not run the precision, or a fact about it is missing.
         InvalidInputError: a number or word of ``run`` is out of range.
     """
-    run = replace(run, framework=framework_name(run.framework, cnn=model.architecture == "cnn"))
+    run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
     shape = grid_shape(grid)
     size = math.prod(shape)
     everything = make_inputs(
