@@ -1,6 +1,6 @@
 """Calibration: the fitted numbers of the time model, how well they fit, and on how many measured rows.
 
-`python -m optimizer.performance.calibrate` writes data/calibration.json; nothing else does. A GPU or framework that no
+`gpufleet calibrate` writes data/calibration.json, and a user's own; nothing else does. A GPU or framework that no
 measured run used has the pooled value of those that have, zero rows, and the error that leaving one whole GPU out of
 the fit makes when that GPU is then predicted.
 """
@@ -42,6 +42,19 @@ class Residual(BaseModel):
     relative_error: float = Field(ge=0, description="Standard deviation of log(predicted / measured) step time.")
 
 
+class Provenance(BaseModel):
+    """What a calibration was fitted to, and by which code."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str = Field(description="Name of the file of runs.")
+    sha256: str = Field(description="Of that file, hexadecimal.")
+    rows: int = Field(ge=0, description="Its rows that were used.")
+    refused: int = Field(ge=0, description="Its rows that were not.")
+    base: str | None = Field(description="Source of the calibration it started from; null where it was fitted anew.")
+    versions: dict[str, str] = Field(description="Of gpufleet, numpy and Python.")
+
+
 class Calibration(BaseModel):
     """Fitted numbers. A mapping has one value a GPU name or framework, and "pooled" for every other."""
 
@@ -50,7 +63,7 @@ class Calibration(BaseModel):
     matmul_efficiency: dict[str, Share] = Field(
         description="Share of dense peak in large matrix products, by processor."
     )
-    matmul_half_width: dict[str, Share] = Field(
+    matmul_traffic: dict[str, Share] = Field(
         description="Side of a matrix product that costs as much again as its volume, by processor."
     )
     attention_efficiency: dict[str, Share] = Field(
@@ -62,6 +75,8 @@ class Calibration(BaseModel):
     precision_efficiency: dict[str, Share] = Field(
         description="Factor on the matrix products' efficiency, by precision, and on attention's."
     )
+    overhead: dict[str, Share] = Field(description="GPU time of a run over the sum of its kernels', by framework.")
+    kernel_s: dict[str, Seconds] = Field(description="GPU time a kernel takes to start and to drain, seconds.")
     host_s_per_layer: dict[str, Seconds] = Field(
         description="Host time to launch a layer's forward and backward pass, seconds, by framework."
     )
@@ -79,6 +94,7 @@ class Calibration(BaseModel):
     source: str
     as_of: date
     command: str
+    provenance: Provenance | None = None
 
     @model_validator(mode="after")
     def _has_pooled(self) -> Self:
@@ -98,9 +114,11 @@ class Calibration(BaseModel):
         attention_factor = self.precision_efficiency.get(attention_precision(run.precision), 1.0)
         return Coefficients(
             matmul_efficiency=_of(self.matmul_efficiency, die(gpu)) * factor,
-            matmul_half_width=_of(self.matmul_half_width, die(gpu)),
+            matmul_traffic=_of(self.matmul_traffic, die(gpu)),
             attention_efficiency=_of(self.attention_efficiency, f"{die(gpu)} {framework}", die(gpu)) * attention_factor,
             elementwise_traffic=_of(self.elementwise_traffic, framework),
+            overhead=_of(self.overhead, framework),
+            kernel_s=_of(self.kernel_s, framework),
             host_s_per_layer=_of(self.host_s_per_layer, framework),
             host_s_per_step=_of(self.host_s_per_step, framework),
             exposed_communication=_of(self.exposed_communication, framework),
@@ -164,7 +182,7 @@ def read_calibration(path: Path) -> Calibration:
         raise DataMissingError(
             f"{path} cannot be used: {error}",
             why="without a calibration every speed would be a guess",
-            next_step="python -m optimizer.performance.calibrate",
+            next_step="gpufleet calibrate RUNS.csv --out FILE writes one",
         ) from error
 
 

@@ -40,6 +40,10 @@ NETWORK_LATENCY_S = 50e-6
 EFA_EFFICIENCY = 0.59
 TCP_EFFICIENCY = 0.38
 
+# One hop of a ring, as NCCL's own tuning model has it (Simple protocol, src/graph/tuning.cc at 01afd20).
+LINK_HOP_S = 3.4e-6
+NETWORK_HOP_S = 14e-6
+
 # PyTorch's reducer fills buckets of 25 MiB (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb).
 BUCKET_BYTES = 25 * 2**20
 
@@ -101,6 +105,7 @@ class Group:
         link_byte_per_s: bus bandwidth inside a node.
         network_byte_per_s: share of a node's network that one rank has when all of them exchange.
         latency_s: of one call; 0 where the group is one rank.
+        ring_latency_s: of one gather or reduce-scatter, whose data pass through every rank of the group.
         piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
     """
 
@@ -111,19 +116,20 @@ class Group:
     link_byte_per_s: Number
     network_byte_per_s: Number
     latency_s: Number
+    ring_latency_s: Number
     piece_s: Number
 
-    def _seconds(self, on_wire: Number, calls: Number) -> Number:
+    def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
         """Time of ``calls`` collectives that are ``on_wire`` seconds of bytes together.
 
         A transfer cut into pieces that follow each other takes t + 2 sqrt(t x piece): large ones come near to the
         bandwidth, small ones do not.
         """
-        return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * self.latency_s
+        return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
 
     def reduce_scatter(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds to reduce a buffer of ``number_of_bytes``, in ``calls`` parts, each rank getting its share."""
-        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls)
+        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self.ring_latency_s)
 
     # A gather moves the same bytes over the same ring.
     all_gather = reduce_scatter
@@ -135,7 +141,7 @@ class Group:
         """
         ring = 2.0 * (1.0 - 1.0 / self.ranks) * number_of_bytes
         tree = np.maximum(number_of_bytes / self.byte_per_s, ring / self.link_byte_per_s)
-        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls)
+        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls, self.latency_s)
 
     def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank, itself included.
@@ -145,7 +151,7 @@ class Group:
         """
         inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
         outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
-        return self._seconds(np.maximum(inside, outside), calls)
+        return self._seconds(np.maximum(inside, outside), calls, self.latency_s)
 
 
 def communication(x: Inputs) -> Communication:
@@ -211,7 +217,7 @@ def communication(x: Inputs) -> Communication:
 
 def _data_seconds(x: Inputs, group: Group, parameters: Number) -> tuple[Number, Number]:
     """Gradients and, from ZeRO-1 on, parameters over data ranks: seconds of each micro-batch, and once a step."""
-    layers = layers_of_stage(x) + 1.0
+    layers = x.gathers_per_layer * layers_of_stage(x) + 1.0
     reduced = parameters * x.reduce_bytes
     gathered = parameters * np.minimum(x.element_bytes, x.weight_bytes)
     reduce_scatter = group.reduce_scatter(reduced, layers)
@@ -226,7 +232,11 @@ def _data_seconds(x: Inputs, group: Group, parameters: Number) -> tuple[Number, 
     # ZeRO-2 and 3 reduce in every micro-batch; ZeRO-3 also gathers forward and backward. ZeRO-2 gathers the updated
     # parameters once, where it is FSDP's in every micro-batch.
     zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
-    regathers = np.where(zero3, 2.0, np.where(x.master_bytes == 0, 1.0, 0.0))
+    regathers = np.where(
+        zero3,
+        2.0 + x.gathers_again * np.where(x.checkpointing == FULL, 1.0, 0.0),
+        np.where(x.master_bytes == 0, 1.0, 0.0),
+    )
     per_micro_batch = np.where(zero2, reduce_scatter + regathers * gather, 0.0)
     once = np.where(regathers > 0, 0.0, gather)
     per_step = np.where(zero2, once, np.where(x.sharding >= ZERO1, zero1, all_reduce))
@@ -259,6 +269,9 @@ def group_of(x: Inputs, network: Number, local: Number, ranks: Number, inner: Nu
         network_byte_per_s=network / local,
         latency_s=np.where(
             outside, x.network_latency_s * (1.0 + np.log2(spans)), np.where(ranks > 1, x.link_latency_s, 0.0)
+        ),
+        ring_latency_s=np.where(
+            ranks > 1, x.link_latency_s + (ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S, 0.0
         ),
         piece_s=np.where(outside, 0.0, LINK_PIECE_S),
     )

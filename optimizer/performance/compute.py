@@ -1,7 +1,9 @@
 """FLOPs, traffic and time of computation on one rank.
 
-Time is matrix products at a fitted share of the dense peak, plus attention at another, plus everything else at a
-fitted share of the memory bandwidth; and never less than the host needs to launch it all.
+Each operation has its own cost: matrix products by shape (a share of the dense peak, plus the bytes they move),
+attention by kernel, head width and sequence, everything else by the bytes it moves, a kernel by the time it takes to
+start. The constants are measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; how
+much real training differs from them is fitted (calibration.py).
 """
 
 from __future__ import annotations
@@ -13,11 +15,64 @@ import numpy as np
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.memory import stage_parameters, tokens_of_rank
 from optimizer.performance.samples import sample_costs, sample_flops
-from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO1
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1
 
-# Share of the datasheet's memory bandwidth that a large copy reaches: 4.3 of 4.8 TB/s on H200 (torch 2.11, bytes read
-# plus bytes written, measured 2026-10-28 and 2026-11-04).
-MEMORY_EFFICIENCY = 0.9
+# Share of the datasheet's memory bandwidth that a large copy reaches: 4.25 of 4.8 TB/s.
+MEMORY_EFFICIENCY = 0.885
+
+# Bytes that kernels move at that bandwidth, a byte of the tensor's element: forward, backward.
+# LayerNorm, and RMSNorm in one kernel.
+NORM = (3.0, 4.3)
+# RMSNorm as Hugging Face writes it, a kernel each for square, mean, root and two products: of fp32 (40 and 96 bytes an
+# element), and of 16 bits that it widens (57 and 112).
+WRITTEN_NORM = (10.0, 24.0)
+WRITTEN_NORM_16_BIT = (28.0, 56.0)
+COMPILED_NORM = (2.6, 3.5)
+# A residual sum; backward, the sum of the two branches' gradients. A compiler joins it to the norm that follows.
+RESIDUAL = (3.0, 3.0)
+COMPILED_RESIDUAL = (1.5, 1.5)
+# Dropout on its own; where it is one kernel with bias and residual, only its mask and its gradient are more.
+DROPOUT = (3.4, 2.5)
+FUSED_DROPOUT = (0.5, 1.5)
+# GELU, and SwiGLU in two kernels or in one.
+GELU = (2.5, 3.4)
+SWIGLU = (5.4, 9.2)
+FUSED_SWIGLU = (3.0, 5.0)
+# Rotary positions as written out: negate and join halves, two products and a sum, bytes an element in 16 and 32 bits.
+WRITTEN_ROTARY, WRITTEN_ROTARY_32_BIT = 43.0, 55.0
+FUSED_ROTARY = 2.5
+# Under autocast each linear layer casts its own input (6 bytes), and its gradient back (12 bytes: casts to wider types
+# run at half the bandwidth), and the gradients of those that share it are added up.
+CASTS = 4.0
+LLAMA_CASTS = 5.0
+# Unfused attention, bytes of the score matrix a byte of its element. Fused softmax kernels (Megatron-LM): product,
+# softmax, dropout with its mask, product forward; the same with gradients backward. Written out with an fp32 softmax:
+# 55 and 60 bytes a score.
+FUSED_SCORES = (6.5, 9.5)
+WRITTEN_SCORES = (27.0, 30.0)
+# Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
+COMPILED_LOSS = 0.22
+# Kernels of a layer's forward pass; twice as many backward.
+WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
+
+# Sequence at which flash attention is half as fast as at a very long one: blocks on the diagonal of a causal mask are
+# computed in full, and short sequences fill the GPU badly.
+CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
+# Head width at which the softmax costs as much as the products: 0.91 of the speed at 64 as at 128.
+HALF_HEAD = 17.0
+
+# FLOPs of a convolution a byte of bandwidth: 3x3 and 1x1 convolutions of 64 to 512 channels reach 130 to 380 TFLOP/s.
+CONVOLUTION_FLOP_PER_BYTE = 41.0
+# Convolutions on CUDA cores, over matrix products there.
+FP32_CONVOLUTION = 0.67
+
+
+# Share of a layer's host time that remains when a compiler launches it in fewer kernels.
+COMPILED_HOST = 0.4
+# Host time of one collective of tensor ranks: the call, its stream and its events.
+HOST_S_PER_COLLECTIVE = 60e-6
+# Layers that take the host as long as embedding, head and loss.
+HEAD_LAYERS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,80 +109,113 @@ def compute(x: Inputs) -> Compute:
     """Seconds of one micro-batch's computation on one rank, by part."""
     c = x.coefficients
     tokens = tokens_of_rank(x)
-    flop_per_s = x.peak_flop_per_s * c.matmul_efficiency
-    attention_flop_per_s = x.attention_flop_per_s * c.attention_efficiency
-    byte_per_s = x.memory_byte_per_s * MEMORY_EFFICIENCY
     element = x.element_bytes
+    byte_per_s = x.memory_byte_per_s * MEMORY_EFFICIENCY
+    flop_per_s = x.peak_flop_per_s * c.matmul_efficiency
+    # Recomputation repeats the forward pass of whole layers (full), or a share of their products (selective).
+    full = np.where(x.checkpointing == FULL, 1.0, 0.0)
+    repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full)
 
-    # Passes over a layer: forward, backward (two products for each one), and recomputation.
-    recompute = np.where(x.checkpointing == FULL, 1.0, 0.0)
-    passes = 3.0 + np.where(x.checkpointing == SELECTIVE, x.selective_recompute, recompute)
-
-    # A product of t x k by k x n takes 2 (t k n + w (k n + t n + t k)) FLOP times: its volume, and its surface times
-    # the width w at which a side costs as much again. So small matrices, and slices of them, are less efficient.
+    # A product of t x k by k x n: its FLOPs, and the bytes of its three sides.
     widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
-    volume = tokens * x.layer_matrix / x.tensor
-    surface = x.layer_parameters / x.tensor + tokens * widths
-    matmul = x.layers * passes * 2.0 * (volume + c.matmul_half_width * surface) / flop_per_s
+    volume = 2.0 * tokens * x.layer_matrix / x.tensor
+    sides = element * (x.layer_parameters / x.tensor + tokens * widths)
+    matmul = x.layers * (3.0 + repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
     samples = sample_costs(x)
-
-    # Attention: flash computes half of a causal score matrix, and recomputes it in the backward pass (3.5 forward
-    # passes in all, arXiv:2307.08691, 3.1); unfused computes all of it and writes it several times.
-    scores = 4.0 * tokens * x.seq_len * x.query / x.tensor
-    half = np.where((x.causal > 0) & (x.flash > 0), 0.5, 1.0)
-    selective_again = np.where((x.checkpointing == SELECTIVE) & (x.flash == 0), 1.0, 0.0)
-    attention_passes = np.where(x.flash > 0, 3.5, 3.0) + recompute + selective_again
-    score_elements = tokens * x.seq_len * x.heads / x.tensor
-    score_traffic = (1.0 - x.flash) * score_elements * element * SCORE_PASSES * (attention_passes / 3.0)
-    attention = x.layers * (
-        attention_passes * scores * half / attention_flop_per_s + score_traffic * c.elementwise_traffic / byte_per_s
+    convolution_flop_per_s = 1.0 / (
+        1.0 / (flop_per_s * x.convolution) + 1.0 / (CONVOLUTION_FLOP_PER_BYTE * x.memory_byte_per_s)
+    )
+    in_samples = (
+        samples.product_flops / flop_per_s
+        + samples.convolution_flops / convolution_flop_per_s
+        + c.matmul_traffic * samples.product_bytes / byte_per_s
     )
 
-    # Element-wise work: bytes moved forward a token; the backward pass moves twice as many. Passes over the residual
-    # stream: two norms, two residual sums (3 each), two dropouts (2 and a mask), casts to 16 bit where it is wider.
-    fused = np.where(x.compiled > 0, COMPILED_TRAFFIC, 1.0)
-    split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    norm = np.where(x.llama_like > 0, RMS_NORM_PASSES, LAYER_NORM_PASSES)
-    casts = np.where(x.residual_bytes > element, 2.0 * 1.5, 0.0)
-    stream = x.hidden * x.residual_bytes * (2.0 * norm + 6.0 + 5.0 * x.dropout + casts) / split
-    activation = np.where(x.llama_like > 0, 5.0, 2.0)
-    inner = element * activation * x.ffn * x.experts_used / x.tensor
-    rotary = element * ROTARY_PASSES * x.llama_like * (x.query + x.kv) / x.tensor
-    elementwise_passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, 1.0)
-    traffic = x.layers * tokens * elementwise_passes * (stream + inner + rotary) * fused
-    elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s
+    attention = x.layers * _attention_seconds(x, tokens, full) + samples.attention_flops / (
+        x.attention_flop_per_s * c.attention_efficiency
+    )
+
+    traffic = x.layers * tokens * _layer_traffic(x)
+    kernels = np.where(x.compiled > 0, COMPILED_KERNELS, np.where(x.written_out > 0, WRITTEN_KERNELS, FUSED_KERNELS))
+    starts = x.layers * kernels * (3.0 + full) * c.kernel_s
+    elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
 
     logits = x.vocab / x.tensor
-    head_surface = x.hidden * logits + tokens * (x.hidden + logits)
-    head_flops = 6.0 * (tokens * x.hidden * logits + c.matmul_half_width * head_surface)
-    head_traffic = tokens * (x.vocab / x.tensor * 2.0 * x.loss_bytes + 6.0 * x.hidden * x.residual_bytes)
-    head = head_flops / (x.attention_flop_per_s * c.matmul_efficiency) + head_traffic / byte_per_s
+    head_sides = element * (x.hidden * logits + tokens * (x.hidden + logits))
+    head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
+    head_products = 3.0 * (
+        2.0 * tokens * x.hidden * logits / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s
+    )
+    loss = tokens * logits * x.loss_traffic_bytes * np.where(x.compiled > 0, COMPILED_LOSS, 1.0)
+    head = head_products + (loss + tokens * 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
 
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
-    host = (x.layers * (1.0 + recompute) + samples.layers) * c.host_s_per_layer
+    calls = np.where(x.tensor > 1, 4.0 + 2.0 * full, 0.0)
+    per_layer = c.host_s_per_layer * (1.0 + full) * np.where(x.compiled > 0, COMPILED_HOST, 1.0)
+    head_layers = np.where(x.layers > 0, HEAD_LAYERS, 0.0) * x.pipeline
+    host = x.layers * (per_layer + calls * HOST_S_PER_COLLECTIVE) + (head_layers + samples.layers) * c.host_s_per_layer
     return Compute(
-        layer_matmul=matmul + samples.product_flops / flop_per_s,
-        layer_attention=attention + samples.attention_flops / attention_flop_per_s,
-        layer_elementwise=elementwise,
-        head=head,
+        layer_matmul=(matmul + in_samples) * c.overhead,
+        layer_attention=attention * c.overhead,
+        layer_elementwise=elementwise * c.overhead,
+        head=head * c.overhead,
         cast=cast,
         host=host,
     )
 
 
-# Reads and writes of the unfused score matrix in a forward and a backward pass, in elements: forward scale, mask,
-# softmax, dropout and two products (10), backward the same with gradients (20).
-SCORE_PASSES = 20.0
-# Reads and writes of a norm's input and output, forward: LayerNorm is one kernel; RMSNorm as Hugging Face writes it is
-# a square, a mean, a product with the root and one with the weight.
-LAYER_NORM_PASSES = 2.0
-RMS_NORM_PASSES = 7.0
-# Rotary positions as Hugging Face writes them: negate and join halves, two products and a sum.
-ROTARY_PASSES = 10.0
-# Share of the element-wise traffic that remains when a compiler fuses chains of it into one kernel each: a norm and a
-# sum that were 5 passes are 3.
-COMPILED_TRAFFIC = 0.6
+def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
+    """Of one layer: flash attention's fused kernel, or two batched products with the scores in memory between them."""
+    c = x.coefficients
+    scores = 4.0 * tokens * x.seq_len * x.query / x.tensor
+    # Flash computes half of a causal score matrix, and recomputes it in the backward pass (3.5 forward passes in all,
+    # arXiv:2307.08691, 3.1).
+    causal = x.causal > 0
+    half_length = np.where(causal, CAUSAL_HALF_LENGTH, HALF_LENGTH) * np.where(x.element_bytes > 2.0, 0.25, 1.0)
+    head = np.maximum(x.query, 1.0) / np.maximum(x.heads, 1.0)
+    shape = (1.0 + half_length / x.seq_len) * (1.0 + HALF_HEAD / head) / (1.0 + HALF_HEAD / 128.0)
+    flash_flop_per_s = x.attention_flop_per_s * c.attention_efficiency
+    flash = (3.5 + full) * scores * np.where(causal, 0.5, 1.0) * shape / flash_flop_per_s
+
+    again = np.where(x.checkpointing == NONE, 0.0, 1.0)  # selective recomputes the scores, too
+    forward, backward = (np.where(x.written_out > 0, w, f) for w, f in zip(WRITTEN_SCORES, FUSED_SCORES, strict=True))
+    score_bytes = tokens * x.seq_len * x.heads / x.tensor * x.element_bytes * (forward * (1.0 + again) + backward)
+    unfused = (3.0 + again) * scores / (x.peak_flop_per_s * c.matmul_efficiency) + (
+        score_bytes * c.elementwise_traffic / (x.memory_byte_per_s * MEMORY_EFFICIENCY)
+    )
+    return np.where(x.flash > 0, flash, unfused)
+
+
+def _layer_traffic(x: Inputs) -> Number:
+    """Bytes a token that one layer's element-wise kernels move: forward, backward and recomputation."""
+    element, residual = x.element_bytes, x.residual_bytes
+    llama, compiled, written = x.llama_like > 0, x.compiled > 0, x.written_out > 0
+    wide = residual > element
+    llama_casts = np.where(llama, LLAMA_CASTS, CASTS)
+    total: list[Number] = []
+    for index in (0, 1):  # forward, backward
+        in_16_bits = residual < 4.0
+        by_hand = np.where(in_16_bits, WRITTEN_NORM_16_BIT[index], WRITTEN_NORM[index])
+        norm = np.where(llama & written, by_hand, NORM[index])
+        norm = np.where(compiled, COMPILED_NORM[index], norm)
+        sums = np.where(compiled, COMPILED_RESIDUAL[index], RESIDUAL[index])
+        dropout = np.where(written & ~compiled, DROPOUT[index], FUSED_DROPOUT[index]) * x.dropout
+        stream = 2.0 * (residual * (norm + sums) + element * dropout)
+        cast = llama_casts * (element + residual) * (1.0, 2.0)[index] + (0.0, 3.0)[index] * residual * (
+            llama_casts - 2.0
+        )
+        stream = stream + np.where(wide, np.where(compiled, element + residual, cast), 0.0)
+        rotary = np.where(element < 4.0, WRITTEN_ROTARY, WRITTEN_ROTARY_32_BIT)
+        rotary = np.where(compiled | ~written, FUSED_ROTARY * element, rotary) * llama * (x.query + x.kv)
+        swiglu = np.where(compiled | ~written, FUSED_SWIGLU[index], SWIGLU[index])
+        inner = np.where(llama, swiglu, GELU[index]) * element * x.ffn * x.experts_used
+        quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + x.ffn * x.experts_used) / x.tensor)
+        split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
+        total.append(x.hidden * stream / split + (rotary + inner) / x.tensor + quantise)
+    forward, backward = total
+    again = np.where(x.checkpointing == NONE, 0.0, 1.0)
+    return forward * (1.0 + again) + backward
 
 
 def optimizer_time(x: Inputs) -> Number:
@@ -135,4 +223,6 @@ def optimizer_time(x: Inputs) -> Number:
     shards = np.where(x.sharding >= ZERO1, np.maximum(x.data, 1.0), 1.0)
     byte_per_s = x.memory_byte_per_s * MEMORY_EFFICIENCY
     moved = x.optimizer_traffic_bytes + x.master_bytes + np.where(x.master_bytes > 0, x.weight_bytes, 0.0)
-    return stage_parameters(x) / shards * moved / byte_per_s
+    # DDP copies gradients to its buckets and back, a read and a write each way.
+    copies = np.where((x.sharding == DDP) & (x.data > 1), 2.0 * x.bucket_bytes, 0.0)
+    return stage_parameters(x) / shards * (moved + copies) / byte_per_s

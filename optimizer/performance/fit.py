@@ -45,15 +45,17 @@ class _Start:
 # (flash attention 2 on A100: 0.35 to 0.7 of peak, arXiv:2307.08691; traffic as counted; a millisecond of host time a
 # layer of eager PyTorch) and may move by a factor of about e to the spread.
 START = {
-    "matmul_efficiency": _Start(0.85, 0.05, 0.05, most=1.0),
-    "matmul_half_width": _Start(200.0, 0.5, 0.3),
-    "attention_efficiency": _Start(0.4, 0.5, 0.5, most=1.0),
-    "elementwise_traffic": _Start(1.0, 0.5, 0.5),
+    "matmul_efficiency": _Start(0.76, 0.05, 0.1, most=1.0),
+    "matmul_traffic": _Start(0.7, 0.2, 0.05),
+    "attention_efficiency": _Start(1.0, 0.15, 0.15),
+    "elementwise_traffic": _Start(1.0, 0.1, 0.1),
     "precision_efficiency": _Start(1.0, 0.0, 0.3),
-    "host_s_per_layer": _Start(1.0e-3, 1.0, 1.0),
-    "host_s_per_step": _Start(5e-3, 0.5, 0.5),
-    "exposed_communication": _Start(0.5, 0.5, 0.5, most=1.0),
-    "network_efficiency": _Start(1.0, 0.2, 0.4),
+    "overhead": _Start(1.0, 0.5, 0.1),
+    "kernel_s": _Start(2e-6, 0.3, 0.05),
+    "host_s_per_layer": _Start(1.4e-3, 0.5, 0.1),
+    "host_s_per_step": _Start(5e-3, 0.5, 0.1),
+    "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
+    "network_efficiency": _Start(1.0, 0.3, 0.15),
 }
 # Error the equations themselves have, in log units: rows of one suite share it, so many rows are not many proofs, and
 # the starts above keep their say.
@@ -103,7 +105,7 @@ def factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
     """What each coefficient of a run is a product of, as (field of Calibration, key), the most general first."""
     processor, framework = die(run.hardware.gpu), framework_name(run.run.framework)
     found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
-    for name in ("matmul_efficiency", "matmul_half_width", "attention_efficiency"):
+    for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
         found[name] = [(name, POOLED), (name, processor)]
     if run.model.layers:  # a CNN attends to nothing
         found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))

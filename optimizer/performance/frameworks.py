@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +42,14 @@ class Framework(BaseModel):
     dropout: bool
     selective_recompute: float = Field(ge=0, le=1)
     splits_sequence: bool
+    written_out: bool
+    flash_kernel: Literal["flash1", "flash2", "vendor"]
+    pads_vocabulary: bool
+    overlaps_data: bool
+    overlaps_tensor: bool
+    gathers_per_layer: float = Field(ge=1)
+    gathers_again: bool
+    loss_traffic_bytes: float = Field(gt=0)
     fitted_as: str | None = None
 
 

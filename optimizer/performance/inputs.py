@@ -46,9 +46,11 @@ class Coefficients:
     """The fitted numbers of one run (see calibration.py); each a number or an array."""
 
     matmul_efficiency: Number
-    matmul_half_width: Number
+    matmul_traffic: Number
     attention_efficiency: Number
     elementwise_traffic: Number
+    overhead: Number
+    kernel_s: Number
     host_s_per_layer: Number
     host_s_per_step: Number
     exposed_communication: Number
@@ -105,9 +107,18 @@ class Inputs:
     dropout: Number
     llama_like: Number
     selective_recompute: Number
+    written_out: Number
+    overlaps_data: Number
+    overlaps_tensor: Number
+    gathers_per_layer: Number
+    gathers_again: Number
+    loss_traffic_bytes: Number
     # Hardware
     peak_flop_per_s: Number
     attention_flop_per_s: Number
+    head_flop_per_s: Number
+    quantise_bytes: Number
+    convolution: Number
     memory_byte_per_s: Number
     link_byte_per_s: Number
     link_latency_s: Number
@@ -150,6 +161,51 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
             next_step="choose another --precision or GPU",
         )
     return float(peak) * 1e12
+
+
+# Share of the dense peak that attention kernels reach on long sequences with heads of 128, forward and backward.
+# FlashAttention 2 on A100 0.50 to 0.73, its first version 0.25 to 0.40 (arXiv:2307.08691, abstract); on H200 (torch 2.11,
+# tests/benchmarks/results/h200_ops_202611.md) FlashAttention 2 has 0.34 and cuDNN, which torch takes there, 0.57.
+# The vendor's kernel is cuDNN from Hopper on and FlashAttention 2 before; architectures without a figure have Ampere's.
+FLASH2 = {"Ampere": 0.60, "Hopper": 0.34, "Blackwell": 0.34}
+VENDOR = {"Hopper": 0.57, "Blackwell": 0.57}
+FLASH1_OVER_FLASH2 = 0.55
+# Kernels for 32-bit inputs do not use tensor cores: 34 of 67 TFLOP/s (the same measurement).
+ATTENTION_32_BIT = 0.51
+
+# A matrix product with a side that is no multiple of 8 elements is slow: a vocabulary of 50257 took 5.7 times as long
+# as 50304 in 16 bits (3.0 in tf32), and 30522 2.9 times as long as an aligned one (the same measurement).
+ODD_SIDE, EVEN_SIDE, ODD_SIDE_TF32 = 5.7, 2.9, 3.0
+# fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled (the same measurement).
+QUANTISE_BYTES = 6.0
+
+
+def attention_flop_per_s(gpu: Gpu, precision: str, kernel: str) -> float:
+    """Speed of fused attention on long sequences with heads of 128, FLOP/s.
+
+    Raises:
+        DataMissingError: the GPU does not run that precision.
+    """
+    if precision in ("fp32", "tf32"):
+        return ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
+    # Only the layers' products run in 8 bits: attention and the output projection stay in 16
+    # (https://docs.nvidia.com/deeplearning/transformer-engine).
+    peak = peak_flop_per_s(gpu, "bf16" if precision == "fp8" else precision)
+    family = gpu.architecture.split()[0]
+    share = FLASH2.get(family, FLASH2["Ampere"])
+    if kernel == "vendor":
+        share = VENDOR.get(family, share)
+    return peak * share * (FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
+
+
+def head_flop_per_s(gpu: Gpu, precision: str, vocab: int, framework: Framework) -> float:
+    """Peak of the output projection, FLOP/s; less where the vocabulary's size does not align."""
+    peak = peak_flop_per_s(gpu, "bf16" if precision == "fp8" else precision)
+    if framework.pads_vocabulary or vocab % 8 == 0 or precision == "fp32":
+        return peak
+    if precision == "tf32":
+        return peak / (ODD_SIDE_TF32 if vocab % 4 else 1.0)
+    return peak / (ODD_SIDE if vocab % 2 else EVEN_SIDE)
 
 
 def make_inputs(
@@ -222,10 +278,17 @@ def make_inputs(
         dropout=float(framework.dropout and not model.gated_mlp),
         llama_like=float(model.gated_mlp),
         selective_recompute=framework.selective_recompute,
+        written_out=float(framework.written_out),
+        overlaps_data=float(framework.overlaps_data),
+        overlaps_tensor=float(framework.overlaps_tensor),
+        gathers_per_layer=framework.gathers_per_layer,
+        gathers_again=float(framework.gathers_again),
+        loss_traffic_bytes=framework.loss_traffic_bytes,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
-        # Only the layers' products run in 8 bits: attention and the output projection stay in 16
-        # (https://docs.nvidia.com/deeplearning/transformer-engine).
-        attention_flop_per_s=peak_flop_per_s(hardware.gpu, "bf16" if run.precision == "fp8" else run.precision),
+        attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
+        head_flop_per_s=head_flop_per_s(hardware.gpu, run.precision, model.vocab_size, framework),
+        convolution=0.67 if run.precision == "fp32" else 1.0,
+        quantise_bytes=QUANTISE_BYTES if run.precision == "fp8" else 0.0,
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],

@@ -26,7 +26,7 @@ CNN_WORKING = 0.5
 CNN_WORKING_16_BIT = 0.05
 # Reads and writes of a CNN's convolution outputs, forward and backward: convolution, batch norm (statistics, then
 # normalisation), activation, sum; the same with two operands backward.
-CNN_PASSES = 20.0
+CNN_PASSES = 11.0
 
 # Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
 # 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
@@ -40,13 +40,16 @@ class SampleCosts:
     """One micro-batch, forward, backward and recomputation.
 
     Attributes:
-        product_flops: FLOPs of matrix products and convolutions, and their surface (see compute.py).
+        product_flops, convolution_flops: FLOPs of matrix products and of convolutions.
+        product_bytes: the matrix products' operands and results.
         attention_flops: FLOPs that fused attention takes, with the scores it computes again.
         traffic_bytes: reads and writes of everything else.
         layers: layers of a transformer that take the host as long to launch.
     """
 
     product_flops: Number
+    convolution_flops: Number
+    product_bytes: Number
     attention_flops: Number
     traffic_bytes: Number
     layers: Number
@@ -56,28 +59,39 @@ def sample_costs(x: Inputs) -> SampleCosts:
     """Computation of one micro-batch of samples."""
     if x.module is None:
         return SampleCosts(
-            product_flops=3.0 * x.micro_batch * x.cnn_flops,
+            product_flops=0.0,
+            convolution_flops=3.0 * x.micro_batch * x.cnn_flops,
+            product_bytes=0.0,
             attention_flops=0.0,
             traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * CNN_PASSES,
             layers=0.0,
         )
-    profile, half_width = x.module, x.coefficients.matmul_half_width
+    profile = x.module
     forward = profile.forward_flops
 
     def costs(one: Pass) -> tuple[Number, ...]:
-        surface = one.product_elements.fixed_bytes + one.product_elements.bytes_per_sample * x.micro_batch
+        elements = one.product_elements.fixed_bytes + one.product_elements.bytes_per_sample * x.micro_batch
         return (
-            x.micro_batch * (one.flops.matmul + one.flops.convolution) + 2.0 * half_width * surface,
+            x.micro_batch * one.flops.matmul,
+            x.micro_batch * one.flops.convolution,
+            elements * x.element_bytes,
             x.micro_batch * (one.flops.attention + 0.5 * forward.attention * (one.flops.attention > 0)),
             one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch,
             one.kernels / KERNELS_PER_LAYER,
         )
 
     none, full = _passes(x, profile)
-    product, attention, traffic, layers = (
+    product, convolution, moved, attention, traffic, layers = (
         np.where(x.checkpointing == FULL, again, once) for once, again in zip(costs(none), costs(full), strict=True)
     )
-    return SampleCosts(product_flops=product, attention_flops=attention, traffic_bytes=traffic, layers=layers)
+    return SampleCosts(
+        product_flops=product,
+        convolution_flops=convolution,
+        product_bytes=moved,
+        attention_flops=attention,
+        traffic_bytes=traffic,
+        layers=layers,
+    )
 
 
 def sample_flops(x: Inputs) -> Number:

@@ -34,14 +34,15 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     # Collectives of tensor and expert ranks wait for, and are waited for by, the layers: none of it is hidden. Keys and
     # values of a context rank are sent on while attention works on those of the one before.
     context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
-    exchanged = sent.tensor + context + sent.expert
+    tensor = sent.tensor * np.where(x.overlaps_tensor > 0, c.exposed_communication, 1.0)
+    exchanged = tensor + context + sent.expert
     stages = x.pipeline
     share = np.where(x.layers > 0, layers_of_stage(x) / np.maximum(x.layers, 1.0), 1.0)  # of the fullest stage
     in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
     host = work.host * share
     # The last stage has the head as well. A stage takes what its GPU needs, or what its host needs to launch it.
-    stage = np.maximum(in_layers, host)
-    last = np.maximum(in_layers + work.head, host)
+    stage = _longer(in_layers, host)
+    last = _longer(in_layers + work.head, host)
 
     # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
     # Interleaving v chunks divides what the others add by v. Sends hide but for the first.
@@ -49,7 +50,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 
     # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
     # it that takes longer than what it hides behind.
-    always = c.exposed_communication
+    always = np.where(x.overlaps_data > 0, c.exposed_communication, 1.0)
     room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
     # What the last micro-batch's communication fills can hide nothing else.
@@ -63,7 +64,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         "elementwise": work.layer_elementwise * busy + work.cast * micro_batches,
         "head": work.head * micro_batches,
         "host": (last - in_layers - work.head) * micro_batches + c.host_s_per_step,
-        "tensor_communication": sent.tensor * busy,
+        "tensor_communication": tensor * busy,
         "context_communication": context * busy,
         "expert_communication": sent.expert * busy,
         "data_communication": per_micro_batch * micro_batches + per_step,
@@ -75,3 +76,13 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:
     """What shows of communication that takes ``seconds`` behind computation that takes ``room``."""
     return always * seconds + np.maximum(0.0, (1.0 - always) * seconds - room)
+
+
+# Short kernels of a layer wait for the host while long ones do not, so the longer of the two is not the whole step:
+# between the sum (1) and the longer (infinity).
+_OVERLAP_POWER = 2.5
+
+
+def _longer(gpu: Number, host: Number) -> Number:
+    """Seconds of a stage whose GPU needs ``gpu`` and whose host needs ``host`` to launch it: a smooth maximum."""
+    return (gpu**_OVERLAP_POWER + host**_OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
