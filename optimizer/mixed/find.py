@@ -462,12 +462,12 @@ def _pairs(sources: Sequence[Source], trains: NDArray[np.bool_]) -> NDArray[np.i
     for name in np.unique(region):
         at = np.flatnonzero((region == name) & trains)
         # Zones as bits of a number: few of them are in one region.
-        place = {zone: n for n, zone in enumerate({zone for i in at for zone in sources[i].offer.zone_ids})}
-        offered = np.zeros(len(sources), dtype=np.int64)
-        offered[at] = [sum(1 << place[zone] for zone in sources[i].offer.zone_ids) for i in at]
-        a, b = (at[side] for side in np.triu_indices(at.size, 1))
-        keep = (architecture[a] == architecture[b]) & (offered[a] & offered[b] != 0)
-        found.append(np.stack([a[keep], b[keep]], axis=1))
+        zone_ids = [sources[i].offer.zone_ids for i in at.tolist()]
+        bit = {zone: 1 << place for place, zone in enumerate({zone for zones in zone_ids for zone in zones})}
+        offered = np.array([sum(bit[zone] for zone in zones) for zones in zone_ids], dtype=np.int64)
+        a, b = np.triu_indices(at.size, 1)
+        keep = (architecture[at[a]] == architecture[at[b]]) & (offered[a] & offered[b] != 0)
+        found.append(np.stack([at[a[keep]], at[b[keep]]], axis=1))
     return np.concatenate(found)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import link_of, network_of
-from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.evaluate import evaluate_inputs, room_gib
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, make_inputs, stack
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, ZERO2, Estimates, Grid, Hardware, Run
@@ -79,14 +79,13 @@ class Physics:
         Raises:
             DataMissingError: a GPU does not run the precision, or a fact about it is missing.
         """
-        run = replace(run, framework=framework_name(run.framework, cnn=model.architecture == "cnn"))
+        run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
         one = Grid(nodes=1, data=1)
-        inputs = stack(
-            [
-                make_inputs(model, run, h, one, calibration.coefficients(h.gpu, run), link_of(h), network_of(h))
-                for h in hardware
-            ]
-        )
+        each = [
+            make_inputs(model, run, h, one, calibration.coefficients(h.gpu, run), link_of(h), network_of(h))
+            for h in hardware
+        ]
+        inputs = replace(stack(each), module=each[0].module)
         keys = [(h.gpu.key, h.gpu_memory_gib) for h in hardware]
         chips = list(dict.fromkeys(keys))
         chip = np.array([chips.index(key) for key in keys])
@@ -188,7 +187,8 @@ class Physics:
             return np.zeros(0, dtype=bool)
         settings = {"sharding": sharding, "checkpointing": way, "micro_batch": self.sizes[size]}
         x = _rows(self._inputs, self._chips[chip], nodes=ranks, data=ranks, grad_accum=several + 1, **settings)
-        return evaluate_inputs(x).fits
+        peak, limit = room_gib(x)
+        return np.asarray(peak <= limit)
 
     def steps(
         self,
@@ -251,8 +251,10 @@ def meets_every_micro_batch(sharding: int) -> bool:
 
 def _rows(inputs: Inputs, at: NDArray[np.intp], **settings: Any) -> Inputs:
     """Rows of stacked Inputs, one a configuration, with ``settings`` in place of their own."""
-    own = {f.name: getattr(inputs, f.name)[at] for f in fields(inputs) if f.name not in ("coefficients", *settings)}
+    values = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+    own = {name: value[at] if isinstance(value, np.ndarray) else value for name, value in values.items()}
     numbers = inputs.coefficients
     coefficients = replace(numbers, **{f.name: getattr(numbers, f.name)[at] for f in fields(numbers)})
     given = {name: np.broadcast_to(np.asarray(value, dtype=np.float64), at.shape) for name, value in settings.items()}
-    return Inputs(**own, **given, coefficients=coefficients)
+    everything: dict[str, Any] = own | given | {"coefficients": coefficients}
+    return Inputs(**everything)
