@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
+from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.performance.calibration import load as load_calibration
 from optimizer.plan import DERIVED_SPOT, FleetPlan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
@@ -74,8 +74,11 @@ Example:
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
 )
+@calibration_option
 @format_option
-def command(request_file: Path | None, output_format: str, save: Path | None, **flags: Any) -> None:
+def command(
+    request_file: Path | None, output_format: str, calibration: Path | None, save: Path | None, **flags: Any
+) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
 
     The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
@@ -85,7 +88,7 @@ def command(request_file: Path | None, output_format: str, save: Path | None, **
     request = request_from_dict(_overlay(data, flags), origin=str(request_file) if request_file else "the request")
     catalog = load()
     write_catalog_notes(catalog)
-    answer = recommend(request, catalog, load_calibration())
+    answer = recommend(request, catalog, chosen_calibration(calibration))
     if output_format == "json":
         write_json(answer.to_dict())
     elif output_format == "csv":

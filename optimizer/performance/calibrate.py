@@ -1,7 +1,7 @@
-"""Fit the calibration to measured runs: `python -m optimizer.performance.calibrate [RUNS.csv] [--out FILE]`.
+"""Fit the calibration to measured runs (`gpufleet calibrate`).
 
 fit.py has the fit itself; this file reads the runs and works out how far the fit's predictions are from runs it never
-saw, which is the error every estimate carries.
+saw, which is the error every estimate carries. adapt.py starts from a fitted calibration instead.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
+from typing import Any
 
-import click
 import numpy as np
 
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import (
-    CALIBRATION,
     POOLED,
     Calibration,
     Residual,
@@ -30,7 +29,7 @@ from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.fit import fit_coefficients
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import stack
-from optimizer.performance.runs import RowRun, read_row
+from optimizer.performance.runs import RowRun, read_row, row_error
 from optimizer.performance.types import Estimates, Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
@@ -45,6 +44,7 @@ class Measured:
     run: RowRun
     tokens_per_second_per_gpu: float
     peak_memory_gib: float | None
+    line: int = 0
 
     @property
     def step_time_s(self) -> float:
@@ -54,42 +54,109 @@ class Measured:
         return samples * self.run.run.seq_len / (self.tokens_per_second_per_gpu * self.run.gpus)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A line of a file of runs that no fit can use, and why."""
+
+    line: int
+    reason: str
+
+
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[Measured]:
-    """Read measured runs.
+    """Read measured runs, all of them.
 
     Raises:
         InvalidInputError: the file cannot be read, a row cannot be estimated or has no throughput, or there is none.
     """
+    rows, refused, _ = read_usable_runs(path, gpus)
+    if refused:
+        raise InvalidInputError(
+            f"{path} line {refused[0].line}: {refused[0].reason}",
+            limit="a run with its throughput",
+            why="a calibration never skips a measurement silently",
+            next_step="mend or remove the line",
+        )
+    if not rows:
+        raise InvalidInputError(f"{path} holds no rows", limit="at least one measured run")
+    return rows
+
+
+def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured], list[Refused], list[str]]:
+    """Read the measured runs that can be used.
+
+    Returns:
+        The runs; the lines that are none, with the reason; the columns that hold something nothing reads.
+
+    Raises:
+        InvalidInputError: the file cannot be read.
+    """
+    rows: list[Measured] = []
+    refused = []
+    filled: set[str] = set()
+    used = set(BESIDES)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            columns = list(reader.fieldnames or [])
+            for cells in reader:
+                row = _Noting(cells)
+                try:
+                    rows.append(_measured(row, gpus, reader.line_num))
+                    filled |= {name for name, cell in cells.items() if cell}
+                    used |= row.read
+                except GpufleetError as error:
+                    refused.append(Refused(line=reader.line_num, reason=row_error(error)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from error
-    found = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            run = read_row(row, gpus)
-            speed = float(row["tokens_per_second_per_gpu"])
-        except (GpufleetError, KeyError, ValueError) as error:
-            raise InvalidInputError(
-                f"{path} line {number}: {error}",
-                limit="a run with its throughput",
-                why="a calibration never skips a measurement silently",
-                next_step="mend or remove the line",
-            ) from error
-        peak = float(row["peak_memory_gib"]) if row.get("peak_memory_gib") else None
-        found.append(
-            Measured(
-                row_id=row.get("row_id", str(number)),
-                suite=row.get("suite", ""),
-                run=run,
-                tokens_per_second_per_gpu=speed,
-                peak_memory_gib=peak,
-            )
-        )
-    if not found:
-        raise InvalidInputError(f"{path} holds no rows", limit="at least one measured run")
-    return found
+    return rows, refused, [name for name in columns if name in filled - used]
+
+
+# Columns that tell a reader about a run, and decide nothing.
+BESIDES = (
+    "row_id", "suite", "model", "source", "tokens_per_second_per_gpu", "peak_memory_gib", "memory_kind",
+    "reserved_memory_gib",
+)  # fmt: skip
+
+
+class _Noting(dict[str, str]):
+    """A row that notes which columns were read: a misspelt one would be taken for its default without a word."""
+
+    def __init__(self, cells: Mapping[str, str]) -> None:
+        super().__init__(cells)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The cell, as dict.get."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def _measured(row: Mapping[str, str], gpus: Mapping[str, Gpu], line: int) -> Measured:
+    """One row.
+
+    Raises:
+        GpufleetError: it cannot be estimated, or its throughput or peak is no positive number.
+    """
+    run = read_row(row, gpus)
+    return Measured(
+        row_id=row.get("row_id") or str(line),
+        suite=row.get("suite") or "",
+        run=run,
+        tokens_per_second_per_gpu=_positive(row, "tokens_per_second_per_gpu"),
+        peak_memory_gib=_positive(row, "peak_memory_gib") if row.get("peak_memory_gib") else None,
+        line=line,
+    )
+
+
+def _positive(row: Mapping[str, str], column: str) -> float:
+    text = row.get(column) or ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInputError(f"{column} is {text or 'empty'}", limit="a measured number above 0")
+    return value
 
 
 def predict(rows: Sequence[Measured], calibration: Calibration) -> Estimates:
@@ -103,6 +170,11 @@ def log_errors(rows: Sequence[Measured], calibration: Calibration) -> Floats:
     """log(predicted / measured) step time of each row."""
     measured = np.array([row.step_time_s for row in rows])
     return np.asarray(np.log(predict(rows, calibration).step_time_s / measured))
+
+
+def throughput_error(log_error: Floats) -> Floats:
+    """Relative error of predicted throughput from log(predicted / measured) step time."""
+    return np.asarray(np.exp(-log_error) - 1)
 
 
 def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> Calibration:
@@ -148,12 +220,18 @@ FOLDS = 8
 
 
 def folds(rows: Sequence[Measured]) -> list[list[int]]:
-    """Positions of the rows in at most FOLDS parts, all rows of one model of one suite in the same part."""
-    groups = sorted({(row.suite, row.run.model.name) for row in rows})
+    """Positions of the rows in at most FOLDS parts, all rows of one model of one suite in the same part.
+
+    Rows of a single model are parted one by one.
+    """
+    keys: list[tuple[str, str]] = [(row.suite, row.run.model.name) for row in rows]
+    if len(set(keys)) == 1:
+        keys = [("", f"{index:09}") for index in range(len(rows))]
+    groups = sorted(set(keys))
     part = {group: index % FOLDS for index, group in enumerate(groups)}
     found: list[list[int]] = [[] for _ in range(min(FOLDS, len(groups)))]
-    for index, row in enumerate(rows):
-        found[part[row.suite, row.run.model.name]].append(index)
+    for index, key in enumerate(keys):
+        found[part[key]].append(index)
     return found
 
 
@@ -189,27 +267,3 @@ def _error_of_a_new_one(left_out: Sequence[float]) -> float:
 
 def _rms(errors: Floats) -> float:
     return float(np.sqrt(np.mean(errors**2)))
-
-
-@click.command()
-@click.argument("runs", type=click.Path(path_type=Path, dir_okay=False), default=RUNS)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=CALIBRATION, show_default=False)
-def main(runs: Path, out: Path) -> None:
-    """Fit the calibration to measured runs and write it."""
-    from optimizer.catalog.gpus import gpu_table
-
-    rows = read_runs(runs, gpu_table())
-    suites = ", ".join(sorted({row.suite for row in rows}))
-    calibration = fit(
-        rows,
-        source=f"{len(rows)} measured runs of {suites} (optimizer/performance/data/PROVENANCE.md)",
-        as_of=datetime.now(UTC).date(),
-        command=f"python -m optimizer.performance.calibrate {runs.name}",
-    )
-    out.write_text(calibration.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    for name, residual in calibration.residuals.items():
-        click.echo(f"{name}: {residual.rows} rows, error {residual.relative_error:.1%}", err=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibrate import (
     RUNS,
+    fit,
     fit_rows,
     log_errors,
-    main,
     predict,
     read_runs,
 )
@@ -52,21 +51,11 @@ def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> N
     assert np.sqrt(np.mean(after**2)) < 0.015
 
 
-def test_the_command_writes_a_calibration_that_loads(tmp_path: Path) -> None:
-    runs, out = write(tmp_path / "runs.csv", some_rows(12)), tmp_path / "calibration.json"
-    result = CliRunner().invoke(main, [str(runs), "--out", str(out)], catch_exceptions=False)
-    assert result.exit_code == 0
-    found = read_calibration(out)
-    assert found.rows == 12
-    assert found.command == "python -m optimizer.performance.calibrate runs.csv"
-    assert sum(residual.rows for residual in found.residuals.values()) == 12
-
-
 def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
     rows = [row for row in some_rows(66) if row["gpu"] == "h100-80gb"][:4]
-    out = tmp_path / "calibration.json"
-    CliRunner().invoke(main, [str(write(tmp_path / "runs.csv", rows)), "--out", str(out)], catch_exceptions=False)
-    assert read_calibration(out).residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
+    read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
+    found = fit(read, source="", as_of=date(2026, 11, 21), command="")
+    assert found.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +85,7 @@ def test_no_rows_and_no_file(tmp_path: Path) -> None:
 def test_a_broken_calibration_is_missing_data(text: str, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(text)
-    with pytest.raises(DataMissingError, match=r"optimizer\.performance\.calibrate") as error:
+    with pytest.raises(DataMissingError, match="gpufleet calibrate") as error:
         read_calibration(path)
     assert error.value.exit_code == 4
 

@@ -1,0 +1,263 @@
+"""``gpufleet calibrate``: fit the speed model to one's own measured runs, and see what that is worth."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from optimizer.performance.calibration import Calibration
+    from optimizer.performance.own_runs import Report
+
+# Rows from which a calibration is worth having, from the benchmark that docs/calibration.md quotes.
+FEW = 5
+
+COLUMNS = {
+    "group": "GPU",
+    "rows": "rows",
+    "before": "shipped %",
+    "bias_before": "bias",
+    "after": "fitted %",
+    "left_out": "left out %",
+    "bias_left_out": "bias",
+}
+ROW_COLUMNS = (
+    "line",
+    "row_id",
+    "model",
+    "gpu",
+    "gpus",
+    "measured_tokens_per_second_per_gpu",
+    "error_before",
+    "error_after",
+    "error_left_out",
+    "measured_peak_memory_gib",
+    "predicted_peak_memory_gib",
+    "fits",
+)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  gpufleet calibrate --template > my_runs.csv
+  gpufleet calibrate my_runs.csv --out my_calibration.json
+  gpufleet recommend --model llama-3.1-8b --tokens 2B --calibration my_calibration.json
+"""
+)
+@click.argument("runs", metavar="[RUNS.csv]", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the calibration here.  [default: only show what it is worth]",
+)
+@click.option("--without-shipped", is_flag=True, help="Fit to these runs alone, not to the shipped ones as well.")
+@click.option("--template", is_flag=True, help="Print the columns of RUNS.csv and one published run.")
+@format_option
+def command(runs: Path | None, out: Path | None, without_shipped: bool, template: bool, output_format: str) -> None:
+    """Fit the speed model to your own measured runs.
+
+    RUNS.csv has one run a row, with the columns of --template; a model (preset or shape), a gpu and the measured
+    tokens_per_second_per_gpu suffice, and an empty cell means what docs/estimator.md says. Prints the error of
+    predicted throughput with the shipped calibration, with the new one, and with one that never saw the row's model
+    (or the row, where there is one model): that last figure is the one to expect of the next run. Rows that cannot be
+    used are listed with their lines and left out.
+
+    recommend and estimate take the file written with --calibration. Peak memory is compared, not fitted.
+    """
+    if template:
+        if runs or out:
+            raise click.UsageError("--template goes alone")
+        click.echo(_template(), nl=False)
+        return
+    if runs is None:
+        raise click.UsageError("Missing argument '[RUNS.csv]' (or '--template').")
+    if out is not None and out.exists() and runs.exists() and out.samefile(runs):
+        raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
+    from optimizer.catalog.gpus import gpu_table
+    from optimizer.performance.own_runs import calibrate
+
+    report = calibrate(
+        runs,
+        gpu_table(),
+        _shipped(needed=not without_shipped),
+        alone=without_shipped,
+        as_of=datetime.now(UTC).date(),
+        command=f"gpufleet calibrate {runs.name}{' --without-shipped' if without_shipped else ''}",
+    )
+    if out is not None:
+        _write(out, report.calibration.model_dump_json(indent=2) + "\n")
+    if output_format == "json":
+        write_json(_as_json(report, out))
+    elif output_format == "csv":
+        write_csv(_rows(report), ROW_COLUMNS)
+    else:
+        _print(report)
+    _remarks(report, out)
+
+
+def _shipped(*, needed: bool) -> Calibration | None:
+    """The shipped calibration; None where it is broken and not ``needed``: this command is what mends it."""
+    from optimizer.performance.calibration import load
+
+    try:
+        return load()
+    except DataMissingError as error:
+        if needed:
+            raise
+        click.echo(f"note: nothing to compare with: {error.got.splitlines()[0]}", err=True)
+        return None
+
+
+def _template() -> str:
+    """Header and first row of the shipped runs."""
+    from optimizer.performance.calibrate import RUNS
+
+    with RUNS.open(encoding="utf-8") as file:
+        return file.readline() + file.readline()
+
+
+def _rows(report: Report) -> list[dict[str, Any]]:
+    """One entry a run that was used; errors are relative, of throughput, above 0 where predicted too fast."""
+    from optimizer.performance.calibrate import throughput_error
+
+    before, after, left_out = (
+        None if errors is None else throughput_error(errors).round(4).tolist()
+        for errors in (report.before, report.after, report.left_out)
+    )
+    return [
+        {
+            "line": row.line,
+            "row_id": row.row_id,
+            "model": row.run.model.name,
+            "gpu": row.run.hardware.gpu.key,
+            "gpus": row.run.gpus,
+            "measured_tokens_per_second_per_gpu": row.tokens_per_second_per_gpu,
+            "error_before": before and before[index],
+            "error_after": after and after[index],
+            "error_left_out": left_out and left_out[index],
+            "measured_peak_memory_gib": row.peak_memory_gib,
+            "predicted_peak_memory_gib": round(float(report.peak_memory_gib[index]), 3),
+            "fits": bool(report.fits[index]),
+        }
+        for index, row in enumerate(report.rows)
+    ]
+
+
+def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean absolute error and mean error, per cent, by GPU and of all rows."""
+    gpus = sorted({row["gpu"] for row in rows})
+    named = [(gpu, [row for row in rows if row["gpu"] == gpu]) for gpu in gpus]
+    return [_group(name, mine) for name, mine in (named if len(gpus) > 1 else []) + [("all", rows)]]
+
+
+def _group(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def mean(column: str, absolute: bool) -> float | None:
+        values = [abs(row[column]) if absolute else row[column] for row in rows if row[column] is not None]
+        return round(100 * sum(values) / len(values), 1) if values else None
+
+    return {
+        "group": name,
+        "rows": len(rows),
+        "before": mean("error_before", True),
+        "bias_before": mean("error_before", False),
+        "after": mean("error_after", True),
+        "left_out": mean("error_left_out", True),
+        "bias_left_out": mean("error_left_out", False),
+    }
+
+
+def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Error of predicted peak memory, per cent, over the rows that measured it."""
+    errors = [
+        100 * (row["predicted_peak_memory_gib"] / row["measured_peak_memory_gib"] - 1)
+        for row in rows
+        if row["measured_peak_memory_gib"]
+    ]
+    if not errors:
+        return None
+    return {
+        "rows": len(errors),
+        "mean_absolute_error_percent": round(sum(map(abs, errors)) / len(errors), 1),
+        "lowest_error_percent": round(min(errors), 1),
+        "highest_error_percent": round(max(errors), 1),
+    }
+
+
+def _as_json(report: Report, out: Path | None) -> dict[str, Any]:
+    rows = _rows(report)
+    return {
+        "written": None if out is None else str(out),
+        "left_out_by": report.left_out_by,
+        "throughput_error_percent": _groups(rows),
+        "memory": _memory(rows),
+        "runs": rows,
+        "refused": [{"line": refused.line, "reason": refused.reason} for refused in report.refused],
+        "unread_columns": report.unread_columns,
+        "calibration": report.calibration.model_dump(mode="json"),
+    }
+
+
+def _print(report: Report) -> None:
+    rows = _rows(report)
+    click.echo(f"error of predicted throughput, runs: {len(rows)} (a bias above 0: predicted too fast)")
+    write_table(_groups(rows), COLUMNS)
+    click.echo(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
+    memory = _memory(rows)
+    if memory:
+        click.echo(
+            f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over {memory['rows']} rows, from "
+            f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
+        )
+
+
+def _remarks(report: Report, out: Path | None) -> None:
+    """Say on standard error what was refused, what it is worth, and what to do next."""
+    for refused in report.refused:
+        click.echo(f"line {refused.line} refused: {refused.reason}", err=True)
+    if report.unread_columns:
+        click.echo(f"note: nothing reads the columns {', '.join(report.unread_columns)}", err=True)
+    unfit = [str(row.line) for row, fits in zip(report.rows, report.fits, strict=True) if not fits]
+    if unfit:
+        click.echo(f"note: ran, and predicted not to fit: line {', '.join(unfit)}; please report it", err=True)
+    if len(report.rows) == 1:
+        click.echo("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
+    elif report.before is not None and not report.seen_before and sum(abs(report.left_out)) > sum(abs(report.before)):
+        click.echo("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
+    if len(report.rows) < FEW:
+        click.echo(
+            f"note: {len(report.rows)} of the {FEW} or more rows from which a calibration is worth much "
+            "(docs/calibration.md); with fewer it stays near the shipped one",
+            err=True,
+        )
+    if out is None:
+        click.echo("nothing written: --out FILE keeps the calibration", err=True)
+    else:
+        click.echo(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the whole file or nothing: a calibration cut short must not take a good one's place.
+
+    Raises:
+        GpufleetError: it cannot be written.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            temporary = Path(file.name)
+            file.write(text)
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="give another --out") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

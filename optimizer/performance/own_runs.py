@@ -1,0 +1,143 @@
+"""From a file of measured runs to a calibration, and to how well it predicts them: what `gpufleet calibrate` does."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.errors import InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.adapt import adapt, left_out_errors, residuals
+from optimizer.performance.calibrate import Measured, Refused, fit, fit_rows, log_errors, predict, read_usable_runs
+from optimizer.performance.calibration import Calibration, Provenance
+from optimizer.performance.types import Bools, Floats
+
+# Fewest rows a calibration is fitted to with nothing else known.
+LEAST_ALONE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A calibration and the errors before and after, one entry a row used.
+
+    Attributes:
+        calibration: what was fitted.
+        rows: the runs it was fitted to.
+        refused: lines that could not be used, with the reason.
+        unread_columns: columns of the file that nothing reads.
+        before: log(predicted / measured) step time with the base calibration; None without one.
+        after: with the new one, which has seen the row.
+        left_out: with one fitted to the other models' rows (other runs where there is one model).
+        left_out_by: "model" or "run", what was left out.
+        peak_memory_gib: predicted peak; a calibration does not change it.
+        fits: whether the run is predicted to fit its GPU.
+        seen_before: the base calibration was fitted to this very file, so ``before`` flatters it.
+    """
+
+    calibration: Calibration
+    rows: list[Measured]
+    refused: list[Refused]
+    unread_columns: list[str]
+    before: Floats | None
+    after: Floats
+    left_out: Floats
+    left_out_by: str
+    peak_memory_gib: Floats
+    fits: Bools
+    seen_before: bool
+
+
+def calibrate(
+    path: Path, gpus: Mapping[str, Gpu], base: Calibration | None, *, as_of: date, command: str, alone: bool = False
+) -> Report:
+    """Fit a calibration to the runs of a file.
+
+    Args:
+        path: CSV with the columns of data/measured_runs.csv; a subset suffices.
+        gpus: the GPU table by key.
+        base: the calibration to start from, and to compare with; None fits to the file's rows and nothing else.
+        as_of: the date to record.
+        command: the command to record.
+        alone: only compare with ``base``; fit to the file's rows and nothing else.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or no row (fewer than LEAST_ALONE with ``alone``) can be used.
+    """
+    rows, refused, unread = read_usable_runs(path, gpus)
+    rows, impossible = _possible(rows, base)
+    refused = sorted([*refused, *impossible], key=lambda found: found.line)
+    least = LEAST_ALONE if alone or base is None else 1
+    if len(rows) < least:
+        first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
+        raise InvalidInputError(
+            f"{path} holds {len(rows)} runs that can be used and {len(refused)} that cannot{first}",
+            limit=f"at least {least}",
+            why="a fit from nothing needs runs to tell its parts apart" if rows else "",
+            next_step="gpufleet calibrate --template prints the columns and an example",
+        )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    suites = ", ".join(sorted({row.suite for row in rows} - {""}))
+    count = f"{len(rows)} measured run{'s' if len(rows) > 1 else ''}"
+    source = f"{count}{f' of {suites}' if suites else ''} ({path.name}, sha256 {digest[:12]})"
+    if alone or base is None:
+        fitted = fit(rows, source=source, as_of=as_of, command=command)
+        left_out = left_out_errors(rows, fit_rows)
+    else:
+        left_out = left_out_errors(rows, lambda train: adapt(train, base))
+        update = {
+            "residuals": residuals(rows, left_out, base),
+            "rows": base.rows + len(rows),
+            "source": f"your {source}, on top of {base.source}",
+            "as_of": as_of,
+            "command": command,
+        }
+        fitted = adapt(rows, base).model_copy(update=update)
+    provenance = Provenance(
+        file=path.name,
+        sha256=digest,
+        rows=len(rows),
+        refused=len(refused),
+        base=None if alone or base is None else f"{base.source}, fitted {base.as_of}",
+        versions={name: version(name) for name in ("gpufleet", "numpy")} | {"python": platform.python_version()},
+    )
+    estimates = predict(rows, fitted)
+    models = {(row.suite, row.run.model.name) for row in rows}
+    return Report(
+        calibration=fitted.model_copy(update={"provenance": provenance}),
+        rows=rows,
+        refused=refused,
+        unread_columns=unread,
+        before=None if base is None else log_errors(rows, base),
+        after=log_errors(rows, fitted),
+        left_out=left_out,
+        left_out_by="model" if len(models) > 1 else "run",
+        peak_memory_gib=estimates.peak_memory_gib,
+        fits=estimates.fits,
+        seen_before=base is not None and base.provenance is not None and base.provenance.sha256 == digest,
+    )
+
+
+def _possible(rows: list[Measured], base: Calibration | None) -> tuple[list[Measured], list[Refused]]:
+    """The rows that are possible, and those whose throughput is above what the GPU's peak allows."""
+    if not rows:
+        return [], []
+    # Useful FLOPs over the peak: MFU x step time is the same whatever the calibration.
+    found = predict(rows, base or fit_rows(rows))
+    mfu = found.mfu * found.step_time_s / np.array([row.step_time_s for row in rows])
+    refused = [
+        Refused(
+            line=row.line,
+            reason=f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.0%} of the "
+            f"{row.run.hardware.gpu.name}'s {row.run.run.precision} peak; is it of all GPUs together?",
+        )
+        for row, share in zip(rows, mfu, strict=True)
+        if share > 1
+    ]
+    return [row for row, share in zip(rows, mfu, strict=True) if share <= 1], refused

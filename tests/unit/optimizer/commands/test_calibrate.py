@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.performance.calibrate import RUNS
+from optimizer.performance.calibration import CALIBRATION, load, read_calibration
+from tests.unit.optimizer.commands.conftest import Gpufleet
+
+# Runs of a GPU no shipped row has; throughputs near what is predicted, so that no row is refused.
+MINE = """\
+model,seq_len,gpu,gpus,micro_batch,tokens_per_second_per_gpu,peak_memory_gib
+gpt2,1024,l4-24gb,1,8,16000,8.5
+gpt2,512,l4-24gb,1,8,15000,
+llama-3.2-1b,2048,l4-24gb,8,1,1500,
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    path = tmp_path / "my runs.csv"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def shipped_rows(count: int, *, suite: str = "llmfoundry") -> str:
+    lines = RUNS.read_text(encoding="utf-8").splitlines(keepends=True)
+    return lines[0] + "".join([line for line in lines if f",{suite}," in line][:count])
+
+
+def test_the_report_has_errors_before_after_and_left_out(gpufleet: Gpufleet, runs: Path) -> None:
+    code, out, _ = gpufleet("calibrate", str(runs), "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    assert [row["line"] for row in found["runs"]] == [2, 3, 4]
+    (everything,) = found["throughput_error_percent"]
+    assert everything["rows"] == 3
+    # Fitted rows flatter: a model that was left out is predicted worse than one that was not.
+    assert everything["after"] < everything["before"]
+    assert everything["after"] < everything["left_out"]
+    assert found["left_out_by"] == "model"
+    assert found["memory"]["rows"] == 1
+    assert found["written"] is None
+    for row in found["runs"]:
+        assert -1 < row["error_before"] < 10
+        assert row["predicted_peak_memory_gib"] > 0
+
+
+def test_the_file_written_is_a_calibration_that_says_where_it_comes_from(
+    gpufleet: Gpufleet, runs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mine.json"
+    code, _, err = gpufleet("calibrate", str(runs), "--out", str(out))
+    assert code == 0
+    assert "--calibration" in err
+    found = read_calibration(out)
+    provenance = found.provenance
+    assert provenance is not None
+    assert (provenance.file, provenance.rows, provenance.refused) == ("my runs.csv", 3, 0)
+    assert provenance.sha256 == hashlib.sha256(runs.read_bytes()).hexdigest()
+    assert provenance.base is not None
+    assert load().source in provenance.base
+    assert set(provenance.versions) == {"gpufleet", "numpy", "python"}
+    assert found.command == "gpufleet calibrate my runs.csv"
+    assert "your 3 measured runs (my runs.csv" in found.source
+    assert found.residuals["L4"].rows == 3
+    assert found.rows == load().rows + 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "my runs.csv"]
+
+
+def test_estimate_and_recommend_use_it_and_say_so(gpufleet: Gpufleet, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    gpufleet("calibrate", str(runs), "--out", str(out))
+    job = ("--model", "gpt2", "--seq-len", "1024")
+
+    def estimate(*more: str) -> dict[str, object]:
+        code, text, _ = gpufleet("estimate", *job, "--gpu", "l4-24gb", "--gpus", "1", "--format", "json", *more)
+        assert code == 0
+        found = json.loads(text)
+        assert isinstance(found, dict)
+        return found
+
+    mine, shipped = estimate("--calibration", str(out)), estimate()
+    assert "your 3 measured runs" in str(mine["calibration"])
+    assert mine["measured_rows"] == 3
+    assert shipped["measured_rows"] == 0
+    assert mine["tokens_per_second"] != shipped["tokens_per_second"]
+
+    code, text, _ = gpufleet(
+        "recommend", *job, "--tokens", "50M", "--instance-type", "g6.12xlarge", "--region", "us-east-1",
+        "--calibration", str(out), "--format", "json",
+    )  # fmt: skip
+    assert code == 0
+    calibration = json.loads(text)["plans"][0]["calibration"]
+    assert "your 3 measured runs" in calibration["source"]
+    assert calibration["rows"] == 3
+
+
+def test_a_batch_of_estimates_uses_it(gpufleet: Gpufleet, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    gpufleet("calibrate", str(runs), "--out", str(out))
+
+    def speeds(*more: str) -> list[str]:
+        code, text, _ = gpufleet("estimate", "--batch", str(runs), *more)
+        assert code == 0
+        return [row["predicted_tokens_per_second_per_gpu"] for row in csv.DictReader(io.StringIO(text))]
+
+    measured = [16000, 15000, 1500]
+    before, after = speeds(), speeds("--calibration", str(out))
+    off = [
+        sum(abs(float(text) / true - 1) for text, true in zip(texts, measured, strict=True))
+        for texts in (before, after)
+    ]
+    assert off[1] < off[0]
+
+
+def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: Gpufleet, runs: Path) -> None:
+    with runs.open("a", encoding="utf-8") as file:
+        file.write("gpt2,1024,l4-24gb,1,8,,\n")
+        file.write("gpt2,1024,mi300x,1,8,16000,\n")
+        file.write("gpt2,1024,l4-24gb,1,8,1600000,\n")
+        file.write('"a model\nof two lines",1024,l4-24gb,1,8,-3,\n')
+        file.write("gpt2,1024,l4-24gb,1,8,16000,nan\n")
+    code, out, err = gpufleet("calibrate", str(runs), "--format", "json")
+    assert code == 0
+    refused = {entry["line"]: entry["reason"] for entry in json.loads(out)["refused"]}
+    assert set(refused) == {5, 6, 7, 9, 10}
+    assert "tokens_per_second_per_gpu is empty" in refused[5]
+    assert "gpu is 'mi300x'" in refused[6]
+    assert "of the L4's bf16 peak; is it of all GPUs together?" in refused[7]
+    assert "hidden_size is empty" in refused[9]
+    assert "peak_memory_gib is nan" in refused[10]
+    assert "line 6 refused" in err
+    assert len(json.loads(out)["runs"]) == 3
+
+
+def test_a_misspelt_column_is_pointed_out(gpufleet: Gpufleet, runs: Path) -> None:
+    runs.write_text(MINE.replace("micro_batch", "micro_bach"), encoding="utf-8")
+    code, out, err = gpufleet("calibrate", str(runs), "--format", "json")
+    assert code == 0
+    assert json.loads(out)["unread_columns"] == ["micro_bach"]
+    assert "nothing reads the columns micro_bach" in err
+
+
+def test_one_row_stays_near_the_shipped_calibration_and_proves_nothing(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    head, row = shipped_rows(1).splitlines()
+    cells = dict(zip(head.split(","), row.split(","), strict=True))
+    cells["tokens_per_second_per_gpu"] = str(float(cells["tokens_per_second_per_gpu"]) * 0.8)
+    path.write_text(f"{head}\n{','.join(cells.values())}\n", encoding="utf-8")
+    code, out, err = gpufleet("calibrate", str(path), "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    (run,) = found["runs"]
+    assert 0.2 * run["error_before"] < run["error_after"] < run["error_before"]
+    assert run["error_left_out"] == run["error_before"]
+    assert found["left_out_by"] == "run"
+    assert "nothing to check the fit with" in err
+    assert "1 of the 5 or more rows" in err
+
+
+def test_alone_the_shipped_rows_have_no_say(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    path, out = tmp_path / "runs.csv", tmp_path / "mine.json"
+    path.write_text(shipped_rows(12), encoding="utf-8")
+    code, text, _ = gpufleet("calibrate", str(path), "--without-shipped", "--out", str(out), "--format", "csv")
+    assert code == 0
+    assert len(list(csv.DictReader(io.StringIO(text)))) == 12
+    found = read_calibration(out)
+    assert found.rows == 12
+    assert found.provenance is not None
+    assert found.provenance.base is None
+    assert found.command == "gpufleet calibrate runs.csv --without-shipped"
+    assert sum(residual.rows for residual in found.residuals.values()) == 12
+
+
+def test_the_template_is_a_file_it_reads(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    code, out, _ = gpufleet("calibrate", "--template")
+    assert code == 0
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["source"]
+    path = tmp_path / "runs.csv"
+    path.write_text(out, encoding="utf-8")
+    code, _, err = gpufleet("calibrate", str(path))
+    assert code == 0
+    assert "refused" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds 0 runs that can be used and 0 that cannot"),
+        ("gpu,model\n", "holds 0 runs"),
+        ("gpu,model\nh100-80gb,gpt2\n", "line 2: tokens_per_second_per_gpu is empty"),
+        ("\x00\x01", "next: gpufleet calibrate --template"),
+    ],
+)
+def test_a_file_without_runs_is_wrong_input(gpufleet: Gpufleet, tmp_path: Path, text: str, says: str) -> None:
+    path, out = tmp_path / "runs.csv", tmp_path / "mine.json"
+    path.write_text(text, encoding="utf-8")
+    code, _, err = gpufleet("calibrate", str(path), "--out", str(out))
+    assert code == 2
+    assert says in err
+    assert not out.exists()
+
+
+def test_two_runs_are_the_fewest_alone(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(shipped_rows(1), encoding="utf-8")
+    code, _, err = gpufleet("calibrate", str(path), "--without-shipped")
+    assert code == 2
+    assert "at least 2" in err
+
+
+def test_what_was_there_stays_when_writing_fails(gpufleet: Gpufleet, runs: Path, tmp_path: Path) -> None:
+    code, _, err = gpufleet("calibrate", str(runs), "--out", str(tmp_path / "no" / "mine.json"))
+    assert code == 1
+    assert "cannot be written" in err
+    code, _, err = gpufleet("calibrate", str(runs), "--out", str(runs))
+    assert code == 2
+    assert runs.read_text(encoding="utf-8") == MINE
+
+
+@pytest.mark.parametrize("arguments", [(), ("--template", "runs.csv"), ("--template", "--out", "x.json")])
+def test_arguments_that_do_not_go_together(gpufleet: Gpufleet, arguments: tuple[str, ...]) -> None:
+    assert gpufleet("calibrate", *arguments)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["recommend", "estimate"])
+def test_a_calibration_that_is_none_is_missing_data(gpufleet: Gpufleet, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text("{}", encoding="utf-8")
+    more = ("--tokens", "1M", "--seq-len", "512") if command == "recommend" else ("--gpu", "h100-80gb")
+    code, _, err = gpufleet(command, "--model", "gpt2", *more, "--calibration", str(path))
+    assert code == 4
+    assert "gpufleet calibrate RUNS.csv" in err
+
+
+def test_the_shipped_calibration_names_the_shipped_runs() -> None:
+    """What the command in the file says: the very file it was fitted to."""
+    shipped = read_calibration(CALIBRATION)
+    assert shipped.provenance is not None
+    assert shipped.provenance.sha256 == hashlib.sha256(RUNS.read_bytes()).hexdigest()
+    assert shipped.command == "gpufleet calibrate measured_runs.csv --without-shipped"

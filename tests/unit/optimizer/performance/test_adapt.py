@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.performance.adapt import adapt, left_out_errors, residuals
+from optimizer.performance.calibrate import RUNS, Measured, folds, log_errors, predict, read_runs
+from optimizer.performance.calibration import POOLED, Calibration, Residual
+from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
+
+
+@functools.cache
+def rows_of(suite: str) -> tuple[Measured, ...]:
+    return tuple(row for row in read_runs(RUNS, gpu_table()) if row.suite == suite)
+
+
+def on(rows: Sequence[Measured], gpu: str) -> list[Measured]:
+    """The rows, run on another GPU at the speed the shipped calibration gives it."""
+    table = gpu_table()
+    moved = []
+    for row in rows:
+        run = replace(row.run, hardware=replace(row.run.hardware, gpu=table[gpu]))
+        moved.append(replace(row, run=run, peak_memory_gib=None))
+    return at_speed(moved, SHIPPED)
+
+
+def at_speed(rows: Sequence[Measured], truth: Calibration, factor: float = 1.0) -> list[Measured]:
+    """The rows with the throughput that ``truth`` gives them, times ``factor``."""
+    speeds = predict(rows, truth).tokens_per_second
+    return [
+        replace(row, tokens_per_second_per_gpu=factor * float(speed) / row.run.gpus)
+        for row, speed in zip(rows, speeds, strict=True)
+    ]
+
+
+def mean_error(rows: Sequence[Measured], calibration: Calibration) -> float:
+    return float(np.abs(log_errors(rows, calibration)).mean())
+
+
+def test_runs_as_predicted_change_nothing() -> None:
+    rows = at_speed(rows_of("llmfoundry")[:10], SHIPPED)
+    found = adapt(rows, SHIPPED)
+    for name, value in found.model_dump().items():
+        if isinstance(value, dict) and name not in ("residuals", "provenance"):
+            # What a row uses is given a value of its own: the one it had.
+            assert {key: value[key] for key in getattr(SHIPPED, name)} == pytest.approx(
+                getattr(SHIPPED, name), rel=1e-4
+            )
+
+
+def test_a_slower_setup_is_learned_the_better_the_more_of_it_is_measured() -> None:
+    """An L4 no row knows, a third slower than pooled: each number of rows predicts the rows it never saw better."""
+    rows = at_speed(on(rows_of("llmfoundry")[::4], "l4-24gb"), SHIPPED, factor=0.67)
+    unseen = rows[10:]
+    errors = [mean_error(unseen, adapt(rows[:count], SHIPPED)) for count in (1, 3, 10)]
+    assert mean_error(unseen, SHIPPED) == pytest.approx(0.4, abs=0.01)
+    assert errors[0] < 0.3
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.1
+
+
+def test_one_run_moves_a_gpu_with_many_rows_less_than_one_without() -> None:
+    left = {}
+    for gpu in ("a100-80gb", "l4-24gb"):
+        slow = at_speed(on(rows_of("llmfoundry")[:1], gpu), SHIPPED, factor=0.8)
+        left[gpu] = mean_error(slow, adapt(slow, SHIPPED)) / mean_error(slow, SHIPPED)
+    assert 0.15 < left["a100-80gb"] < 0.8  # some of it is believed, and never all
+    assert left["l4-24gb"] < left["a100-80gb"] - 0.1
+
+
+def test_a_wild_run_is_not_believed() -> None:
+    """One run ten times too slow among nine good ones moves the others by a few per cent."""
+    rows = at_speed(rows_of("llmfoundry")[:10], SHIPPED)
+    wild = replace(rows[0], tokens_per_second_per_gpu=rows[0].tokens_per_second_per_gpu / 10)
+    assert mean_error(rows[1:], adapt([wild, *rows[1:]], SHIPPED)) < 0.05
+
+
+def test_other_gpus_and_frameworks_keep_their_values() -> None:
+    rows = at_speed(on(rows_of("llmfoundry")[:3], "l4-24gb"), SHIPPED, factor=0.5)
+    found = adapt(rows, SHIPPED)
+    assert found.matmul_efficiency["L4"] < SHIPPED.matmul_efficiency[POOLED]
+    assert mean_error(rows_of("vtrain"), found) == pytest.approx(mean_error(rows_of("vtrain"), SHIPPED), abs=1e-9)
+
+
+def test_no_rows_change_nothing() -> None:
+    assert adapt([], SHIPPED) == SHIPPED
+
+
+def test_an_error_left_out_is_of_a_fit_that_never_saw_the_model() -> None:
+    rows = list(rows_of("h200"))
+    seen: list[set[str]] = []
+
+    def fitter(train: Sequence[Measured]) -> Calibration:
+        seen.append({row.run.model.name for row in train})
+        return SHIPPED
+
+    left_out_errors(rows, fitter)
+    for models, test in zip(seen, folds(rows), strict=True):
+        assert not models & {rows[index].run.model.name for index in test}
+
+
+def test_rows_of_one_model_are_left_out_one_by_one() -> None:
+    rows = [row for row in rows_of("h200") if row.run.model.name == "llama-410m"][:5]
+    assert [len(part) for part in folds(rows)] == [1] * len(rows)
+    assert folds(rows[:1]) == [[0]]
+
+
+def test_residuals_come_near_the_errors_left_out_as_rows_come_in() -> None:
+    rows = on(rows_of("llmfoundry")[::6], "l4-24gb")
+    before = SHIPPED.residuals[POOLED].relative_error
+    few = residuals(rows[:2], np.full(2, 0.05), SHIPPED)["L4"]
+    many = residuals(rows, np.full(len(rows), 0.05), SHIPPED)["L4"]
+    assert few.rows == 2
+    assert before > few.relative_error > many.relative_error > 0.05
+    # A GPU that had rows counts them on.
+    a100 = [row for row in rows_of("llmfoundry") if row.run.hardware.gpu.name == "A100"][:3]
+    assert residuals(a100, np.zeros(3), SHIPPED)["A100"].rows == SHIPPED.residuals["A100"].rows + 3
+    assert residuals(a100, np.zeros(3), SHIPPED)["H100"] == SHIPPED.residuals["H100"]
+
+
+def test_one_model_never_proves_an_error_below_the_best_known() -> None:
+    bf16 = [row for row in rows_of("h200") if row.run.run.precision == "bf16"]
+    rows = on([row for row in bf16 if row.run.model.name == "llama-410m"], "l4-24gb") * 20
+    best = min(residual.relative_error for residual in SHIPPED.residuals.values())
+    found = residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"]
+    assert found == Residual(rows=len(rows), relative_error=best)
