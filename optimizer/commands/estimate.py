@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from optimizer.commands.estimate_table import estimate_table
+from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
-from optimizer.performance import calibration as calibrations
-from optimizer.performance.batch import COLUMNS, estimate_rows
+from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
 from optimizer.performance.legality import check_legal
-from optimizer.performance.runs import default_network_gbit_per_s, find_gpu
+from optimizer.performance.runs import (
+    MOST,
+    USUAL_SEQ_LEN,
+    default_network_gbit_per_s,
+    default_seq_len,
+    default_sharding,
+    find_gpu,
+)
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
-DEFAULT_SEQ_LEN = 2048
-
 
 def _whole(value: str) -> int:
     """A whole number above 0, with suffixes (2k)."""
     try:
-        return parse_count(value)
+        count = parse_count(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    if count > MOST:
+        raise click.BadParameter(f"{value} is above {MOST:g}, the most that makes sense")
+    return count
+
+
+def _bandwidth(value: str) -> float:
+    """A number above 0; NaN is none."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= MOST:
+        raise click.BadParameter(f"{value} is not a number above 0 and up to {MOST:g}")
+    return number
 
 
 _whole.__name__ = "count"  # what click's help shows as the type
+_bandwidth.__name__ = "number"
 
 
 @click.command(
@@ -54,17 +73,19 @@ Presets: {", ".join(presets())}."""
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: --nodes x --gpus-per-node]")
 @click.option("--gpus-per-node", type=_whole, help="GPUs of one node, with --gpu.  [default: 8, or --gpus if fewer]")
-@click.option("--network", type=click.FloatRange(min=0, min_open=True), help="Gbit/s of one node, with --gpu.")
+@click.option("--network", type=_bandwidth, help="Gbit/s of one node, with --gpu.")
 @click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs]")
 @click.option(
-    "--seq-len", type=_whole, help=f"Tokens of one sequence.  [default: {DEFAULT_SEQ_LEN}, or the model's most]"
+    "--seq-len", type=_whole, help=f"Tokens of one sequence.  [default: {USUAL_SEQ_LEN}, or the model's most]"
 )
 @click.option(
     "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
 )
 @click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step.  [default: 1]")
 @click.option("--global-batch", type=_whole, help="Sequences of one optimizer step, instead of --grad-accum.")
-@click.option("--sharding", type=click.Choice(SHARDINGS), help="[default: zero3; ddp on one GPU and for a CNN]")
+@click.option(
+    "--sharding", type=click.Choice(SHARDINGS), help="[default: zero3 for a decoder on several GPUs, else ddp]"
+)
 @click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--context", type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
@@ -87,35 +108,54 @@ Presets: {", ".join(presets())}."""
 @click.option("--framework", type=click.Choice(list(frameworks())), default=DEFAULT, show_default=True)
 @click.option(
     "--batch",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Estimate every row of a CSV instead (columns of optimizer/performance/data/measured_runs.csv).",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Estimate every row of a CSV instead (columns of optimizer/performance/data/measured_runs.csv); - reads it "
+    "from standard input.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where --batch writes; - prints.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True), help="Where --batch writes; - prints."
+)
+@calibration_option
 @format_option
 @click.pass_context
-def command(ctx: click.Context, /, output_format: str, batch: Path | None, out: Path | None, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    output_format: str,
+    calibration: Path | None,
+    batch: Path | None,
+    out: Path | None,
+    **options: Any,
+) -> None:
     """Estimate memory and speed of one training configuration, or of every row of a table.
 
-    With --batch, a row that cannot be estimated gets the reason in its column error and the others still come out;
-    exit status 1 only if every row failed.
+    With --batch, the output is CSV (or JSON, with --format json); a row that cannot be estimated gets the reason in its
+    column error and the others still come out; exit status 1 only if every row failed.
     """
     if batch is not None:
-        given = [name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+        given = [name for name in options if _given(ctx, name)]
         if given:
             raise click.UsageError(
                 f"--batch reads everything from its columns, not from --{given[0].replace('_', '-')}"
             )
-        _estimate_batch(batch, out)
+        if output_format == "table" and _given(ctx, "output_format"):
+            raise click.UsageError("--batch writes csv or json, no table for the screen")
+        estimate_table(batch, out, chosen_calibration(calibration), as_json=output_format == "json")
         return
     if out is not None:
         raise click.UsageError("--out goes with --batch")
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (or '--batch').")
-    _print(_estimate_one(**options), output_format)
+    _print(_estimate_one(calibration=chosen_calibration(calibration), **options), output_format)
+
+
+def _given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _estimate_one(
     *,
+    calibration: Calibration,
     model: str,
     seq_len: int | None,
     micro_batch: int,
@@ -139,7 +179,6 @@ def _estimate_one(
     """Everything the command prints, as the JSON object it prints."""
     spec = resolve_model(model)
     hardware, nodes, gpus, name = _hardware(**hardware_options)
-    cnn = spec.architecture == "cnn"
     split = tensor * pipeline * context
     if gpus % split:
         raise InvalidInputError(
@@ -155,10 +194,9 @@ def _estimate_one(
         optimizer=optimizer,
         attention=attention,
         compiled=compiled,
-        framework=framework_name(framework, cnn=cnn),
+        framework=framework_name(framework, cnn=spec.convolutional),
     )
-    sharding = sharding or ("ddp" if cnn or data == 1 else "zero3")
-    calibration = calibrations.load()
+    sharding = sharding or default_sharding(spec, data)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[run.framework].splits_sequence
     grid = Grid(
@@ -204,7 +242,7 @@ def _estimate_one(
         "precision": precision,
         "optimizer": optimizer,
         "framework": run.framework,
-        "unit": "samples" if cnn else "tokens",
+        "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(found.step_time_s),
         "tokens_per_second": speed,
         "tokens_per_second_low": speed / band,
@@ -213,8 +251,11 @@ def _estimate_one(
         "mfu": float(found.mfu),
         "peak_memory_gib": float(found.peak_memory_gib),
         "limit_gib": float(found.limit_gib),
+        "needed_gib": float(found.needed_gib),
+        "gpu_memory_gib": hardware.gpu_memory_gib or hardware.gpu.memory_gib,
         "fits": bool(found.fits),
         "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
+        "reserve_gib": {part: float(value) for part, value in found.reserve_gib.items()},
         "time_s": {part: float(value) for part, value in found.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
@@ -285,16 +326,12 @@ def _accumulation(data: int, micro_batch: int, grad_accum: int | None, global_ba
 
 
 def _seq_len(model: ModelSpec, given: int | None) -> int:
-    if model.architecture == "cnn":
+    if model.counts_samples:
         if given not in (None, 1):
-            raise InvalidInputError(f"--seq-len is {given}", limit=f"none: {model.name} takes images")
+            takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"
+            raise InvalidInputError(f"--seq-len is {given}", limit=f"none: {model.name} takes {takes}")
         return 1
-    length = given or min(DEFAULT_SEQ_LEN, model.max_seq_len or DEFAULT_SEQ_LEN)
-    if model.learned_positions and length > model.learned_positions:
-        raise InvalidInputError(
-            f"--seq-len is {length}", limit=f"{model.learned_positions}, the learned positions of {model.name}"
-        )
-    return length
+    return given or default_seq_len(model)
 
 
 def _print(result: dict[str, Any], output_format: str) -> None:
@@ -303,17 +340,22 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         return
     flat = {key: value for key, value in result.items() if not isinstance(value, dict)}
     if output_format == "csv":
-        for group, unit in (("memory_gib", "gib"), ("time_s", "s")):
+        for group, unit in (("memory_gib", "gib"), ("reserve_gib", "gib"), ("time_s", "s")):
             flat |= {f"{part}_{unit}": value for part, value in result[group].items()}
         write_csv([flat], list(flat))
         return
     unit = result["unit"]
-    what = "images" if unit == "samples" else f"sequences of {result['seq_len']} tokens"
+    what = "samples" if unit == "samples" else f"sequences of {result['seq_len']} tokens"
+    more = [f"experts over {result['expert']} data ranks"] * (result["expert"] > 1)
+    more += ["sequence parallel"] * result["sequence_parallel"]
+    more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
     click.echo(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
         f"on {result['hardware']}: {result['gpus']} GPUs, {result['sharding']}, data {result['data']} x tensor "
         f"{result['tensor']} x pipeline {result['pipeline']} x context {result['context']}, "
-        f"checkpointing {result['activation_checkpointing']}, {result['precision']}, {result['optimizer']}\n"
+        f"{''.join(f'{words}, ' for words in more)}"
+        f"checkpointing {result['activation_checkpointing']}, {result['precision']}, {result['optimizer']}, "
+        f"{result['framework']}\n"
         f"step of {result['global_batch']} {what}: micro-batch "
         f"{result['micro_batch']} x accumulation {result['grad_accum']} x data {result['data']}\n"
     )
@@ -322,8 +364,14 @@ def _print(result: dict[str, Any], output_format: str) -> None:
             {"part": part.replace("_", " "), "value": value, "share": f"{value / result['peak_memory_gib']:.0%}"}
             for part, value in result["memory_gib"].items()
         ]
-        + [{"part": "peak", "value": result["peak_memory_gib"], "share": ""}]
-        + [{"part": "limit", "value": result["limit_gib"], "share": "fits" if result["fits"] else "DOES NOT FIT"}],
+        + [{"part": "peak allocated", "value": result["peak_memory_gib"], "share": ""}]
+        + [
+            {"part": part.replace("_", " "), "value": value, "share": ""}
+            for part, value in result["reserve_gib"].items()
+            if value
+        ]
+        + [{"part": "needed", "value": result["needed_gib"], "share": "fits" if result["fits"] else "DOES NOT FIT"}]
+        + [{"part": "GPU", "value": result["gpu_memory_gib"], "share": ""}],
         {"part": "memory", "value": "GiB", "share": ""},
     )
     click.echo()
@@ -341,46 +389,3 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         f"{result['tokens_per_second_high']:,.0f}), {result['tokens_per_second_per_gpu']:,.0f} a GPU\n"
         f"speed from {result['calibration']}"
     )
-
-
-def _estimate_batch(path: Path, out: Path | None) -> None:
-    from optimizer.catalog.gpus import gpu_table
-
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            columns = list(reader.fieldnames or [])
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInputError(
-            f"{path} cannot be read as CSV: {error}", next_step="gpufleet estimate --help"
-        ) from error
-    if not columns:
-        raise InvalidInputError(f"{path} is empty", limit="a header line with the columns of a run")
-    results = estimate_rows(rows, gpu_table(), calibrations.load())
-
-    text = io.StringIO()
-    names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
-    writer = csv.DictWriter(text, fieldnames=names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row, result in zip(rows, results, strict=True):
-        writer.writerow({**row, **{name: _cell(value) for name, value in result.items()}})
-    if out is None or str(out) == "-":
-        click.echo(text.getvalue(), nl=False)
-    else:
-        try:
-            out.write_text(text.getvalue(), encoding="utf-8")
-        except OSError as error:
-            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
-    failed = [result["error"] for result in results if result["error"]]
-    click.echo(f"{len(rows) - len(failed)} of {len(rows)} rows estimated", err=True)
-    if rows and len(failed) == len(rows):
-        raise GpufleetError(f"no row of {path} could be estimated; the first: {failed[0]}")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -15,6 +15,7 @@ from optimizer.commands.estimate import command
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS
 from optimizer.performance.calibrate import RUNS
+from optimizer.performance.calibration import load
 
 H100 = ["--gpu", "h100-80gb", "--gpus", "16"]
 
@@ -40,7 +41,7 @@ def test_json_holds_the_configuration_its_estimate_and_the_error_band() -> None:
     assert sum(found["time_s"].values()) == pytest.approx(found["step_time_s"])  # type: ignore[attr-defined]
     low, middle, high = (found[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
     assert low < middle < high  # type: ignore[operator]
-    assert found["measured_rows"] == 18
+    assert found["measured_rows"] == load().residuals["H100"].rows > 0
     assert "H100" in str(found["calibration"])
 
 
@@ -64,8 +65,32 @@ def test_the_table_names_every_part_and_says_whether_it_fits() -> None:
 
 def test_csv_is_one_row_with_a_column_for_every_part() -> None:
     (row,) = csv.DictReader(io.StringIO(run("--model", "7B", *H100, "--format", "csv").stdout))
-    parts = [name for name in row if name.endswith("_gib") and name not in ("peak_memory_gib", "limit_gib")]
+    reserve = ("optimizer_temporaries_gib", "fragmentation_gib", "cuda_context_gib", "nccl_gib")
+    others = ("peak_memory_gib", "limit_gib", "needed_gib", "gpu_memory_gib", *reserve)
+    parts = [name for name in row if name.endswith("_gib") and name not in others]
     assert sum(float(row[name]) for name in parts) == pytest.approx(float(row["peak_memory_gib"]))
+    beyond = sum(float(row[name]) for name in reserve)
+    assert float(row["peak_memory_gib"]) + beyond == pytest.approx(float(row["needed_gib"]))
+
+
+def test_experts_sequence_and_chunks_are_part_of_the_configuration() -> None:
+    layout = ("--gpu", "h100-80gb", "--gpus", "64", "--tensor", "2", "--pipeline", "2", "--grad-accum", "8")
+    extra = ("--expert", "8", "--sequence-parallel", "--virtual-stages", "4", "--seq-len", "4096")
+    found = as_json("--model", "mixtral-8x7b", *layout, *extra, "--framework", "megatron-core")
+    assert (found["data"], found["expert"], found["sequence_parallel"], found["virtual_stages"]) == (16, 8, True, 4)
+    assert found["time_s"]["expert_communication"] > 0  # type: ignore[index]
+    whole = as_json("--model", "mixtral-8x7b", *layout, "--framework", "megatron-core", "--seq-len", "4096")
+    assert whole["sequence_parallel"] is True  # as the framework does
+    assert found["memory_gib"]["weights"] < whole["memory_gib"]["weights"]  # type: ignore[index]
+    text = run("--model", "mixtral-8x7b", *layout, *extra).stdout
+    for words in ("experts over 8 data ranks", "sequence parallel", "4 chunks a stage", "expert communication"):
+        assert words in text
+
+
+def test_the_table_says_what_the_gpu_must_have_beyond_the_peak() -> None:
+    text = run("--model", "llama-2-7b", *H100).stdout
+    for part in ("peak allocated", "fragmentation", "cuda context", "nccl", "needed", "GPU"):
+        assert part in text
 
 
 def test_an_instance_type_brings_its_gpus_and_network() -> None:
@@ -94,12 +119,18 @@ def test_a_cnn_counts_images() -> None:
         (["--model", "gpt2", "--instance-type", "p99.metal"], "p99.metal"),
         (["--model", "gpt2", "--gpu", "a100"], "a100-40gb, a100-80gb"),
         (["--model", "gpt2", *H100, "--tensor", "3"], "a multiple of --tensor 3"),
+        (["--model", "gpt2", "--gpu", "h100", "--gpus", "8", "--tensor", "8"], "a divisor of 12, the attention heads"),
+        (["--model", "gpt2", *H100, "--expert", "2"], "gpt2 has no experts"),
+        (["--model", "mixtral-8x7b", *H100, "--expert", "16"], "a divisor of 8, the experts"),
+        (["--model", "mixtral-8x7b", *H100, "--expert", "8", "--tensor", "2"], "sequence_parallel is 0"),
+        (["--model", "gpt2", *H100, "--virtual-stages", "2"], "1 without pipeline"),
+        (["--model", "llama-2-7b", *H100, "--context", "16", "--seq-len", "40"], "a divisor of 20, half the tokens"),
         (["--model", "gpt2", *H100, "--pipeline", "16"], "12, the layers"),
         (["--model", "gpt2", *H100, "--global-batch", "24"], "a multiple of 16"),
         (["--model", "gpt2", *H100, "--global-batch", "32", "--grad-accum", "2"], "together"),
         (["--model", "gpt2", *H100, "--seq-len", "2048"], "1024"),
         (["--model", "gpt2", "--gpu", "h100", "--gpus", "12"], "nodes x GPUs"),
-        (["--model", "resnet50", *H100, "--tensor", "2"], "data-parallel"),
+        (["--model", "resnet50", *H100, "--tensor", "2"], "trained data-parallel"),
         (["--model", "resnet50", *H100, "--seq-len", "512"], "images"),
     ],
 )
@@ -122,6 +153,11 @@ def test_a_precision_the_gpu_lacks_is_missing_data() -> None:
         ["--batch", "x.csv", "--model", "gpt2"],
         ["--model", "gpt2", *H100, "--micro-batch", "0"],
         ["--model", "gpt2", *H100, "--sharding", "zero4"],
+        ["--model", "gpt2", *H100, "--network", "nan"],
+        ["--model", "gpt2", *H100, "--network", "inf"],
+        ["--model", "gpt2", *H100, "--network", "0"],
+        ["--model", "llama-2-7b", *H100, "--seq-len", "1e300"],
+        ["--batch", "x.csv", "--format", "table"],
     ],
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
@@ -132,9 +168,9 @@ def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) ->
     out = tmp_path / "out.csv"
     result = run("--batch", str(RUNS), "--out", str(out))
     assert result.exit_code == 0
-    assert "258 of 258 rows" in result.stderr
     with RUNS.open(newline="") as before, out.open(newline="") as after:
         given, found = list(csv.DictReader(before)), list(csv.DictReader(after))
+    assert f"{len(given)} of {len(given)} rows" in result.stderr
     assert list(found[0]) == [*given[0], *COLUMNS]
     for old, new in zip(given, found, strict=True):
         assert {name: new[name] for name in old} == old
@@ -170,6 +206,35 @@ def test_estimating_an_output_again_replaces_its_columns(tmp_path: Path) -> None
     run("--batch", str(RUNS), "--out", str(path))
     run("--batch", str(path), "--out", str(again))
     assert path.read_text() == again.read_text()
+
+
+def test_a_table_from_standard_input_as_json() -> None:
+    table = "model,gpu,gpus\nllama-2-7b,h100-80gb,8\nllama-2-7b,abacus,8\n"
+    result = CliRunner().invoke(
+        command, ["--batch", "-", "--format", "json"], input=table.encode("utf-8-sig"), catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    first, second = json.loads(result.stdout)
+    assert list(first) == ["model", "gpu", "gpus", *COLUMNS]
+    assert (first["gpus"], first["fits"], first["error"]) == ("8", True, None)
+    assert first["predicted_step_time_s"] > 0
+    assert "abacus" in second["error"]
+    assert second["fits"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("model;gpu;gpus\nllama-2-7b;h100-80gb;8\n", "separated by commas"),
+        ("model\tgpu\nllama-2-7b\th100-80gb\n", "separated by commas"),
+        ("model,gpu,gpus,gpu\nllama-2-7b,h100-80gb,8,t4-16gb\n", "more than one column gpu"),
+    ],
+)
+def test_a_table_whose_columns_are_not_clear_is_refused(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInputError, match=says):
+        run("--batch", str(path))
 
 
 def test_a_table_of_which_no_row_can_be_estimated_is_a_failure(tmp_path: Path) -> None:
