@@ -10,11 +10,24 @@ from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_P
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Purchase, Table
 from optimizer.workload.model import ModelSpec
+
+# Fields of a plan's parallelism that are numbers of a search's row.
+_LAYOUT = (
+    "data",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "sequence_parallel",
+    "virtual_stages",
+    "micro_batch",
+    "grad_accum",
+)
 
 
 def node(instance: InstanceType) -> Node:
@@ -43,15 +56,15 @@ def assemble(
     amount: Amount,
     catalog: Catalog,
     calibration: Calibration,
+    estimates: Estimates,
+    cell: int,
 ) -> FleetPlan:
-    """The plan of candidate ``row`` of ``table``."""
+    """The plan of candidate ``row`` of ``table``; its configuration's estimates are at ``cell`` of ``estimates``."""
     fastest, way = table.fastest, table.purchases[table.purchase[row]]
     config = int(table.config[row])
-    cell = int(fastest.rows[config])
-    estimates, instance = fastest.estimates, fastest.instance
+    instance = fastest.instance
+    layout = {name: int(getattr(fastest.rows, name)[config]) for name in _LAYOUT}
     nodes = int(fastest.nodes[config])
-    data = nodes * instance.ranks
-    micro, accum = int(fastest.micro_batch[config]), int(fastest.grad_accum[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])
     breakdown = {part: cents(getattr(cost, part)[row]) for part in ("compute", "volumes", "storage", "transfer")}
@@ -76,7 +89,7 @@ def assemble(
                 "samples": amount.samples,
                 "tokens": amount.samples * amount.seq_len,
                 "seq_len": amount.seq_len,
-                "global_batch": data * micro * accum,
+                "global_batch": int(fastest.rows.batch[config]),
                 "steps": int(fastest.steps[config]),
                 "precision": request.workload.precision,
                 "optimizer": request.workload.optimizer,
@@ -84,11 +97,9 @@ def assemble(
                 "budget_usd": request.constraints.budget_usd,
                 "deadline_hours": request.constraints.deadline_hours,
             },
-            "parallelism": {
-                "data": data,
+            "parallelism": layout
+            | {
                 "sharding": SHARDINGS[fastest.sharding[config]],
-                "micro_batch": micro,
-                "grad_accum": accum,
                 "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
             },
             "memory": {
@@ -121,7 +132,7 @@ def assemble(
             "prices": [*node_prices(way), *unit_prices(way.offer.region, catalog)],
             "calibration": {
                 "source": calibration.describe(instance.gpu, request.workload.precision),
-                "relative_error": rounded(fastest.relative_error),
+                "relative_error": rounded(fastest.relative_error[config]),
                 "rows": calibration.residual(instance.gpu, request.workload.precision).rows,
             },
         }

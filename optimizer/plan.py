@@ -81,16 +81,31 @@ class Purchase(_Model):
 
 
 class Parallelism(_Model):
-    """How the model is spread over the GPUs; data × tensor × pipeline × context is the number of GPUs."""
+    """How the model is spread over the GPUs; data × tensor × pipeline × context is the number of GPUs.
+
+    With tensor, pipeline, context or expert above 1 the training code must implement it.
+    """
 
     data: Count
     sharding: Sharding
     tensor: Count = 1
     pipeline: Count = 1
     context: Count = 1
+    expert: Count = Field(
+        default=1, description="Data-parallel ranks that together hold each expert of a mixture once; divides data."
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="Tensor parallelism also splits norms, dropout and residual along the sequence."
+    )
+    virtual_stages: Count = Field(default=1, description="Model chunks of one pipeline rank (interleaved schedule).")
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
     activation_checkpointing: ActivationCheckpointing
+
+    @property
+    def beyond_data(self) -> tuple[str, ...]:
+        """The kinds of parallelism besides data parallelism that it has, which training code must implement."""
+        return tuple(name for name in ("tensor", "pipeline", "context", "expert") if getattr(self, name) > 1)
 
 
 class Memory(_Model):
@@ -229,6 +244,12 @@ class FleetPlan(_Model):
                 f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not "
                 f"job.global_batch {job.global_batch}"
             )
+        if p.data % p.expert:
+            found.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
+        if p.virtual_stages > 1 and p.pipeline == 1:
+            found.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
+        if p.sequence_parallel and p.tensor == 1:
+            found.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
             found.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
         if self.memory.peak_gib > self.memory.limit_gib:
@@ -297,7 +318,7 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
         PlanError: not JSON, not a plan, a plan that contradicts itself, or no plan of that number.
     """
     try:
-        data: Any = json.loads(text)
+        data: Any = json.loads(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise PlanError(f"{origin} is not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -339,7 +360,7 @@ def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
         PlanError: as ``read_plan``, or the file cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
     return read_plan(text, plan_number=plan_number, origin=str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +11,19 @@ import numpy as np
 
 from optimizer.assemble import assemble
 from optimizer.catalog import Catalog
+from optimizer.fastest import Rejection, estimates_of
 from optimizer.performance.calibration import Calibration
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
 from optimizer.search import (
     Amount,
-    Rejection,
     Table,
     check_reservations,
     matching_regions,
     matching_types,
     pareto_front,
-    search_type,
+    run_of,
+    search_types,
 )
 from optimizer.workload.resolve import resolve_model
 
@@ -39,7 +41,10 @@ class Recommendation:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto set.
         pareto: plans no other plan beats in both expected hours and expected cost, cheapest first.
         rejected: each considered type without a plan: instance_type, reason, binding_constraint, value, limit.
-        searched_plans: configurations crossed with the ways to pay for them.
+        searched_plans: ``configurations`` crossed with the ways to pay for them.
+        configurations: legal configurations of all types that have a price, none left unweighed.
+        evaluated: those of them whose memory and time were worked out; a bound proved the others slower.
+        notes: what the user should know about the request, a sentence each.
         elapsed_s: seconds the search took.
     """
 
@@ -49,6 +54,9 @@ class Recommendation:
     pareto: tuple[FleetPlan, ...]
     rejected: tuple[Rejection, ...]
     searched_plans: int
+    configurations: int
+    evaluated: int
+    notes: tuple[str, ...]
     elapsed_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,6 +69,12 @@ class Recommendation:
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
             "rejected": list(self.rejected),
             "searched_plans": self.searched_plans,
+            "searched": {
+                "configurations": self.configurations,
+                "evaluated": self.evaluated,
+                "ruled_out_by_bound": self.configurations - self.evaluated,
+            },
+            "notes": list(self.notes),
             "elapsed_s": round(self.elapsed_s, 4),
         }
 
@@ -75,44 +89,66 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     started = time.perf_counter()
     model = resolve_model(request.model)
     amount = Amount.of(request, model)
-    regions = matching_regions(request.constraints.regions, catalog)
-    check_reservations(request.constraints.existing_reservations, catalog)
-    tables: list[Table] = []
-    rejected: list[Rejection] = []
-    searched = 0
-    for name in matching_types(request.constraints.instance_types, catalog):
-        found = search_type(catalog.instance_type(name), request, model, amount, regions, catalog, calibration)
-        if isinstance(found, dict):
-            rejected.append(found)
-            continue
-        searched += found.fastest.evaluated * len(found.purchases)
-        if found.feasible(request.constraints).any():
-            tables.append(found)
-        else:
-            rejected.append(found.rejection(request.constraints))
-
-    def plan(at: tuple[int, int]) -> FleetPlan:
-        return assemble(
-            tables[at[0]],
-            at[1],
+    limits = request.constraints
+    regions = matching_regions(limits.regions, catalog)
+    check_reservations(limits.existing_reservations, catalog)
+    names = matching_types(limits.instance_types, catalog)
+    instances = [catalog.instance_type(name) for name in names]
+    found = search_types(instances, request, model, amount, regions, catalog, calibration)
+    searched = [table for table in found if isinstance(table, Table)]
+    tables = [table for table in searched if table.feasible(limits).any()]
+    rejected = [
+        table.rejection(limits) if isinstance(table, Table) else table
+        for table in found
+        if not isinstance(table, Table) or not table.feasible(limits).any()
+    ]
+    best, front = _rank(tables, request)
+    chosen = list(dict.fromkeys([*front, *best]))
+    configs = [(tables[table].fastest, int(tables[table].config[row])) for table, row in chosen]
+    estimates = estimates_of(configs, run_of(request, amount), model, calibration) if configs else None
+    plans = {
+        (table, row): assemble(
+            tables[table],
+            row,
             request=request,
             model=model,
             amount=amount,
             catalog=catalog,
             calibration=calibration,
+            estimates=estimates,
+            cell=cell,
         )
-
-    best, front = _rank(tables, request)
-    pareto = tuple(plan(at) for at in front)
+        for cell, (table, row) in enumerate(chosen)
+        if estimates is not None
+    }
+    pareto = tuple(plans[at] for at in front)
     return Recommendation(
         request=request,
         catalog=catalog,
-        plans=pareto if request.objective == "pareto" else tuple(plan(at) for at in best),
+        plans=pareto if request.objective == "pareto" else tuple(plans[at] for at in best),
         pareto=pareto,
         rejected=tuple(rejected),
-        searched_plans=searched,
+        searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
+        configurations=sum(table.fastest.configurations for table in searched),
+        evaluated=sum(table.fastest.evaluated for table in searched),
+        notes=_notes(request, names, regions),
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _notes(request: FleetRequest, names: Sequence[str], regions: Sequence[str]) -> tuple[str, ...]:
+    """Which reservations of the request its own limits leave unused."""
+    limits = request.constraints
+    found = []
+    for owned in limits.existing_reservations:
+        what = f"the reservation of {owned.count} {owned.instance_type} in {owned.region} is not used"
+        if owned not in limits.usable_reservations:
+            found.append(f"{what}: purchase_options ({', '.join(limits.purchase_options)}) leave out reserved")
+        elif owned.region not in regions:
+            found.append(f"{what}: regions ({', '.join(limits.regions)}) leave it out")
+        elif owned.instance_type not in names:
+            found.append(f"{what}: instance_types ({', '.join(limits.instance_types)}) leave it out")
+    return tuple(found)
 
 
 def _rank(tables: list[Table], request: FleetRequest) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,6 +13,7 @@ from optimizer.plan import PurchaseOption
 from optimizer.units import parse_count, parse_hours
 
 Objective = Literal["cost", "time", "pareto"]
+Axis = Literal["data", "tensor", "pipeline", "context", "expert"]
 
 
 def _no_bool(value: Any) -> Any:
@@ -51,6 +52,9 @@ class Workload(_Model):
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    framework: Literal["torch", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"] = (
+        Field(default="torch", description="Profile of the training code: what it keeps in memory and costs the host.")
+    )
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
@@ -98,7 +102,18 @@ class Constraints(_Model):
         default=(), description="Types (p5.48xlarge), families (p5) or patterns (g6*); empty for all."
     )
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
-    existing_reservations: tuple[Reservation, ...] = ()
+    parallelism: tuple[Axis, ...] = Field(
+        default=get_args(Axis), min_length=1, description="Kinds of parallelism that the training code can do."
+    )
+    existing_reservations: tuple[Reservation, ...] = Field(
+        default=(), description="Capacity that is owned; used unless purchase_options are given without reserved."
+    )
+
+    @property
+    def usable_reservations(self) -> tuple[Reservation, ...]:
+        """The reservations that purchase_options let the search use."""
+        asked = "purchase_options" not in self.model_fields_set or "reserved" in self.purchase_options
+        return self.existing_reservations if asked else ()
 
 
 class FleetRequest(_Model):

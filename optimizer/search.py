@@ -1,18 +1,17 @@
-"""The search: every instance type, region, purchase option, node count, sharding and micro-batch, in arrays.
+"""The search: every instance type, region, purchase option and node count, with the fastest configuration of each.
 
-For one type and node count, the configuration that trains fastest is best at every price, because a fleet's cost rises
-with its hours. So the search first finds the fastest configuration that fits, type by type and node count by node count
-(``fastest``), then crosses those with every way to pay for them (``Table``). Budget and deadline bind the 95th
-percentile: a plan that is only expected to keep a limit breaks it every other time.
+``optimizer.fastest`` finds the fastest configuration that fits of each type and node count: it is best at every price,
+because a fleet's cost rises with its hours. Here it is crossed with every way to pay for it (``Table``). Budget and
+deadline bind the 95th percentile: a plan that is only expected to keep a limit breaks it every other time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +28,17 @@ from optimizer.economics.fleet_cost import (
 from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.errors import InvalidInputError
+from optimizer.fastest import Fastest, Rejection, fastest, rejection
+from optimizer.fastest import share_of_gpu as share_of_gpu
 from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.evaluate import evaluate
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Run
+from optimizer.performance.types import Run
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, PurchaseOption, Volumes
 from optimizer.request import Constraints, FleetRequest, Reservation, Workload
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
-Rejection = dict[str, Any]
-Binding = Literal["memory", "precision", "global_batch", "region", "price", "budget", "deadline", "interruptions"]
 
-# Micro-batches the search tries where the global batch is free: powers of two.
-_MICRO_BATCHES = 2 ** np.arange(12)
 # Global batch where the request gives none, in tokens, by parameters: what GPT-3's models were trained with
 # (arXiv:2005.14165, table 2.1, 2020-05). A larger batch may train faster and learn less: that is the user's choice.
 _BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
@@ -129,142 +125,6 @@ def _check_module(work: Workload, model: ModelSpec) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fastest:
-    """The fastest configuration that fits at each feasible node count of one type: arrays over node counts.
-
-    Attributes:
-        instance: the type.
-        relative_error: of the estimates, standard deviation of the log.
-        nodes, sharding, micro_batch, grad_accum, checkpointing: the configurations, as in Grid.
-        steps, train_hours: optimizer steps, and hours of useful training.
-        estimates: all estimates of the type; row i of this table is estimates' row ``rows[i]``.
-        evaluated: configurations that were weighed.
-    """
-
-    instance: InstanceType
-    relative_error: float
-    nodes: NDArray[np.int64]
-    sharding: NDArray[np.int64]
-    micro_batch: NDArray[np.int64]
-    grad_accum: NDArray[np.int64]
-    checkpointing: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    train_hours: Floats
-    estimates: Estimates
-    rows: NDArray[np.intp]
-    evaluated: int
-
-
-def share_of_gpu(instance: InstanceType) -> Hardware:
-    """The estimator's view of an instance type; a fractional GPU computes and moves data at its fraction."""
-    gpu = instance.gpu
-    if instance.gpu_count < 1:
-        gpu = replace(
-            gpu,
-            memory_bandwidth_gb_per_s=gpu.memory_bandwidth_gb_per_s * instance.gpu_count,
-            peak_tflop_per_s={name: peak * instance.gpu_count for name, peak in gpu.peak_tflop_per_s.items()},
-        )
-    return Hardware(
-        gpu=gpu,
-        gpus_per_node=instance.ranks,
-        interconnect=instance.interconnect,
-        network_gbit_per_s=instance.network_gbit_per_s,
-        efa=instance.efa_cards > 0,
-        gpu_memory_gib=instance.gpu_memory_gib,
-    )
-
-
-def fastest(
-    instance: InstanceType, run: Run, model: ModelSpec, amount: Amount, max_nodes: int, calibration: Calibration
-) -> Fastest | Rejection:
-    """The fastest configuration that fits, at each node count up to ``max_nodes``; or why there is none."""
-    hardware = share_of_gpu(instance)
-    if run.precision not in hardware.gpu.peak_tflop_per_s:
-        return _rejection(
-            instance.name,
-            "precision",
-            f"{hardware.gpu.name} does not compute in {run.precision}",
-            run.precision,
-            ", ".join(sorted(hardware.gpu.peak_tflop_per_s)),
-        )
-    # A fraction of a GPU shares its network and host with strangers: no gang of them.
-    nodes, micro, accum = _batches(amount, hardware.gpus_per_node, max_nodes if instance.gpu_count >= 1 else 1)
-    if not nodes.size:
-        return _rejection(
-            instance.name,
-            "global_batch",
-            f"a global batch of {amount.global_batch or amount.batch_limit} cannot be split evenly over "
-            f"{hardware.gpus_per_node} GPUs a node",
-            amount.global_batch or amount.batch_limit,
-            hardware.gpus_per_node,
-        )
-    modes = np.arange(len(SHARDINGS))
-    ways = np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
-    pick = np.indices((nodes.size, modes.size, ways.size)).reshape(3, -1)
-    nodes, micro, accum, mode, way = nodes[pick[0]], micro[pick[0]], accum[pick[0]], modes[pick[1]], ways[pick[2]]
-    data = nodes * hardware.gpus_per_node
-    keep = (data > 1) | (mode == DDP)  # there is nothing to shard over one rank
-    nodes, micro, accum, mode, way, data = (array[keep] for array in (nodes, micro, accum, mode, way, data))
-    grid = Grid(nodes=nodes, data=data, sharding=mode, micro_batch=micro, grad_accum=accum, checkpointing=way)
-    estimates = evaluate(model, run, hardware, grid, calibration)
-    if not estimates.fits.any():
-        least = int(np.argmin(estimates.peak_memory_gib - estimates.limit_gib))
-        return _rejection(
-            instance.name,
-            "memory",
-            f"the smallest step needs {estimates.peak_memory_gib[least]:.1f} GiB a GPU "
-            f"({SHARDINGS[mode[least]]} over {data[least]} GPUs, micro-batch {micro[least]}), and "
-            f"{hardware.gpu.name} leaves {estimates.limit_gib[least]:.1f} GiB",
-            float(estimates.peak_memory_gib[least]),
-            float(estimates.limit_gib[least]),
-        )
-    steps = np.ceil(amount.samples / (data * micro * accum)).astype(np.int64)
-    hours = np.where(estimates.fits, steps * estimates.step_time_s / 3600, np.inf)
-    # The fastest row of each node count: sort by node count, then hours; the first of each run of equal counts.
-    order = np.lexsort((hours, nodes))
-    first = order[np.concatenate(([True], np.diff(nodes[order]) > 0))]
-    rows = first[np.isfinite(hours[first])]
-    return Fastest(
-        instance=instance,
-        relative_error=calibration.residual(hardware.gpu, run.precision).relative_error,
-        nodes=nodes[rows],
-        sharding=mode[rows],
-        micro_batch=micro[rows],
-        grad_accum=accum[rows],
-        checkpointing=way[rows],
-        steps=steps[rows],
-        train_hours=hours[rows],
-        estimates=estimates,
-        rows=rows,
-        evaluated=nodes.size,
-    )
-
-
-def _batches(amount: Amount, gpus_per_node: int, max_nodes: int) -> tuple[NDArray[np.int64], ...]:
-    """Every (nodes, micro_batch, grad_accum) that makes a legal global batch, as three flat arrays."""
-    nodes = np.arange(1, max_nodes + 1)
-    if amount.global_batch is None:
-        # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
-        pairs = np.array(np.meshgrid(nodes, _MICRO_BATCHES, indexing="ij")).reshape(2, -1)
-        accum = amount.batch_limit // (pairs[0] * gpus_per_node * pairs[1])
-        # Long sequences: one sequence a GPU of one node may already be more, and is the least there is.
-        accum = np.where((pairs[0] == 1) & (pairs[1] == 1), np.maximum(accum, 1), accum)
-        found = np.concatenate((pairs, accum[None]))[:, accum >= 1]
-    else:
-        rows = []
-        for count in nodes[amount.global_batch % (nodes * gpus_per_node) == 0]:
-            each = amount.global_batch // (int(count) * gpus_per_node)
-            rows += [(count, micro, each // micro) for micro in _divisors(each)]
-        found = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return found[0], found[1], found[2]
-
-
-def _divisors(number: int) -> list[int]:
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)})
-
-
-@dataclass(frozen=True, kw_only=True)
 class Purchase:
     """One way to pay for the nodes of one type in one region.
 
@@ -305,7 +165,7 @@ def purchases(offer: Offer, constraints: Constraints) -> list[Purchase]:
             found.append(Purchase(option="spot", offer=offer, price=offer.spot, hazard=hazard, base=1))
     if "reserved" in options and offer.reserved_1yr:
         found.append(Purchase(option="reserved", offer=offer, price=offer.reserved_1yr))
-    for owned in constraints.existing_reservations:
+    for owned in constraints.usable_reservations:
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
             price = Price(
@@ -334,7 +194,7 @@ class Table:
     cost: FleetCost
 
     @classmethod
-    def of(cls, fastest: Fastest, ways: Sequence[Purchase], model: ModelSpec, run: Run, catalog: Catalog) -> Self:
+    def of(cls, fastest: Fastest, ways: Sequence[Purchase], model: ModelSpec, optimizer: str, catalog: Catalog) -> Self:
         """Cross configurations with ways to pay, and work out hours and dollars of each pair."""
         config, purchase = (a.ravel() for a in np.indices((fastest.nodes.size, len(ways))))
         nodes = fastest.nodes[config]
@@ -350,23 +210,24 @@ class Table:
 
         spot = of_way([way.option == "spot" for way in ways])
         committed = of_way([way.committed for way in ways])
-        size = checkpoint_gib(model.parameters, run.optimizer)
+        size = checkpoint_gib(model.parameters, optimizer)
         result = outcome(
             Candidates(
                 train_hours=fastest.train_hours[config],
-                log_error=np.full(nodes.size, fastest.relative_error),
+                log_error=fastest.relative_error[config],
                 nodes=nodes,
                 spot_nodes=spot * (nodes - base),
                 gpus_per_node=np.full(nodes.size, fastest.instance.ranks),
                 spot_rate=of_way([way.hazard.rate_per_node_hour if way.hazard else 0 for way in ways]),
                 spot_wait_hours=of_way([way.hazard.wait_hours if way.hazard else 0 for way in ways]),
                 checkpoint_gib=np.full(nodes.size, size),
-                checkpoint_writers=np.where(fastest.sharding[config] == DDP, 1.0, nodes),
+                checkpoint_writers=fastest.checkpoint_writers[config],
             )
         )
         each = of_way([way.price.usd_per_hour for way in ways])
         on_demand = of_way([way.offer.on_demand.usd_per_hour if way.offer.on_demand else 0 for way in ways])
-        regions = [way.offer.region for way in ways]
+        unit = {way.offer.region: _unit_prices(catalog, way.offer.region, size) for way in ways}
+        volume, storage, endpoints = (of_way([unit[way.offer.region][i] for way in ways]) for i in range(3))
         bases = np.where(spot > 0, base, nodes * (1 - committed))
         cost = fleet_cost(
             result,
@@ -377,9 +238,9 @@ class Table:
                 spot_usd_per_hour=each,
                 committed_nodes=committed * nodes,
                 committed_usd_per_hour=each,
-                volume_usd_per_month=of_way([volume_usd_per_month(catalog, r) for r in regions]),
-                storage_usd_per_month=of_way([storage_usd_per_month(catalog, r, size) for r in regions]),
-                endpoints_usd_per_hour=of_way([endpoints_usd_per_hour(catalog, r) for r in regions]),
+                volume_usd_per_month=volume,
+                storage_usd_per_month=storage,
+                endpoints_usd_per_hour=endpoints,
             ),
         )
         return cls(fastest=fastest, purchases=tuple(ways), config=config, purchase=purchase, run=result, cost=cost)
@@ -397,10 +258,10 @@ class Table:
         name = self.fastest.instance.name
         if not np.isfinite(hours).any():
             worst = float(self.run.rate.min())
-            return _rejection(name, "interruptions", "spot nodes are lost faster than the job recovers", worst, None)
+            return rejection(name, "interruptions", "spot nodes are lost faster than the job recovers", worst, None)
         budget, deadline = limits.budget_usd, limits.deadline_hours
         if budget is not None and not (cost <= budget).any():
-            return _rejection(
+            return rejection(
                 name,
                 "budget",
                 f"the cheapest run costs {cost.min():,.2f} USD at the 95th percentile, the budget is {budget:,.2f} USD",
@@ -409,7 +270,7 @@ class Table:
             )
         assert deadline is not None  # without it, the budget alone decided
         if not (hours <= deadline).any():
-            return _rejection(
+            return rejection(
                 name,
                 "deadline",
                 f"the fastest run takes {hours.min():,.1f} h at the 95th percentile, the deadline is {deadline:,.1f} h",
@@ -418,7 +279,7 @@ class Table:
             )
         assert budget is not None  # both limits can be kept, but not together
         cheapest = float(cost[hours <= deadline].min())
-        return _rejection(
+        return rejection(
             name,
             "budget",
             f"the cheapest run within {deadline:,.1f} h costs {cheapest:,.2f} USD at the 95th percentile, "
@@ -450,6 +311,15 @@ def storage_usd_per_month(catalog: Catalog, region: str, size_gib: float) -> flo
 def endpoints_usd_per_hour(catalog: Catalog, region: str) -> float:
     """The interface endpoints of a fleet in one zone, USD an hour."""
     return len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd
+
+
+def _unit_prices(catalog: Catalog, region: str, size_gib: float) -> tuple[float, float, float]:
+    """What a fleet pays in ``region`` besides its nodes: volumes of a node, storage a month, endpoints an hour."""
+    return (
+        volume_usd_per_month(catalog, region),
+        storage_usd_per_month(catalog, region, size_gib),
+        endpoints_usd_per_hour(catalog, region),
+    )
 
 
 def matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
@@ -500,8 +370,76 @@ def pareto_front(hours: Floats, cost: Floats) -> NDArray[np.intp]:
     return order[hours[order] < best]
 
 
-def _rejection(name: str, binding: Binding, reason: str, value: Any, limit: Any) -> Rejection:
-    return {"instance_type": name, "reason": reason, "binding_constraint": binding, "value": value, "limit": limit}
+def ways_to_pay(
+    instance: InstanceType, limits: Constraints, regions: Sequence[str], catalog: Catalog
+) -> list[Purchase] | Rejection:
+    """Every way to pay for one type in the regions, or why there is none."""
+    offers = [offer for region in regions if (offer := catalog.offer(instance.name, region)) is not None]
+    ways = [way for offer in offers for way in purchases(offer, limits)]
+    # Capacity that is owned is there, whether the catalog knows of an offer or not.
+    offered = {offer.region for offer in offers}
+    for region in {owned.region for owned in limits.existing_reservations} & set(regions) - offered:
+        unpriced = Offer(
+            instance=instance,
+            region=region,
+            zone_ids=(),
+            on_demand=None,
+            reserved_1yr=None,
+            spot=None,
+            interruption_band=None,
+        )
+        ways += purchases(unpriced, limits)
+    if ways:
+        return ways
+    if not offers:
+        wanted = ", ".join(limits.regions) or "any region"
+        return rejection(instance.name, "region", f"not offered in {wanted}", wanted, None)
+    asked = ", ".join(limits.purchase_options)
+    return rejection(
+        instance.name,
+        "price",
+        f"the catalog has no {asked} price of it in {', '.join(offer.region for offer in offers[:3])}"
+        + (" ..." if len(offers) > 3 else ""),
+        asked,
+        None,
+    )
+
+
+def search_types(
+    instances: Sequence[InstanceType],
+    request: FleetRequest,
+    model: ModelSpec,
+    amount: Amount,
+    regions: Sequence[str],
+    catalog: Catalog,
+    calibration: Calibration,
+) -> list[Table | Rejection]:
+    """All candidates of each type, or why it has none whatever the limits on money and time; in the types' order."""
+    limits = request.constraints
+    ways = [ways_to_pay(instance, limits, regions, catalog) for instance in instances]
+    priced = [instance for instance, found in zip(instances, ways, strict=True) if isinstance(found, list)]
+    configured = iter(
+        fastest(
+            priced,
+            run_of(request, amount),
+            model,
+            samples=amount.samples,
+            global_batch=amount.global_batch,
+            batch_limit=amount.batch_limit,
+            max_nodes=limits.max_nodes,
+            axes=limits.parallelism,
+            calibration=calibration,
+        )
+    )
+    tables: list[Table | Rejection] = []
+    for payable in ways:
+        found = next(configured) if isinstance(payable, list) else payable
+        if isinstance(found, Fastest) and isinstance(payable, list):
+            tables.append(Table.of(found, payable, model, request.workload.optimizer, catalog))
+        else:
+            assert isinstance(found, dict)
+            tables.append(found)
+    return tables
 
 
 def search_type(
@@ -513,25 +451,11 @@ def search_type(
     catalog: Catalog,
     calibration: Calibration,
 ) -> Table | Rejection:
-    """All candidates of one instance type, or why it has none whatever the limits on money and time."""
-    limits = request.constraints
-    offers = [offer for region in regions if (offer := catalog.offer(instance.name, region)) is not None]
-    ways = [way for offer in offers for way in purchases(offer, limits)]
-    if not offers:
-        wanted = ", ".join(limits.regions) or "any region"
-        return _rejection(instance.name, "region", f"not offered in {wanted}", wanted, None)
-    if not ways:
-        asked = ", ".join(limits.purchase_options)
-        return _rejection(
-            instance.name,
-            "price",
-            f"the catalog has no {asked} price of it in {', '.join(offer.region for offer in offers[:3])}"
-            + (" ..." if len(offers) > 3 else ""),
-            asked,
-            None,
-        )
-    run = Run(seq_len=amount.seq_len, precision=request.workload.precision, optimizer=request.workload.optimizer)
-    found = fastest(instance, run, model, amount, limits.max_nodes, calibration)
-    if isinstance(found, dict):
-        return found
-    return Table.of(found, ways, model, run, catalog)
+    """``search_types`` of one type."""
+    return search_types([instance], request, model, amount, regions, catalog, calibration)[0]
+
+
+def run_of(request: FleetRequest, amount: Amount) -> Run:
+    """What stays the same over all configurations of a request."""
+    work = request.workload
+    return Run(seq_len=amount.seq_len, precision=work.precision, optimizer=work.optimizer, framework=work.framework)

@@ -1,0 +1,582 @@
+"""The fastest configuration that fits, for every instance type and node count at once.
+
+For one type and node count, the configuration that trains fastest is best at every price, because a fleet's cost rises
+with its hours. All types are searched in flat arrays, and not every configuration is evaluated: a bound says how fast a
+row of ``space`` could be at best, and a row that could not be the fastest is left out. The answer is that of evaluating
+them all (tests compare it with brute force); ``Fastest`` says how many were evaluated and how many the bound covered.
+
+The bound is the computation and tensor communication of the row without recomputation, and its pipeline bubble; what
+data-parallel communication, the optimizer and the host add is left out. It is worked out from tables by (GPU, tensor,
+context, expert, micro-batch), of which there are few.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer import space
+from optimizer.hardware import InstanceType
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.communication import communication, link_of, network_of
+from optimizer.performance.evaluate import evaluate_inputs, room_gib, step_s
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.inputs import Coefficients, Inputs, make_inputs
+from optimizer.performance.step import step_seconds
+from optimizer.performance.types import DDP, SHARDINGS, Estimates, Grid, Hardware, Run
+from optimizer.workload.model import ModelSpec
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Rejection = dict[str, Any]
+
+# Configurations whose hours differ by less are tied, and the simplest of them is taken: it is a tenth of the error of
+# the best-measured GPU.
+TIE = 0.01
+# Rows evaluated together, with their shardings and checkpointings: arrays of this length stay in the cache.
+_CHUNK = 680
+# Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
+# the mark that the bounds of the others are held against.
+_WAVES = (1.1, 1.4, np.inf)
+# Parts of a step that every micro-batch pays in the layers of a stage.
+_COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
+_IN_LAYERS = (
+    "matmul",
+    "attention",
+    "elementwise",
+    "tensor_communication",
+    "context_communication",
+    "expert_communication",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fastest:
+    """The fastest configurations that fit at each feasible node count of one type: arrays over them.
+
+    A node count has one row, or two: plain data parallelism, and one with tensor, pipeline, context or expert
+    parallelism where that is faster, because their estimates are not equally sure.
+
+    Attributes:
+        instance: the type.
+        rows: layout and batch split.
+        sharding, checkpointing: as in Grid.
+        relative_error: of the estimates, standard deviation of the log.
+        steps, train_hours: optimizer steps, and hours of useful training.
+        configurations: legal ones, all weighed: evaluated, or left out by the bound.
+        evaluated: those of them that were evaluated.
+    """
+
+    instance: InstanceType
+    rows: space.Rows
+    sharding: Ints
+    checkpointing: Ints
+    relative_error: Floats
+    steps: Ints
+    train_hours: Floats
+    configurations: int
+    evaluated: int
+
+    @property
+    def nodes(self) -> Ints:
+        """Node count of each row."""
+        return self.rows.nodes
+
+    @property
+    def checkpoint_writers(self) -> Floats:
+        """Nodes that write a checkpoint together: those that hold different parts of the state."""
+        split = np.minimum(self.rows.nodes, self.rows.pipeline)
+        return np.where(self.sharding == DDP, split, self.rows.nodes).astype(float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Instance types as the estimator sees them: one Inputs whose numbers differ by type in ``differing`` only."""
+
+    instances: tuple[InstanceType, ...]
+    common: Inputs
+    differing: dict[str, Floats]
+    coefficients: dict[str, Floats]
+
+    @classmethod
+    def of(cls, instances: Sequence[InstanceType], run: Run, model: ModelSpec, calibration: Calibration) -> Self:
+        """Look up what the estimator needs of each type.
+
+        Raises:
+            DataMissingError: a fact about a GPU is missing.
+        """
+        run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
+        inputs = []
+        for instance in instances:
+            hardware = share_of_gpu(instance)
+            coefficients = calibration.coefficients(hardware.gpu, run)
+            one = Grid(nodes=1, data=1, sequence_parallel=0)
+            inputs.append(make_inputs(model, run, hardware, one, coefficients, link_of(hardware), network_of(hardware)))
+        grid = {field.name for field in fields(Grid)}
+        names = [field.name for field in fields(Inputs) if field.name not in grid | {"coefficients", "module"}]
+        return cls(
+            instances=tuple(instances),
+            common=inputs[0],
+            differing=_differing(inputs, names),
+            coefficients=_differing([x.coefficients for x in inputs], [field.name for field in fields(Coefficients)]),
+        )
+
+    def inputs(self, machine: Ints, columns: Mapping[str, Any], *, axes: int = 0) -> Inputs:
+        """Inputs of configurations on ``machine`` (positions in ``instances``, one a configuration).
+
+        Args:
+            machine: flat.
+            columns: fields of Grid; flat ones of that length, or broadcasting against it.
+            axes: dimensions that the flat ones get behind their own.
+        """
+        more = (..., *(None,) * axes)
+        numbers: dict[str, Any] = {name: values[machine][more] for name, values in self.differing.items()}
+        return replace(
+            self.common,
+            **numbers,
+            **columns,
+            coefficients=replace(
+                self.common.coefficients, **{name: values[machine][more] for name, values in self.coefficients.items()}
+            ),
+        )
+
+
+def _differing(things: Sequence[Any], names: Collection[str]) -> dict[str, Floats]:
+    columns = {name: [getattr(thing, name) for thing in things] for name in names}
+    return {name: np.array(values) for name, values in columns.items() if any(v != values[0] for v in values)}
+
+
+def share_of_gpu(instance: InstanceType) -> Hardware:
+    """The estimator's view of an instance type; a fractional GPU computes and moves data at its fraction."""
+    gpu = instance.gpu
+    if instance.gpu_count < 1:
+        gpu = replace(
+            gpu,
+            memory_bandwidth_gb_per_s=gpu.memory_bandwidth_gb_per_s * instance.gpu_count,
+            peak_tflop_per_s={name: peak * instance.gpu_count for name, peak in gpu.peak_tflop_per_s.items()},
+        )
+    return Hardware(
+        gpu=gpu,
+        gpus_per_node=instance.ranks,
+        interconnect=instance.interconnect,
+        network_gbit_per_s=instance.network_gbit_per_s,
+        efa=instance.efa_cards > 0,
+        gpu_memory_gib=instance.gpu_memory_gib,
+    )
+
+
+def fastest(
+    instances: Sequence[InstanceType],
+    run: Run,
+    model: ModelSpec,
+    *,
+    samples: int,
+    global_batch: int | None,
+    batch_limit: int,
+    max_nodes: int,
+    calibration: Calibration,
+    axes: Collection[str] = space.AXES,
+) -> list[Fastest | Rejection]:
+    """The fastest configurations that fit, at each node count up to ``max_nodes`` of each type; or why there is none.
+
+    Args:
+        instances: the types.
+        run, model: what is trained.
+        samples: sequences or images of the whole training.
+        global_batch, batch_limit: as ``space.rows`` takes them.
+        max_nodes: most nodes.
+        calibration: fitted numbers.
+        axes: kinds of parallelism that may be used, of ``space.AXES``.
+    """
+    found: dict[str, Fastest | Rejection] = {}
+    tables: dict[tuple[int, int], space.Rows] = {}
+    able: dict[Any, list[InstanceType]] = {}
+    for instance in instances:
+        if run.precision not in instance.gpu.peak_tflop_per_s:
+            found[instance.name] = rejection(
+                instance.name,
+                "precision",
+                f"{instance.gpu.name} does not compute in {run.precision}",
+                run.precision,
+                ", ".join(sorted(instance.gpu.peak_tflop_per_s)),
+            )
+            continue
+        # A fraction of a GPU shares its network and host with strangers: no gang of them.
+        shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
+        if shape not in tables:
+            tables[shape] = space.rows(
+                model,
+                run,
+                global_batch=global_batch,
+                batch_limit=batch_limit,
+                ranks=shape[0],
+                max_nodes=shape[1],
+                axes=axes,
+            )
+        if not tables[shape].size:
+            batch = global_batch or batch_limit
+            found[instance.name] = rejection(
+                instance.name,
+                "global_batch",
+                f"a global batch of {batch} cannot be split evenly over {instance.ranks} GPUs a node",
+                batch,
+                instance.ranks,
+            )
+            continue
+        # Types of the same GPU, links and network are as fast as each other: host and disks are not in the estimate.
+        hardware = share_of_gpu(instance)
+        facts = tuple(getattr(hardware, field.name) for field in fields(Hardware) if field.name != "gpu")
+        able.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
+    if able:
+        first = [same[0] for same in able.values()]
+        search = _Search(
+            machines=Machines.of(first, run, model, calibration),
+            tables=[tables[key[1]] for key in able],
+            model=model,
+            run=run,
+            samples=samples,
+            calibration=calibration,
+        )
+        for result, same in zip(search.results(), able.values(), strict=True):
+            for at, instance in enumerate(same):
+                found[instance.name] = (
+                    replace(result, instance=instance, evaluated=0 if at else result.evaluated)
+                    if isinstance(result, Fastest)
+                    else result | {"instance_type": instance.name}
+                )
+    return [found[instance.name] for instance in instances]
+
+
+Binding = Literal["memory", "precision", "global_batch", "region", "price", "budget", "deadline", "interruptions"]
+
+
+def rejection(name: str, binding: Binding, reason: str, value: Any, limit: Any) -> Rejection:
+    """Why a type has no plan: an entry of the answer's ``rejected``."""
+    return {"instance_type": name, "reason": reason, "binding_constraint": binding, "value": value, "limit": limit}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entries:
+    """Configurations that fit and may be the fastest: arrays of one length; ``hours`` of useful training."""
+
+    machine: Ints
+    row: Ints
+    sharding: Ints
+    checkpointing: Ints
+    hours: Floats
+
+    def take(self, at: Any) -> Self:
+        """The entries at positions or of a mask."""
+        return type(self)(**{field.name: getattr(self, field.name)[at] for field in fields(self)})
+
+
+class _Search:
+    """The search over some machines, each with its table of rows; positions in the joined table are ``row``s."""
+
+    def __init__(
+        self,
+        *,
+        machines: Machines,
+        tables: Sequence[space.Rows],
+        model: ModelSpec,
+        run: Run,
+        samples: int,
+        calibration: Calibration,
+    ) -> None:
+        self.machines, self.model, self.run, self.samples = machines, model, run, samples
+        self.calibration = calibration
+        distinct = list({id(table): table for table in tables}.values())
+        self.table = space.Rows.joined(distinct)
+        layouts = np.cumsum([0, *(int(table.layout.max()) + 1 for table in distinct)])
+        self.layout = np.concatenate([t.layout + first for t, first in zip(distinct, layouts, strict=False)])
+        self.first_row = np.zeros(layouts[-1], dtype=np.int64)
+        self.first_row[self.layout[::-1]] = np.arange(self.layout.size)[::-1]
+        starts = dict(zip(map(id, distinct), np.cumsum([0, *(t.size for t in distinct[:-1])]), strict=True))
+        self.slices = [slice(starts[id(table)], starts[id(table)] + table.size) for table in tables]
+        self.shardings, self.checkpointings = space.shardings(run), space.checkpointings(model)
+        self.columns = np.stack([getattr(self.table, name) for name in _COLUMNS]).astype(np.float64)
+        self.possible = space.shards(self.table, self.shardings)[:, :, None]
+        self.steps = np.ceil(samples / self.table.batch)
+        self.axes = self.table.axes
+        # One mark for each machine and node count: the hours of the fastest plain row, and of the fastest of all.
+        self.width = int(self.table.nodes.max()) + 1
+        self.plain = np.full(len(tables) * self.width, np.inf)
+        self.best = np.full(len(tables) * self.width, np.inf)
+        self.evaluated = np.zeros(len(tables), dtype=np.int64)
+        self.entries: list[_Entries] = []
+        # Of each machine where nothing fitted yet: the row that came nearest, and the GiB it lacks.
+        self.lacks_gib = np.full(len(tables), np.inf)
+        self.nearest = np.zeros(len(tables), dtype=np.int64)
+
+    def results(self) -> list[Fastest | Rejection]:
+        """One result a machine."""
+        self.floor = _Floor(self)
+        machine = np.concatenate([np.full(s.stop - s.start, m) for m, s in enumerate(self.slices)])
+        row = np.concatenate([np.arange(s.start, s.stop) for s in self.slices])
+        is_plain = self.axes[row] == 0
+        self._wave(machine[is_plain], row[is_plain])
+        machine, row = machine[~is_plain], row[~is_plain]
+        key = machine * self.width + self.table.nodes[row]
+        open_ = self.floor.least_hours(machine, row) <= (1 + TIE) * self.best[key]
+        machine, row, key = machine[open_], row[open_], key[open_]
+        bound = self._bound(machine, row)
+        least = np.full(self.best.size, np.inf)
+        np.minimum.at(least, key, bound)
+        for factor in _WAVES:
+            open_ = np.isfinite(bound) & (bound <= (1 + TIE) * self.best[key])
+            now = open_ & (bound <= factor * least[key])
+            self._wave(machine[now], row[now])
+            later = open_ & ~now
+            machine, row, key, bound = machine[later], row[later], key[later], bound[later]
+        self.found = self._choose()
+        return [self._result(at) for at in range(len(self.slices))]
+
+    def _bound(self, machine: Ints, row: Ints) -> Floats:
+        """The least hours of rows with what fits at the smallest micro-batch; infinite where nothing does."""
+        pair, place = np.unique(machine * self.first_row.size + self.layout[row], return_inverse=True)
+        at, layout = np.divmod(pair, self.first_row.size)
+        first = self.first_row[layout]
+        way = np.zeros(pair.size, dtype=np.int64)
+        every, once = (np.empty((pair.size, self.shardings.size)) for _ in range(2))
+        always = np.empty(pair.size)
+
+        def fill(piece: slice) -> None:
+            columns = self.columns[:, first[piece]]
+            x = self._inputs_of(at[piece], columns)
+            sent = communication(replace(x, checkpointing=np.zeros(1)))
+            # No micro-batch keeps less: a larger one has fewer in flight, of more samples each.
+            x = replace(x, grad_accum=np.where(x.pipeline > 1, x.grad_accum, 1.0))
+            peak_gib, limit_gib = room_gib(x)
+            fit = (peak_gib <= limit_gib) & self.possible[first[piece]]
+            way[piece] = np.where(fit.any(axis=(1, 2)), fit.any(axis=1).argmax(axis=1), -1)
+            every[piece] = np.where(fit.any(axis=2), sent.data_per_micro_batch[..., 0], np.inf)
+            once[piece] = sent.data_per_step[..., 0]
+            always[piece] = np.ravel(x.coefficients.exposed_communication)
+
+        _each(fill, [slice(start, start + _CHUNK) for start in range(0, pair.size, _CHUNK)])
+        possible = way[place] >= 0
+        bound = np.full(row.size, np.inf)
+        machine, row, place = machine[possible], row[possible], place[possible]
+        accum, shown = self.table.grad_accum[row], always[place]
+        compute = self.floor.hours(machine, row, way[place])
+        behind = compute * 3600 / self.steps[row] / accum
+        exposed = [
+            accum * np.maximum(shown * every[place, s], every[place, s] - behind)
+            + np.maximum(shown * once[place, s], once[place, s] - behind)
+            for s in range(self.shardings.size)
+        ]
+        bound[possible] = compute + self.steps[row] * np.min(exposed, axis=0) / 3600
+        return bound
+
+    def _wave(self, machine: Ints, row: Ints) -> None:
+        """Evaluate rows, on all processors, and lower the marks."""
+        pieces = [slice(at, at + _CHUNK) for at in range(0, row.size, _CHUNK)]
+        weighed = _each(lambda piece: self._weigh(machine[piece], row[piece]), pieces)
+        for entries, (where, nearest, lacks_gib) in weighed:
+            self.entries.append(entries)
+            for at in np.argsort(lacks_gib)[::-1]:
+                if lacks_gib[at] < self.lacks_gib[where[at]]:
+                    self.lacks_gib[where[at]], self.nearest[where[at]] = lacks_gib[at], nearest[at]
+            plain = self.axes[entries.row] == 0
+            key = entries.machine * self.width + self.table.nodes[entries.row]
+            np.minimum.at(self.plain, key[plain], entries.hours[plain])
+            np.minimum.at(self.best, key, entries.hours)
+        self.evaluated += np.bincount(machine, weights=self._settings(row), minlength=len(self.slices)).astype(int)
+
+    def _settings(self, row: Ints | slice) -> Ints:
+        """Configurations of each row."""
+        return np.asarray(self.possible[row].sum(axis=(1, 2)) * self.checkpointings.size)
+
+    def _weigh(self, machine: Ints, row: Ints) -> tuple[_Entries, tuple[Ints, Ints, Floats]]:
+        """The fastest checkpointing that fits of each row and sharding, and what rows that do not fit lack."""
+        peak_gib, limit_gib = room_gib(self.inputs(machine, row))
+        gap = np.where(self.possible[row], peak_gib - limit_gib, np.inf)
+        fit = gap <= 0
+        none = ~fit.any(axis=(1, 2))
+        lacks = (machine[none], row[none], gap[none].min(axis=(1, 2)))
+        # Recomputing more is never faster: of each sharding the first checkpointing that fits, if it can beat the mark.
+        at, sharding = np.nonzero(fit.any(axis=2))
+        way = fit[at, sharding].argmax(axis=1)
+        machine, row = machine[at], row[at]
+        key = machine * self.width + self.table.nodes[row]
+        mark = (1 + TIE) * np.where(self.axes[row] == 0, self.plain[key], self.best[key])
+        may = self.floor.hours(machine, row, way) <= mark
+        machine, row, mark = machine[may], row[may], mark[may]
+        sharding, way = self.shardings[sharding[may]], self.checkpointings[way[may]]
+        columns: dict[str, Any] = dict(zip(_COLUMNS, self.columns[:, row], strict=True))
+        columns |= {"sharding": sharding.astype(float), "checkpointing": way.astype(float)}
+        hours = self.steps[row] * step_s(self.machines.inputs(machine, columns)) / 3600
+        kept = hours <= mark
+        found = _Entries(machine=machine, row=row, sharding=sharding, checkpointing=way, hours=hours)
+        return found.take(kept), lacks
+
+    def inputs(self, machine: Ints, row: Ints) -> Inputs:
+        """Inputs of shape rows x shardings x checkpointings."""
+        return self._inputs_of(machine, self.columns[:, row])
+
+    def _inputs_of(self, machine: Ints, values: Floats) -> Inputs:
+        columns: dict[str, Any] = dict(zip(_COLUMNS, values[..., None, None], strict=True))
+        columns |= {
+            "sharding": self.shardings[:, None].astype(float),
+            "checkpointing": self.checkpointings.astype(float),
+        }
+        return self.machines.inputs(machine, columns, axes=2)
+
+    def _result(self, at: int) -> Fastest | Rejection:
+        """What was found of one machine."""
+        instance = self.machines.instances[at]
+        found = self.found.take(self.found.machine == at)
+        if not found.row.size:
+            return self._no_room(at)
+        rows = self.table.take(found.row)
+        plain = self.axes[found.row] == 0
+        residual = self.calibration.residual(instance.gpu, self.run.precision)
+        return Fastest(
+            instance=instance,
+            rows=rows,
+            sharding=found.sharding,
+            checkpointing=found.checkpointing,
+            relative_error=np.where(plain, residual.relative_error, residual.relative_error),
+            steps=self.steps[found.row].astype(np.int64),
+            train_hours=found.hours,
+            configurations=int(self._settings(self.slices[at]).sum()),
+            evaluated=int(self.evaluated[at]),
+        )
+
+    def _choose(self) -> _Entries:
+        """Of each machine and node count the simplest of the fastest plain rows, and of those that beat them."""
+        names = [field.name for field in fields(_Entries)]
+        found = _Entries(**{n: np.concatenate([getattr(piece, n) for piece in self.entries]) for n in names})
+        plain = self.axes[found.row] == 0
+        key = found.machine * self.width + self.table.nodes[found.row]
+        mark = np.where(plain, self.plain[key], self.best[key])
+        # Another layout must beat plain data parallelism by more than a tie: training code has to implement it.
+        keep = (found.hours <= (1 + TIE) * mark) & (plain | (self.plain[key] > (1 + TIE) * self.best[key]))
+        found, key, plain = found.take(keep), key[keep], plain[keep]
+        order = np.lexsort(
+            (
+                found.hours,
+                found.checkpointing,
+                found.sharding,
+                self.table.virtual_stages[found.row],
+                self.axes[found.row],
+                ~plain,
+                key,
+            )
+        )
+        group = (2 * key + ~plain)[order]
+        return found.take(order[np.concatenate(([True], group[1:] != group[:-1]))[: group.size]])
+
+    def _no_room(self, at: int) -> Rejection:
+        instance = self.machines.instances[at]
+        row = self.nearest[at : at + 1]
+        peak_gib, limit_gib = np.broadcast_arrays(*room_gib(self.inputs(np.array([at]), row)))
+        gap = np.where(self.possible[row], peak_gib - limit_gib, np.inf)
+        _, sharding, _ = np.unravel_index(int(gap.argmin()), gap.shape)
+        needs, leaves = float(peak_gib.flat[gap.argmin()]), float(limit_gib.flat[gap.argmin()])
+        layout = described(self.table.take(row), SHARDINGS[self.shardings[sharding]])
+        return rejection(
+            instance.name,
+            "memory",
+            f"the smallest step needs {needs:.1f} GiB a GPU ({layout}), "
+            f"and {instance.gpu.name} leaves {leaves:.1f} GiB",
+            needs,
+            leaves,
+        )
+
+
+class _Floor:
+    """The least time of a row: a table of computation by machine, layout of a layer and micro-batch."""
+
+    def __init__(self, search: _Search) -> None:
+        self.search = search
+        table = search.table
+        sizes, size = np.unique(table.micro_batch, return_inverse=True)
+        code = (((table.tensor << 10) + table.context) << 12) + table.expert
+        _, first, layer = np.unique(code, return_index=True, return_inverse=True)
+        self.at = layer * sizes.size + size
+        layers = table.take(np.repeat(first, sizes.size))
+        count = len(search.slices)
+        cells = layers.size
+        machine = np.repeat(np.arange(count), cells)
+        ranks = np.array([instance.ranks for instance in search.machines.instances])[machine]
+        layers = layers.take(np.tile(np.arange(cells), count))
+        layers = replace(
+            layers,
+            # As few ranks as there can be, so that nothing else is in it.
+            nodes=-(-layers.tensor * layers.context * layers.expert // ranks),
+            data=layers.expert,
+            pipeline=np.ones_like(machine),
+            virtual_stages=np.ones_like(machine),
+            grad_accum=np.ones_like(machine),
+            micro_batch=np.tile(sizes, first.size * count),
+        )
+        columns = {name: getattr(layers, name)[:, None].astype(float) for name in _COLUMNS}
+        columns |= {"sharding": np.array(float(DDP)), "checkpointing": search.checkpointings.astype(float)}
+        shape = (machine.size, search.checkpointings.size)
+        seconds = step_seconds(search.machines.inputs(machine, columns, axes=1))
+        parts = {name: np.broadcast_to(values, shape).reshape(count, cells, -1) for name, values in seconds.items()}
+        # What a stage has of this is at least its share of the layers; the weights' copies at least an even share.
+        self.whole = np.sum([parts[name] for name in _IN_LAYERS], axis=0)
+        self.even, self.head = parts["elementwise"], parts["head"]
+        self.least = tuple(part.min(axis=2) for part in (self.whole, self.even, self.head))
+
+    def hours(self, machine: Ints, row: Ints, way: Ints) -> Floats:
+        """The bound of each row with a checkpointing (position in the search's), hours of useful training."""
+        at = self.at[row]
+        return self._hours(row, *(part[machine, at, way] for part in (self.whole, self.even, self.head)))
+
+    def least_hours(self, machine: Ints, row: Ints) -> Floats:
+        """The bound of each row whatever its checkpointing."""
+        at = self.at[row]
+        return self._hours(row, *(part[machine, at] for part in self.least))
+
+    def _hours(self, row: Ints, whole: Floats, even: Floats, head: Floats) -> Floats:
+        search, layers = self.search, self.search.model.layers
+        stages, accum = search.table.pipeline[row], search.table.grad_accum[row]
+        whole = whole * (-(-layers // stages) / layers if layers else 1.0)
+        bubble = (stages - 1) * whole / search.table.virtual_stages[row]
+        return np.asarray(search.steps[row] * (accum * (whole + even / stages + head) + bubble) / 3600)
+
+
+def estimates_of(
+    chosen: Sequence[tuple[Fastest, int]], run: Run, model: ModelSpec, calibration: Calibration
+) -> Estimates:
+    """Estimates of rows of ``Fastest``, one an element of ``chosen``, of which there is one at least."""
+    types = list({found.instance.name: found.instance for found, _ in chosen}.values())
+    position = {instance.name: at for at, instance in enumerate(types)}
+    columns = {name: np.array([getattr(found.rows, name)[at] for found, at in chosen], float) for name in _COLUMNS}
+    for name in ("sharding", "checkpointing"):
+        columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
+    machine = np.array([position[found.instance.name] for found, _ in chosen])
+    return evaluate_inputs(Machines.of(types, run, model, calibration).inputs(machine, columns))
+
+
+def described(rows: space.Rows, sharding: str) -> str:
+    """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
+    ways = {"tensor": rows.tensor, "pipeline": rows.pipeline, "context": rows.context, "expert": rows.expert}
+    split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)
+    return f"{sharding} over {int(rows.data[0])} GPUs{split}, micro-batch {int(rows.micro_batch[0])}"
+
+
+def _each(function: Callable[[slice], Any], pieces: Sequence[slice]) -> list[Any]:
+    """``function`` of each piece, in order; on two threads where there are processors for them: numpy lets both run."""
+    if len(pieces) < 4 or (os.cpu_count() or 1) < 2:
+        return [function(piece) for piece in pieces]
+    results: list[Any] = [None] * len(pieces)
+
+    def work(first: int) -> None:
+        for at in range(first, len(pieces), 2):
+            results[at] = function(pieces[at])
+
+    other = threading.Thread(target=work, args=(1,))
+    other.start()
+    work(0)
+    other.join()
+    return results
