@@ -5,8 +5,9 @@ from __future__ import annotations
 from optimizer.assemble import cents, node_prices, rounded, unit_prices
 from optimizer.catalog import Catalog
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.mixed.find import Mix, zones
+from optimizer.mixed.find import Mix
 from optimizer.mixed.fleet import Group, MixedFleet
+from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 from optimizer.plan import FleetPlan
@@ -19,9 +20,8 @@ def assemble_mixed(
     mix: Mix, request: FleetRequest, catalog: Catalog, calibration: Calibration, best: FleetPlan | None
 ) -> MixedFleet:
     """The fleet that ``mix`` describes, against the cheapest fleet of one type."""
-    region = mix.sources[0].offer.region
-    run, cost, split = mix.run, mix.cost, mix.split
-    ranks = [nodes * source.offer.instance.ranks for nodes, source in zip(mix.nodes, mix.sources, strict=True)]
+    run, cost, split, ranks = mix.run, mix.cost, mix.split, mix.ranks
+    region = mix.ways[0].offer.region
     breakdown = {part: cents(getattr(cost, part)) for part in ("compute", "volumes", "storage", "transfer")}
     # The sum of what is shown, so that the bill adds up to the cent.
     expected_usd = round(sum(breakdown.values()), 2)
@@ -31,8 +31,9 @@ def assemble_mixed(
         for nodes, way in zip(mix.nodes, mix.ways, strict=True)
     ]
     groups = []
-    for i, (source, way) in enumerate(zip(mix.sources, mix.ways, strict=True)):
-        instance = source.offer.instance
+    # What is owned first.
+    for i in sorted((0, 1), key=lambda i: mix.ways[i].reservation is None):
+        way, instance = mix.ways[i], mix.ways[i].offer.instance
         samples = mix.micro_batch[i] * split.grad_accum[i]
         # While the job waits for a reclaimed node, that node is not paid.
         absent = reclaims[i] / sum(reclaims) if sum(reclaims) else 0.0
@@ -65,7 +66,7 @@ def assemble_mixed(
     sources = [*dict.fromkeys(way.hazard.source for way in mix.ways if way.hazard), FAILURE_SOURCE]
     return MixedFleet(
         region=region,
-        zone_ids=zones(mix.ways),
+        zone_ids=tuple(sorted(set(zones(mix.ways[0])) & set(zones(mix.ways[1])))),
         groups=(groups[0], groups[1]),
         sharding=SHARDINGS[mix.sharding],
         global_batch=split.global_batch,

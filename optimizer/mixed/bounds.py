@@ -1,19 +1,22 @@
 """The least that a mix of two groups of nodes can cost: what lets the search pass over nearly all of them, unweighed.
 
-Notation, one pair of groups an element: x and y nodes, p and q USD per node-hour (the cheapest way to pay, and the
-node's volumes), v and w samples a second of a node (``Physics.samples_per_second``), f USD per hour of the fleet.
+Notation, one pair of groups an element: x and y nodes; p and q USD per node-hour, the node's volumes included; v and w
+samples a second of a node (``Physics.samples_per_second``); f USD per hour of the fleet; R the hours of a restart.
 
 1. A step of G samples takes at least G / (v x + w y) of computation, every rank busy with its best micro-batch, and the
    communication c that any step of the two shows. So the training hours are at least
    T(x, y) = S / (v x + w y) + C, where S are hours of a machine that does one sample a second and C the steps' c.
-2. ``outcome`` makes of T useful hours at least R + T running hours, R a restart, as stalls, lost work and waiting only
-   add; ``fleet_cost`` charges them all. So the expected cost is at least F(x, y) = (p x + q y + f) (R + T(x, y)).
+2. ``outcome`` makes of T useful hours at least R + a T running hours with a = 1 / (1 - r R) and r the reclaims an hour
+   of one node of each group, as stalls, lost work, waiting and further nodes only add; ``fleet_cost`` charges them all.
+   So the expected cost is at least F(x, y) = (p x + q y + f) (R + a T(x, y)).
 3. Of mixes of one speed v x + w y, T is one number, and F is linear: its least is at an end of the segment, where x or
    y is at its own least or most. So over all real x and y, F is least on the four edges of their box, and there it has
-   a closed form: along y = const, with k = q y + f and u = w y, F(x) = (p x + k) (S / (v x + u) + C + R) rises in x
-   where p u >= k v, and is convex otherwise, least where (v x + u)^2 = S (k v - p u) / (p (C + R)).
+   a closed form: along y = const, with k = q y + f and u = w y, F(x) = (p x + k) (a S / (v x + u) + a C + R) rises in x
+   where p u >= k v, and is convex otherwise, least where (v x + u)^2 = a S (k v - p u) / (p (a C + R)).
 4. A deadline binds the 95th percentile of hours, which rises with T: it asks of v x + w y at least a speed, and cuts
    the edges short (the ends of the segments of 3 that it keeps stay on them).
+
+Where the nodes are known, the bound is the cost itself, of T hours instead of the hours that they take (``find.py``).
 """
 
 from __future__ import annotations
@@ -30,69 +33,64 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """Pairs of groups to bound; arrays of one shape.
+class Bounds:
+    """Pairs of groups to bound; arrays over pairs.
 
     Attributes:
-        usd_per_hour: of a node of each group, at least.
-        speed: samples a second of a node of each group, at most.
-        most: nodes of each group, at most.
+        usd_per_hour: of a node of each group, pair x 2.
+        speed: samples a second of a node of each group at most, pair x 2.
+        most: nodes of each group at most, pair x 2.
         fleet_usd_per_hour: what the fleet pays beside its nodes.
+        reclaims: an hour of one node of each group together.
         unit_hours: mean training hours at a speed of one sample a second (S above).
         shown_hours: mean hours of communication that shows, at least (C above).
         longest_hours: mean training hours that a deadline leaves.
     """
 
-    usd_per_hour: tuple[Floats, Floats]
-    speed: tuple[Floats, Floats]
-    most: tuple[Floats, Floats]
+    usd_per_hour: Floats
+    speed: Floats
+    most: Floats
     fleet_usd_per_hour: Floats
+    reclaims: Floats
     unit_hours: Floats
     shown_hours: Floats
     longest_hours: Floats
 
-    def take(self, at: NDArray[np.intp]) -> Pair:
-        """The pairs at these positions."""
-        return Pair(
-            usd_per_hour=(self.usd_per_hour[0][at], self.usd_per_hour[1][at]),
-            speed=(self.speed[0][at], self.speed[1][at]),
-            most=(self.most[0][at], self.most[1][at]),
-            fleet_usd_per_hour=self.fleet_usd_per_hour[at],
-            unit_hours=self.unit_hours[at],
-            shown_hours=self.shown_hours[at],
-            longest_hours=self.longest_hours[at],
-        )
-
     def least_usd(self) -> Floats:
         """Least expected USD of any mix of each pair, whatever its nodes; infinite where none keeps the deadline."""
-        (p, q), (v, w), (most_x, most_y) = self.usd_per_hour, self.speed, self.most
-        sides = [
-            self._edge(p, v, most_x, q * y + self.fleet_usd_per_hour, w * y) for y in (np.ones_like(most_y), most_y)
-        ]
-        sides += [
-            self._edge(q, w, most_y, p * x + self.fleet_usd_per_hour, v * x) for x in (np.ones_like(most_x), most_x)
-        ]
-        least: Floats = np.minimum.reduce(sides)
-        return least
+        usd = np.full(self.unit_hours.shape, np.inf)
+        for side in (0, 1):
+            for nodes in (1.0, self.most[:, 1 - side]):
+                usd = np.minimum(usd, self._least_on_edge(side, nodes))
+        return usd
 
-    def least_usd_of(self, x: Floats, y: Floats) -> Floats:
-        """Least expected USD of ``x`` and ``y`` nodes; infinite where they miss the deadline."""
-        (p, q), (v, w) = self.usd_per_hour, self.speed
-        hours = self.unit_hours / (v * x + w * y) + self.shown_hours
-        usd = (p * x + q * y + self.fleet_usd_per_hour) * (RESTART_HOURS + hours)
-        return np.where(hours <= self.longest_hours, usd, np.inf)
+    def least_usd_of(self, pair: NDArray[np.intp], nodes: NDArray[np.int64]) -> Floats:
+        """Least expected USD of so many nodes (x 2) of each pair; infinite where they miss the deadline."""
+        hours = self.unit_hours[pair] / (self.speed[pair] * nodes).sum(axis=1) + self.shown_hours[pair]
+        usd_per_hour = (self.usd_per_hour[pair] * nodes).sum(axis=1) + self.fleet_usd_per_hour[pair]
+        usd = usd_per_hour * (RESTART_HOURS + self._longer()[pair] * hours)
+        return np.where(hours <= self.longest_hours[pair], usd, np.inf)
 
-    def _edge(self, p: Floats, v: Floats, most: Floats, k: Floats, u: Floats) -> Floats:
-        """The least of F along one edge: ``p``, ``v`` of the nodes that vary, ``k``, ``u`` of what stays."""
-        hours = self.longest_hours - self.shown_hours
+    def _longer(self) -> Floats:
+        progress = 1.0 - self.reclaims * RESTART_HOURS
+        with np.errstate(divide="ignore"):
+            return np.where(progress > 0, 1.0 / progress, np.inf)
+
+    def _least_on_edge(self, side: int, nodes: Floats | float) -> Floats:
+        """The least of F where group ``side`` varies and the other has ``nodes``."""
+        p, v, most = self.usd_per_hour[:, side], self.speed[:, side], self.most[:, side]
+        k = self.usd_per_hour[:, 1 - side] * nodes + self.fleet_usd_per_hour
+        u = self.speed[:, 1 - side] * nodes
+        hours, fixed = self._longer() * self.unit_hours, self._longer() * self.shown_hours + RESTART_HOURS
+        left = self.longest_hours - self.shown_hours
         with np.errstate(divide="ignore", invalid="ignore"):
-            slowest = np.where(hours > 0, self.unit_hours / hours, np.inf)
+            slowest = np.where(left > 0, self.unit_hours / left, np.inf)
             fewest = np.maximum(1.0, (slowest - u) / v)
-            turn = self.unit_hours * np.maximum(0.0, k * v - p * u) / (p * (self.shown_hours + RESTART_HOURS))
-            x = np.clip((np.sqrt(turn) - u) / v, fewest, most)
-            usd = (p * x + k) * (self.unit_hours / (v * x + u) + self.shown_hours + RESTART_HOURS)
+            turn = np.sqrt(hours * np.maximum(0.0, k * v - p * u) / (p * fixed))
+            x = np.clip((turn - u) / v, fewest, most)
+            usd = (p * x + k) * (hours / (v * x + u) + fixed)
         # A hair's breadth, so that rounding never makes a mix at the limit miss it.
-        return np.where(fewest <= most * (1 + 1e-9), usd, np.inf)
+        return np.where((fewest <= most * (1 + 1e-9)) & ~np.isnan(usd), usd, np.inf)
 
 
 def longest_hours(deadline: float | None, log_error: Floats) -> Floats:

@@ -62,6 +62,7 @@ class Physics:
     _chips: NDArray[np.intp]
     _efa: NDArray[np.bool_]
     _tcp_byte_per_s: Floats
+    _speed: Floats
     _on_two: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     @classmethod
@@ -109,12 +110,16 @@ class Physics:
         )
         # The second micro-batch adds its computation, and with ZeRO-2 and 3 its communication.
         computation = (found.step_time_s - found.time_s["data_communication"]).reshape(shape)
+        seconds = computation[..., 1] - computation[..., 0]
+        fits = found.fits.reshape(shape)
+        speed = np.where(fits[..., 0], sizes / seconds, 0.0).max(axis=(1, 2))
         return cls(
             types=tuple(types),
             chip=chip,
             sizes=sizes,
-            seconds=computation[..., 1] - computation[..., 0],
-            could_fit=found.fits.reshape(shape),
+            seconds=seconds,
+            could_fit=fits,
+            _speed=np.maximum.accumulate(speed, axis=1),
             log_error=np.array([calibration.residual(h.gpu, run.precision).relative_error for h in hardware]),
             _inputs=inputs,
             _chips=first,
@@ -128,31 +133,61 @@ class Physics:
         A mix spans at least two nodes, one rank more than one node has, and no network faster than the type's own; and
         a micro-batch of ``largest`` samples hides the most.
         """
-        ways = self.seconds.shape[2]
-        shape = (len(self.types), len(SHARDINGS), ways)
-        at = np.indices(shape).reshape(len(shape), -1)
+        kind = np.arange(len(self.types))
+        ranks = np.array([instance.ranks for instance in self.types])
+        return self._least_shown(kind, 2, ranks + 1, largest)
+
+    def least_communication_of_mixes_s(self, kind: NDArray[np.intp], nodes: Ints, ranks: Ints, largest: Ints) -> Floats:
+        """The same for mixes of known nodes: seconds, one a mix.
+
+        Args:
+            kind: types of the groups, mix x 2.
+            nodes, ranks: of all groups of a mix together.
+            largest: most samples a micro-batch of each group can have, mix x 2.
+        """
+        shown = self._least_shown(
+            kind.reshape(-1), np.repeat(nodes, 2), np.repeat(ranks, 2), largest.reshape(-1), **self._slowest(kind)
+        )
+        return np.asarray(shown.reshape(kind.shape).max(axis=1))
+
+    def _least_shown(
+        self, kind: NDArray[np.intp], nodes: Ints | int, ranks: Ints, largest: Ints, **links: Floats
+    ) -> Floats:
+        shape = (kind.size, len(SHARDINGS), self.seconds.shape[2])
+        row, mode, way = np.indices(shape).reshape(len(shape), -1)
         x = _rows(
             self._inputs,
-            at[0],
-            nodes=2.0,
-            data=self._inputs.gpus_per_node[at[0]] + 1.0,
-            sharding=at[1],
-            checkpointing=at[2],
-            micro_batch=np.minimum(largest, LARGEST_MICRO_BATCH)[at[0]],
-            grad_accum=1.0,
+            kind[row],
+            nodes=np.broadcast_to(nodes, kind.shape)[row],
+            data=ranks[row],
+            sharding=mode,
+            checkpointing=way,
+            micro_batch=np.minimum(largest, LARGEST_MICRO_BATCH)[row],
+            grad_accum=1,
+            **{name: values[row] for name, values in links.items()},
         )
-        shown = evaluate_inputs(x).time_s["data_communication"].reshape(len(self.types), -1)
-        least: Floats = shown.min(axis=1)
-        return least
+        shown = evaluate_inputs(x).time_s["data_communication"].reshape(kind.size, -1)
+        return np.asarray(shown.min(axis=1))
 
-    def samples_per_second(self, largest: Ints) -> Floats:
+    def _slowest(self, kind: NDArray[np.intp]) -> dict[str, Floats]:
+        """Links and network of mixes (mix x 2 types), those of the slower group: fields of Inputs, two rows a mix."""
+        x = self._inputs
+        # EFA talks to EFA; where one group has none, all speak TCP.
+        efa = self._efa[kind].all(axis=1, keepdims=True)
+        network = np.where(efa, x.network_byte_per_s[kind], self._tcp_byte_per_s[kind])
+        return {
+            "link_byte_per_s": np.repeat(x.link_byte_per_s[kind].min(axis=1), 2),
+            "link_latency_s": np.repeat(x.link_latency_s[kind].max(axis=1), 2),
+            "network_byte_per_s": np.repeat(network.min(axis=1), 2),
+            "network_latency_s": np.repeat(x.network_latency_s[kind].max(axis=1), 2),
+        }
+
+    def samples_per_second(self, kind: NDArray[np.intp], largest: Ints) -> Floats:
         """Most samples a second one rank of each type computes with micro-batches of at most ``largest``; 0: none fits.
 
         Any sharding, over ever so many ranks, with no communication.
         """
-        speed = np.where(self.could_fit[..., 0], self.sizes / self.seconds, 0.0).max(axis=(1, 2))
-        best = np.maximum.accumulate(speed, axis=1)
-        return np.asarray(best[self.chip, np.searchsorted(self.sizes, largest, side="right") - 1])
+        return np.asarray(self._speed[self.chip[kind], np.searchsorted(self.sizes, largest, side="right") - 1])
 
     def fits(self, kind: NDArray[np.intp], ranks: Ints) -> NDArray[np.bool_]:
         """Whether each setting fits a type in a job of so many ranks: row x sharding x checkpointing x size x 2."""
@@ -215,28 +250,17 @@ class Physics:
             Seconds of a step, one a mix, and estimates of shape mix x 2 (of one group as if alone: its ``step_time_s``
             less its communication is its computation).
         """
-        x, both = self._inputs, kind.reshape(-1)
-        # EFA talks to EFA; where one group has none, all speak TCP.
-        efa = self._efa[kind].all(axis=1, keepdims=True)
-        network = np.where(efa, x.network_byte_per_s[kind], self._tcp_byte_per_s[kind])
-
-        def of_slowest(values: Any) -> Floats:
-            return np.repeat(values.min(axis=1), 2)
-
         found = evaluate_inputs(
             _rows(
-                x,
-                both,
+                self._inputs,
+                kind.reshape(-1),
                 nodes=np.repeat(nodes, 2),
                 data=np.repeat(ranks, 2),
                 sharding=np.repeat(sharding, 2),
                 checkpointing=checkpointing.reshape(-1),
                 micro_batch=micro_batch.reshape(-1),
                 grad_accum=grad_accum.reshape(-1),
-                link_byte_per_s=of_slowest(x.link_byte_per_s[kind]),
-                link_latency_s=-of_slowest(-x.link_latency_s[kind]),
-                network_byte_per_s=of_slowest(network),
-                network_latency_s=-of_slowest(-x.network_latency_s[kind]),
+                **self._slowest(kind),
             )
         )
         shown = found.time_s["data_communication"].reshape(kind.shape)

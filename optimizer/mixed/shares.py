@@ -5,19 +5,19 @@ the larger of the two times while the ranks' samples add up to the global batch:
 
 For one pair of micro-batches that is a linear Diophantine equation: along its solutions one time rises and the other
 falls, so the best is one of the two solutions around the balance point, or an end (a single micro-batch costs no
-accumulation, and its time is off the line). Over pairs of micro-batches, the least time that fractions would allow
-bounds the whole, so only pairs that can still win are looked at. Both steps are exact; tests compare with brute force.
+accumulation, and its time is off the line). That is exact, and all pairs of micro-batches are solved at once; tests
+compare with brute force.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,6 @@ class Rates:
     ranks: int
     once: Floats
     each: Floats
-
-    def seconds(self, size: int, accumulated: int) -> float:
-        """Time of a step of ``accumulated`` micro-batches of the size at place ``size``."""
-        return float(self.once[size] if accumulated == 1 else accumulated * self.each[size])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +54,7 @@ class Split:
     seconds: float
 
 
-def split_freely(sizes: NDArray[np.int64], a: Rates, b: Rates, samples: int, batch: int, exact: bool) -> Split | None:
+def split_freely(sizes: Ints, a: Rates, b: Rates, samples: int, batch: int, exact: bool) -> Split | None:
     """The fastest shares where each group accumulates as often as it likes (DDP and ZeRO-1 meet once a step).
 
     Args:
@@ -72,54 +68,62 @@ def split_freely(sizes: NDArray[np.int64], a: Rates, b: Rates, samples: int, bat
     Returns:
         The split that takes least time for all samples, or None where no shares add up.
     """
-    best: Split | None = None
-    best_total = math.inf
-    # Perfect balance of fractional micro-batches: all ranks busy all the time.
-    with np.errstate(divide="ignore"):
-        bound = samples / ((a.ranks * sizes / a.once)[:, None] + (b.ranks * sizes / b.once)[None, :])
-    bound[~(np.isfinite(a.once)[:, None] & np.isfinite(b.once)[None, :])] = np.inf
-    for place in np.argsort(bound, axis=None, kind="stable"):
-        i, j = divmod(int(place), sizes.size)
-        if bound[i, j] >= best_total:
-            break
-        for accum, global_batch in _solutions(int(sizes[i]), int(sizes[j]), i, j, a, b, batch, exact):
-            seconds = max(a.seconds(i, accum[0]), b.seconds(j, accum[1]))
-            steps = -(-samples // global_batch)
-            if steps * seconds < best_total:
-                best_total = steps * seconds
-                best = Split(size=(i, j), grad_accum=accum, global_batch=global_batch, steps=steps, seconds=seconds)
-    return best
-
-
-def _solutions(
-    m_a: int, m_b: int, i: int, j: int, a: Rates, b: Rates, batch: int, exact: bool
-) -> list[tuple[tuple[int, int], int]]:
-    """The accumulations that can be best for one pair of micro-batches, each with its global batch."""
-    of_a, of_b = a.ranks * m_a, b.ranks * m_b
-    common = math.gcd(of_a, of_b)
-    left = batch % common
-    if left and exact:
-        return []
-    batch -= left
-    # All solutions: k_a = first + n period, and k_b falls by of_a / common with each n.
+    i, j = np.nonzero(np.isfinite(a.once)[:, None] & np.isfinite(b.once)[None, :])
+    of_a, of_b = a.ranks * sizes[i], b.ranks * sizes[j]
+    small = of_a + of_b <= batch
+    i, j, of_a, of_b = i[small], j[small], of_a[small], of_b[small]
+    common = np.gcd(of_a, of_b)
+    whole = batch - batch % common
+    # All solutions: k_a = first + n period, and k_b falls by of_a / common with each n. Both are at least 1.
     period = of_b // common
-    first = batch // common * pow(of_a // common, -1, period) % period if period > 1 else 1
-    first = first or period
-    most = (batch - of_b) // of_a  # k_b >= 1
-    if first > most:
-        return []
+    first = whole // common % period * _inverse(of_a // common, period) % period
+    first = np.where(first == 0, period, first)
+    most = (whole - of_b) // of_a
+    legal = first <= most
+    if exact:
+        legal &= whole == batch
+    i, j, of_a, of_b, whole, period, first, most = (
+        array[legal] for array in (i, j, of_a, of_b, whole, period, first, most)
+    )
+    if not i.size:
+        return None
     last = most - (most - first) % period
-    # Balance: k_a each_a = k_b each_b with k_b = (batch - of_a k_a) / of_b. Not finite where accumulating never fits.
-    each_a, each_b = float(a.each[i]), float(b.each[j])
-    at = {first, last}
-    if math.isfinite(each_a) and math.isfinite(each_b):
-        balance = batch * each_b / (of_b * each_a + of_a * each_b)
-        below = first + math.floor((balance - first) / period) * period
-        at |= {min(max(k, first), last) for k in (below, below + period)}
-    return [((k, (batch - of_a * k) // of_b), batch) for k in sorted(at)]
+    # Balance: k_a each_a = k_b each_b. Where accumulating never fits, only the ends can be solutions.
+    with np.errstate(invalid="ignore"):
+        balance = whole * b.each[j] / (of_b * a.each[i] + of_a * b.each[j])
+    balance = np.where(np.isfinite(balance), balance, first)
+    below = first + np.floor((balance - first) / period).astype(np.int64) * period
+    k_a = np.stack([first, last, np.clip(below, first, last), np.clip(below + period, first, last)])
+    k_b = (whole - of_a * k_a) // of_b
+    with np.errstate(invalid="ignore"):
+        seconds = np.maximum(
+            np.where(k_a == 1, a.once[i], k_a * a.each[i]), np.where(k_b == 1, b.once[j], k_b * b.each[j])
+        )
+    steps = -(-samples // whole)
+    n, at = divmod(int(np.argmin(steps * seconds)), i.size)
+    if not np.isfinite(seconds[n, at]):
+        return None
+    return Split(
+        size=(int(i[at]), int(j[at])),
+        grad_accum=(int(k_a[n, at]), int(k_b[n, at])),
+        global_batch=int(whole[at]),
+        steps=int(steps[at]),
+        seconds=float(seconds[n, at]),
+    )
 
 
-def split_in_step(sizes: NDArray[np.int64], a: Rates, b: Rates, samples: int, batch: int, exact: bool) -> Split | None:
+def _inverse(number: Ints, modulus: Ints) -> Ints:
+    """The inverse of each number modulo another that it has no divisor in common with; 0 modulo 1 (Euclid)."""
+    r, following = modulus, number % modulus
+    t, next_t = np.zeros_like(r), np.ones_like(r)
+    while (going := following > 0).any():
+        quotient = r // np.where(going, following, 1)
+        r, following = np.where(going, following, r), np.where(going, r - quotient * following, 0)
+        t, next_t = np.where(going, next_t, t), np.where(going, t - quotient * next_t, next_t)
+    return t % modulus
+
+
+def split_in_step(sizes: Ints, a: Rates, b: Rates, samples: int, batch: int, exact: bool) -> Split | None:
     """The fastest shares where all ranks run the same number of micro-batches (ZeRO-2 and 3 meet in every one).
 
     Arguments and result are those of ``split_freely``.
@@ -134,7 +138,7 @@ def split_in_step(sizes: NDArray[np.int64], a: Rates, b: Rates, samples: int, ba
     steps = -(-samples // (count * together))
     total = np.where(legal, steps * seconds, np.inf)
     i, j = divmod(int(np.argmin(total)), sizes.size)
-    if not math.isfinite(total[i, j]):
+    if not np.isfinite(total[i, j]):
         return None
     k = int(accum[i, j])
     return Split(
