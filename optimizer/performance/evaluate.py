@@ -111,13 +111,13 @@ def step_s(x: Inputs) -> Floats:
 
 def room_gib(x: Inputs) -> tuple[Floats, Floats]:
     """``Estimates.peak_memory_gib`` and ``limit_gib`` alone."""
-    peak, temporaries, nccl = needed_bytes(x)
-    return np.asarray(to_gib(peak), dtype=np.float64), _limit_gib(x, to_gib(nccl), to_gib(temporaries))
+    peak, nccl = needed_bytes(x)
+    return np.asarray(to_gib(peak), dtype=np.float64), _limit_gib(x, to_gib(nccl))
 
 
-def _limit_gib(x: Inputs, nccl_gib: Number, temporaries_gib: Number) -> Floats:
+def _limit_gib(x: Inputs, nccl_gib: Number) -> Floats:
     available_gib = (to_gib(x.gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)
-    return np.asarray(np.maximum(available_gib - temporaries_gib, 0.0), dtype=np.float64)
+    return np.asarray(np.maximum(available_gib, 0.0), dtype=np.float64)
 
 
 def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
@@ -126,13 +126,10 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     held = memory(x)
     parts_gib = {name: to_gib(value) for name, value in held.peak.items()}
     peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
-    temporaries_gib, nccl_gib = to_gib(held.temporaries), to_gib(held.nccl)
-    process_gib = to_gib(CONTEXT_BYTES) + nccl_gib
-    limit_gib = _limit_gib(x, nccl_gib, temporaries_gib)
-    fragmentation_gib = FRAGMENTATION * (peak_gib + temporaries_gib)
+    nccl_gib = to_gib(held.nccl)
+    limit_gib = _limit_gib(x, nccl_gib)
     reserve_gib = {
-        "optimizer_temporaries": temporaries_gib,
-        "fragmentation": fragmentation_gib,
+        "fragmentation": FRAGMENTATION * peak_gib,
         "cuda_context": to_gib(CONTEXT_BYTES),
         "nccl": nccl_gib,
     }
@@ -149,7 +146,7 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
         limit_gib=full(limit_gib),
-        needed_gib=full(peak_gib + temporaries_gib + fragmentation_gib + process_gib),
+        needed_gib=full(peak_gib + sum(reserve_gib.values())),
         fits=full(peak_gib <= limit_gib),
         memory_gib={name: full(value) for name, value in parts_gib.items()},
         reserve_gib={name: full(value) for name, value in reserve_gib.items()},

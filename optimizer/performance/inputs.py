@@ -33,9 +33,6 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
-# Bytes a parameter that PyTorch's default optimizers (foreach) keep for temporaries during the step; fused ones, as
-# every code with masters of its own uses, keep none (https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html).
-FOREACH_BYTES = 4.0
 # Copies of the layers' weights in 8 bits, by rows and by columns, which Hopper's products need both of
 # (https://nvidia.github.io/TransformerEngine, low precision training, performance considerations).
 FP8_COPIES_BYTES = 2.0
@@ -98,7 +95,6 @@ class Inputs:
     gradient_bytes: Number
     cast_bytes: Number
     cached_bytes: Number
-    foreach_bytes: Number
     reduce_bytes: Number
     bucket_bytes: Number
     persistent_gradients: Number
@@ -198,10 +194,10 @@ def attention_flop_per_s(gpu: Gpu, precision: str, kernel: str) -> float:
     return peak * share * (FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
 
 
-def head_flop_per_s(gpu: Gpu, precision: str, vocab: int, framework: Framework) -> float:
+def head_flop_per_s(gpu: Gpu, precision: str, vocab: int, padded: bool) -> float:
     """Peak of the output projection, FLOP/s; less where the vocabulary's size does not align."""
     peak = peak_flop_per_s(gpu, "bf16" if precision == "fp8" else precision)
-    if framework.pads_vocabulary or vocab % 8 == 0 or precision == "fp32":
+    if padded or vocab % 8 == 0 or precision == "fp32":
         return peak
     if precision == "tf32":
         return peak / (ODD_SIDE_TF32 if vocab % 4 else 1.0)
@@ -268,7 +264,6 @@ def make_inputs(
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
         cached_bytes=FP8_COPIES_BYTES if run.precision == "fp8" else 0.0,
-        foreach_bytes=0.0 if framework.master_bytes else FOREACH_BYTES,
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
@@ -286,7 +281,9 @@ def make_inputs(
         loss_traffic_bytes=framework.loss_traffic_bytes,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
-        head_flop_per_s=head_flop_per_s(hardware.gpu, run.precision, model.vocab_size, framework),
+        head_flop_per_s=head_flop_per_s(
+            hardware.gpu, run.precision, model.vocab_size, framework.pads_vocabulary or run.compiled
+        ),
         convolution=0.67 if run.precision == "fp32" else 1.0,
         quantise_bytes=QUANTISE_BYTES if run.precision == "fp8" else 0.0,
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
@@ -318,6 +315,13 @@ def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
             why="its arithmetic is as wide as its parameters",
             next_step="give --precision bf16, or build the module in float32",
         )
+    for kind in np.unique(x.checkpointing):
+        if CHECKPOINTINGS[int(kind)] not in model.checkpointings:
+            raise InvalidInputError(
+                f"activation_checkpointing is {CHECKPOINTINGS[int(kind)]}",
+                limit=f"{' or '.join(model.checkpointings)} for {profile.name}",
+                why="a module is profiled without it and, where it has repeated blocks, with their inputs kept alone",
+            )
     if x.master_bytes > 0:
         raise InvalidInputError(
             f"{profile.name} is a profiled module, and the framework keeps weights of its own",
@@ -336,7 +340,6 @@ def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
         gradient_bytes=4.0 * share,
         optimizer_state_bytes=x.optimizer_state_bytes * share,
         optimizer_traffic_bytes=x.optimizer_traffic_bytes * share,
-        foreach_bytes=x.foreach_bytes * share,
         cast_bytes=0.0,  # counted in the profile
         reduce_bytes=4.0 * share,
         bucket_bytes=x.bucket_bytes * share,

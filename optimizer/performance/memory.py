@@ -1,9 +1,9 @@
 """Memory of the fullest rank, in bytes by part.
 
 docs/estimator.md derives the equations. The peak is the larger of two moments: the loss, when all activations and the
-logits are alive and gradients are not yet (unless they persist), and the optimizer step, when all gradients are alive
-and the activations are gone. Of a pipeline it is the first stage's or the last's: the first keeps the activations of
-the most micro-batches, the last has the logits.
+logits are alive and gradients are not yet (unless they persist), and the end of the backward pass, when all gradients
+are alive and of the activations the first layer's. Of a pipeline it is the first stage's or the last's: the first keeps
+the activations of the most micro-batches, the last has the logits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ import numpy as np
 
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.samples import sample_bytes
-from optimizer.performance.types import NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
+from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
 from optimizer.units import GIB
 
-PARTS = ("weights", "gradients", "optimizer_state", "activations", "logits", "communication")
+PARTS = ("weights", "gradients", "optimizer_state", "activations", "logits", "communication", "workspace")
 
 # DDP and FSDP send in pieces: ZeRO-3 holds the gathered layer in use and the next one being fetched.
 GATHERED_LAYERS = 2.0
 # Tokens of the fullest rank of experts over the mean: what ST-MoE trains with as capacity (arXiv:2202.08906, 2022-02).
 # A rank that holds every expert has each token experts_per_token times, however uneven the router is.
 EXPERT_CAPACITY = 1.25
+# Bytes an element that GELU saves as Hugging Face's GPT-2 writes it (NewGELUActivation: a power, a tanh, four products)
+# beyond its input: 12.2, 12.3 and 12.4 on H200 (GPT-2 and GPT-2 XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
+WRITTEN_GELU_BYTES = 12.0
+# Peak bytes a logit when a compiler fuses the loss: the 16-bit logits and one tensor of 32 bits. 5.9 to 6.6 on H200
+# (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
+COMPILED_LOSS_BYTES = 6.0
+# cuBLAS keeps 32 MiB a handle on Hopper (CUBLAS_WORKSPACE_CONFIG); 0.1 GiB more than the equations was allocated in the
+# smallest runs and in those of 100 GiB alike (GPT-2 to Llama 7B, H200, torch 2.11, 2026-11-21).
+WORKSPACE_BYTES = 0.1 * GIB
 
 # Memory outside the allocator's reach. CUDA context and libraries: 0.75 GiB (H200, torch 2.11, measured 2026-11-21:
 # tests/benchmarks/measure_steps.py). NCCL: 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each
@@ -45,18 +54,16 @@ class Memory:
 
     Attributes:
         peak: of each of PARTS at the peak of allocated memory; they add up to it.
-        temporaries: what the optimizer step allocates above that peak where the optimizer is not fused.
         nccl: buffers of the communicators.
     """
 
     peak: dict[str, Number]
-    temporaries: Number
     nccl: Number
 
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Bytes by what holds them. Weights, state and buckets are there at the loss and at the optimizer step alike."""
+    """Bytes by what holds them. Weights, state and buckets are there at the loss and at the end alike."""
 
     weights: Number
     state: Number
@@ -67,37 +74,38 @@ class _Moments:
     logits: Number
     cast: Number
     at_loss: Number
-    at_step: Number
-    updated: Number
+    all_gradients: Number
+    last: Number
+
+    @property
+    def at_end(self) -> Number:
+        """When the backward pass has come to the first layer."""
+        return self.all_gradients + self.last
 
 
 def memory(x: Inputs) -> Memory:
     """Memory of each configuration."""
     m = _moments(x)
-    loss_peaks = m.at_loss >= m.at_step
+    loss_peaks = m.at_loss >= m.at_end
     nothing = np.zeros_like(m.at_loss)
     return Memory(
         peak={
             "weights": m.weights + np.where(loss_peaks, m.cast, nothing),
-            "gradients": np.where(loss_peaks, m.early, m.at_step),
+            "gradients": np.where(loss_peaks, m.early, m.all_gradients),
             "optimizer_state": m.state + nothing,
-            "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), nothing),
+            "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), m.last),
             "logits": np.where(loss_peaks, m.logits, nothing),
             "communication": m.buckets + nothing,
+            "workspace": WORKSPACE_BYTES + nothing,
         },
-        temporaries=_temporaries(x, m),
         nccl=_nccl_bytes(x),
     )
 
 
-def needed_bytes(x: Inputs) -> tuple[Number, Number, Number]:
-    """The sum of ``Memory.peak``, and its temporaries and nccl: for a search that needs no breakdown."""
+def needed_bytes(x: Inputs) -> tuple[Number, Number]:
+    """The sum of ``Memory.peak``, and its nccl: for a search that needs no breakdown."""
     m = _moments(x)
-    return m.weights + m.state + m.buckets + np.maximum(m.at_loss, m.at_step), _temporaries(x, m), _nccl_bytes(x)
-
-
-def _temporaries(x: Inputs, m: _Moments) -> Number:
-    return np.maximum(m.at_step + m.updated * x.foreach_bytes - np.maximum(m.at_loss, m.at_step), 0.0)
+    return m.weights + m.state + m.buckets + WORKSPACE_BYTES + np.maximum(m.at_loss, m.at_end), _nccl_bytes(x)
 
 
 def _moments(x: Inputs) -> _Moments:
@@ -112,18 +120,19 @@ def _moments(x: Inputs) -> _Moments:
     # ZeRO-2 of PyTorch is FSDP that gathers all 16-bit weights for a forward and backward pass (SHARD_GRAD_OP) and
     # keeps their masters sharded; code with masters of their own keeps the 16-bit weights whole.
     gathers_all = (x.sharding == ZERO2) & (x.master_bytes == 0) & several
-    updated = np.where(zero1, sharded, held)
     weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
-    state = updated * (x.optimizer_state_bytes + x.master_bytes)
+    state = np.where(zero1, sharded, held) * (x.optimizer_state_bytes + x.master_bytes)
     gradients = np.where(zero2, sharded, held) * x.gradient_bytes
     # While a layer's gradients are reduced, ZeRO-2 and 3 hold that layer's whole gradients.
-    at_step = gradients + np.where(zero2, layer * x.gradient_bytes, 0.0)
+    reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
     buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
     gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
-    copies = held * np.where(gathers_all, x.element_bytes, x.cast_bytes) + held * x.cached_bytes
+    # Autocast makes its copies again where the layers are computed again: only the head's is there at the loss.
+    cast_of = np.where(x.checkpointing == FULL, np.minimum(x.vocab * x.hidden / x.tensor, held), held)
+    copies = np.where(gathers_all, held * x.element_bytes, cast_of * x.cast_bytes) + held * x.cached_bytes
     cast = np.where(zero3 & several, gathered, copies)
 
-    saved, working = activation_bytes(x)
+    saved, working, layer_activations = activation_bytes(x)
     first, last = _micro_batches_in_flight(x)
     logits = logits_bytes(x)
     # Which stage is fuller: the first, or the last with its logits.
@@ -142,8 +151,8 @@ def _moments(x: Inputs) -> _Moments:
         logits=logits,
         cast=cast,
         at_loss=early + saved + np.maximum(logits, working) + cast,
-        at_step=at_step,
-        updated=updated,
+        all_gradients=gradients + reducing,
+        last=layer_activations,
     )
 
 
@@ -185,8 +194,8 @@ def tokens_of_rank(x: Inputs) -> Number:
     return x.micro_batch * x.seq_len / x.context
 
 
-def activation_bytes(x: Inputs) -> tuple[Number, Number]:
-    """Bytes one micro-batch saves in a stage for the backward pass, and bytes of one layer's own backward pass.
+def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
+    """Bytes one micro-batch saves in a stage, bytes of one layer's own backward pass, and of one layer unsaved.
 
     Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the run's elements.
     """
@@ -195,25 +204,38 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number]:
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
 
     # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it) the
-    # normalised input in the wider type; dropout saves a mask byte. Rotary positions in the wider type save queries and
-    # keys once more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
-    wide = np.where(residual > element, residual, 0.0) * x.llama_like * (1.0 - x.compiled)
+    # normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once more: 3.7
+    # and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
+    autocast = residual > element
+    eager = x.written_out * (1.0 - x.compiled)
+    wide = residual * x.llama_like * eager
     outside = x.hidden * (2.0 * (residual + wide + element) + 2.0 * x.dropout)
     # Queries, keys, values, the attention's output (the input of the output projection).
-    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * (x.query + x.kv)
+    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
     # Feed-forward: every product's output, and the activation function's output that the last product reads. A rank
     # of experts works on the tokens that its experts were sent.
     uneven = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
     used = x.experts_used * uneven
     up = (x.mlp_matrices - 1.0) * x.ffn * used
     inner = element * x.ffn * used
-    feed_forward = element * up + inner * np.where(x.mlp_matrices > 2.5, 2.0, 1.0)
+    gated = x.mlp_matrices > 2.5
+    # A compiler computes the product of the gate and what it gates again.
+    by_hand = WRITTEN_GELU_BYTES * x.ffn * used * eager * x.causal * (1.0 - gated)
+    feed_forward = element * up + inner * (1.0 + gated * (1.0 - x.compiled)) + by_hand
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
     dispatched = element * x.hidden * used * (x.experts > 0)
     router = 8.0 * x.experts
-    # Unfused attention: softmax output and its 16-bit copy after dropout (2 elements) and a mask byte a score.
-    scores = (1.0 - x.flash) * x.heads * x.seq_len * (2.0 * element + 1.0)
+    # Unfused attention: a score's softmax (32 bits under autocast), what the product reads where that is another
+    # tensor (16 bits, or after dropout), and a mask byte. PyTorch has no fused attention in 32 bits for key-value heads
+    # that are fewer than the query heads, and compiled none with a mask and dropout: 4.2 and 5.1 bytes a score on H200
+    # (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
+    copied = np.where(autocast, element, element * x.dropout)
+    a_score = (1.0 - x.flash) * (residual + copied + x.dropout) + x.flash * x.written_out * (
+        (element > 2.0) * (x.kv < x.query) * residual
+        + x.compiled * (1.0 - x.causal) * x.dropout * (2.0 * element + 1.0)
+    )
+    scores = x.heads * x.seq_len * a_score
     everything = (outside + router + dispatched) / split + dispatched + (products + feed_forward + scores) / x.tensor
 
     # Selective keeps each layer's input, attention's output and those of the matrix products that it does not repeat.
@@ -235,7 +257,7 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number]:
     working = np.where(x.layers > 0, tokens * layer, 0.0)
 
     samples, working_of_samples = sample_bytes(x)
-    return transformer + samples, working + working_of_samples
+    return transformer + samples, working + working_of_samples, np.where(x.layers > 0, tokens * everything, 0.0)
 
 
 def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
@@ -254,7 +276,8 @@ def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
 
 def logits_bytes(x: Inputs) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage."""
-    return tokens_of_rank(x) * x.vocab * x.loss_bytes / x.tensor
+    loss_bytes = np.where(x.compiled > 0, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
+    return tokens_of_rank(x) * x.vocab * loss_bytes / x.tensor
 
 
 def _nccl_bytes(x: Inputs) -> Number:

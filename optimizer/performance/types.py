@@ -113,8 +113,8 @@ class Estimates:
         needed_gib: what the GPU must have: peak_memory_gib and the parts of ``reserve_gib``.
         fits: peak_memory_gib <= limit_gib.
         memory_gib: GiB by part; the parts add up to peak_memory_gib.
-        reserve_gib: GiB by part that the GPU must have beyond the peak: temporaries of an optimizer that is not fused,
-            the allocator's fragmentation, CUDA's context, NCCL's buffers.
+        reserve_gib: GiB by part that the GPU must have beyond the peak: the allocator's fragmentation, CUDA's context,
+            NCCL's buffers.
         time_s: seconds by part; the parts add up to step_time_s.
     """
 

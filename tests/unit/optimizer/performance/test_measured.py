@@ -26,11 +26,10 @@ def estimates() -> Estimates:
 
 def test_every_run_that_was_measured_is_said_to_fit() -> None:
     refused = [row.row_id for row, fits in zip(rows(), estimates().fits, strict=True) if not fits]
-    assert len(rows()) == 258
     assert refused == []
 
 
-def test_each_measured_peak_is_met_within_seven_percent_and_on_average_within_three() -> None:
+def test_each_measured_peak_is_met_within_eight_percent_and_on_average_within_two() -> None:
     errors = np.array(
         [
             peak / row.peak_memory_gib - 1
@@ -38,10 +37,10 @@ def test_each_measured_peak_is_met_within_seven_percent_and_on_average_within_th
             if row.peak_memory_gib is not None
         ]
     )
-    assert errors.size == 35
-    assert np.abs(errors).max() < 0.07
-    assert np.abs(errors).mean() < 0.03
-    # The margin between limit and memory is 5% and 1.4 GiB: no measured peak is under-estimated by more.
+    assert errors.size > 80
+    assert np.abs(errors).max() < 0.08
+    assert np.abs(errors).mean() < 0.02
+    # The margin between limit and memory is 5%, CUDA's 0.75 GiB and more: no measured peak is under-estimated by more.
     assert errors.min() > -0.06
 
 
