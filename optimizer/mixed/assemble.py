@@ -20,7 +20,7 @@ def assemble_mixed(
     mix: Mix, request: FleetRequest, catalog: Catalog, calibration: Calibration, best: FleetPlan | None
 ) -> MixedFleet:
     """The fleet that ``mix`` describes, against the cheapest fleet of one type."""
-    run, cost, split, ranks = mix.run, mix.cost, mix.split, mix.ranks
+    run, cost, ranks = mix.run, mix.cost, mix.ranks
     region = mix.ways[0].offer.region
     breakdown = {part: cents(getattr(cost, part)) for part in ("compute", "volumes", "storage", "transfer")}
     # The sum of what is shown, so that the bill adds up to the cent.
@@ -34,7 +34,7 @@ def assemble_mixed(
     # What is owned first.
     for i in sorted((0, 1), key=lambda i: mix.ways[i].reservation is None):
         way, instance = mix.ways[i], mix.ways[i].offer.instance
-        samples = mix.micro_batch[i] * split.grad_accum[i]
+        samples = mix.micro_batch[i] * mix.grad_accum[i]
         # While the job waits for a reclaimed node, that node is not paid.
         absent = reclaims[i] / sum(reclaims) if sum(reclaims) else 0.0
         paid = mix.nodes[i] * float(run.running_hours) + (mix.nodes[i] - absent) * float(run.waiting_hours)
@@ -49,11 +49,11 @@ def assemble_mixed(
                 capacity_reservation_id=way.reservation.capacity_reservation_id if way.reservation else None,
                 usd_per_hour=way.price.usd_per_hour,
                 micro_batch=mix.micro_batch[i],
-                grad_accum=split.grad_accum[i],
+                grad_accum=mix.grad_accum[i],
                 activation_checkpointing=CHECKPOINTINGS[mix.checkpointing[i]],
                 samples_per_rank=samples,
-                share_of_global_batch=rounded(samples * ranks[i] / split.global_batch),
-                gradient_weight=rounded(samples * sum(ranks) / split.global_batch),
+                share_of_global_batch=rounded(samples * ranks[i] / mix.global_batch),
+                gradient_weight=rounded(samples * sum(ranks) / mix.global_batch),
                 step_time_s=rounded(mix.computed_s[i]),
                 peak_gib=rounded(mix.peak_gib[i]),
                 limit_gib=rounded(mix.limit_gib[i]),
@@ -69,8 +69,8 @@ def assemble_mixed(
         zone_ids=tuple(sorted(set(zones(mix.ways[0])) & set(zones(mix.ways[1])))),
         groups=(groups[0], groups[1]),
         sharding=SHARDINGS[mix.sharding],
-        global_batch=split.global_batch,
-        steps=split.steps,
+        global_batch=mix.global_batch,
+        steps=mix.steps,
         step_time_s=rounded(mix.step_time_s),
         idle_share=rounded(1 - busy / (slowest * sum(ranks))),
         hours={name: rounded(getattr(run, f"hours_{name}")) for name in ("expected", "p50", "p95")},

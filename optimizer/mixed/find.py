@@ -25,7 +25,7 @@ from optimizer.mixed.physics import Physics, meets_every_micro_batch
 from optimizer.mixed.pricing import Terms, keeps_limits
 from optimizer.mixed.sources import group_name, pairs_of, ways_to_have
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import DDP, SHARDINGS, ZERO1, Run
+from optimizer.performance.types import DDP, SHARDINGS, Run
 from optimizer.request import Constraints, FleetRequest
 from optimizer.search import Amount, Purchase, matching_types, share_of_gpu
 from optimizer.units import HOURS_PER_MONTH
@@ -52,8 +52,8 @@ class Mix:
     Attributes:
         key: orders mixes: expected cost, expected hours, nodes, what the groups are, region.
         ways, nodes, ranks: how the nodes are had, how many, and their GPUs.
-        sharding, checkpointing, micro_batch: as in Grid.
-        split: the shares of the global batch.
+        sharding, checkpointing, micro_batch, grad_accum: as in Grid.
+        global_batch, steps: samples of a step, and optimizer steps.
         step_time_s: one step; computed_s of it is each group's own computation.
         peak_gib, limit_gib: memory of a rank.
         run, cost: hours and dollars, single numbers.
@@ -67,7 +67,9 @@ class Mix:
     sharding: int
     checkpointing: tuple[int, int]
     micro_batch: tuple[int, int]
-    split: shares.Split
+    grad_accum: tuple[int, int]
+    global_batch: int
+    steps: int
     step_time_s: float
     computed_s: tuple[float, float]
     peak_gib: tuple[float, float]
@@ -93,7 +95,7 @@ class Search:
 
     Attributes:
         limits: budget, deadline and nodes.
-        samples, batch, exact: the training; batch is the global batch, or the largest one allowed if not ``exact``.
+        training: samples and global batch.
         physics: estimates of the types.
         ways: how nodes can be had.
         kind: of each way, the position of its type in ``physics.types``.
@@ -104,9 +106,7 @@ class Search:
     """
 
     limits: Constraints
-    samples: int
-    batch: int
-    exact: bool
+    training: shares.Training
     physics: Physics
     ways: tuple[Purchase, ...]
     kind: Places
@@ -178,9 +178,7 @@ class Search:
         )
         return cls(
             limits=limits,
-            samples=amount.samples,
-            batch=batch,
-            exact=amount.global_batch is not None,
+            training=shares.Training(samples=amount.samples, batch=batch, exact=amount.global_batch is not None),
             physics=physics,
             ways=ways,
             kind=kind,
@@ -225,7 +223,9 @@ class Search:
         """Every number of nodes (x 2) that a pair can have."""
         a, b = self.pairs[pair]
         x, y = np.arange(1, self.most[a] + 1)[:, None], np.arange(1, self.most[b] + 1)
-        few = (x + y <= self.limits.max_nodes) & (x * self.terms.ranks[a] + y * self.terms.ranks[b] <= self.batch)
+        few = (x + y <= self.limits.max_nodes) & (
+            x * self.terms.ranks[a] + y * self.terms.ranks[b] <= self.training.batch
+        )
         return np.argwhere(few) + 1
 
     def _node_counts(self, block: Places, below: float) -> tuple[Places, Ints]:
@@ -249,11 +249,13 @@ class Search:
         kind = self.kind[self.pairs[pair]]
         ranks = nodes * self.terms.ranks[self.pairs[pair]]
         # Each rank of the other group takes at least one sample.
-        largest = (self.batch - ranks[:, ::-1]) // ranks
+        largest = (self.training.batch - ranks[:, ::-1]) // ranks
         speed = (self.physics.samples_per_second(kind, largest) * ranks).sum(axis=1)
         shown_s = self.physics.least_communication_of_mixes_s(kind, nodes.sum(axis=1), ranks.sum(axis=1), largest)
         with np.errstate(divide="ignore"):
-            hours = (self.samples / speed + math.ceil(self.samples / self.batch) * shown_s) / 3600
+            hours = (
+                self.training.samples / speed + math.ceil(self.training.samples / self.training.batch) * shown_s
+            ) / 3600
         run, cost = self.terms.priced(self.pairs[pair], nodes, hours, nodes.sum(axis=1).astype(float))
         return np.where(keeps_limits(run, cost, self.limits), cost.expected, np.inf)
 
@@ -263,21 +265,25 @@ class Search:
         ranks = nodes * self.terms.ranks[self.pairs[pair]]
         together = ranks.sum(axis=1)
         fits = self.physics.fits(kind.reshape(-1), np.repeat(together, 2))
-        options = [
-            (row, *option)
-            for row in range(pair.size)
-            for option in self._splits(kind[row], ranks[row], fits[2 * row : 2 * row + 2])
-        ]
-        if not options:
+        seconds = np.where(fits, self.physics.seconds[self.physics.chip[kind.reshape(-1)]][..., None], np.inf)
+        # Axes: mix, group, sharding, size, one or several micro-batches a step.
+        shape = (*kind.shape, len(SHARDINGS), self.physics.sizes.size, 2)
+        way, time = seconds.argmin(axis=2).reshape(shape), seconds.min(axis=2).reshape(shape)
+        found = [self._split(mode, ranks, time[:, :, mode], together) for mode in range(len(SHARDINGS))]
+        row, sharding = np.nonzero(np.stack([np.isfinite(split.seconds) for split in found], axis=1))
+        if not row.size:
             return
-        row, sharding, checkpointing = (np.array([option[n] for option in options]) for n in (0, 1, 3))
-        splits = [option[2] for option in options]
-        micro = self.physics.sizes[np.array([split.size for split in splits])]
-        accum = np.array([split.grad_accum for split in splits])
-        step_s, estimates = self.physics.steps(
-            kind[row], nodes[row].sum(axis=1), together[row], sharding, checkpointing, micro, accum
+        split = shares.Split(
+            **{f.name: np.stack([getattr(s, f.name) for s in found], axis=1)[row, sharding] for f in fields(found[0])}
         )
-        hours = np.array([split.steps for split in splits]) * step_s / 3600
+        several = (split.grad_accum > 1).astype(np.int64)
+        micro = split.micro_batch
+        size = np.searchsorted(self.physics.sizes, micro)
+        checkpointing = way[row[:, None], [0, 1], sharding[:, None], size, several]
+        step_s, estimates = self.physics.steps(
+            kind[row], nodes[row].sum(axis=1), together[row], sharding, checkpointing, micro, split.grad_accum
+        )
+        hours = split.steps * step_s / 3600
         # Of each mix the fastest sharding: at every price the cheapest.
         order = np.lexsort((hours, row))
         best = order[np.concatenate(([True], np.diff(row[order]) > 0))]
@@ -298,7 +304,9 @@ class Search:
                 sharding=int(sharding[at]),
                 checkpointing=_two(checkpointing[at]),
                 micro_batch=_two(micro[at]),
-                split=splits[at],
+                grad_accum=_two(split.grad_accum[at]),
+                global_batch=int(split.global_batch[at]),
+                steps=int(split.steps[at]),
                 step_time_s=float(step_s[at]),
                 computed_s=_two(computed[at]),
                 peak_gib=_two(peak[at]),
@@ -308,26 +316,23 @@ class Search:
                 log_error=float(self.terms.log_error[two[n]].max()),
             )
 
-    def _splits(
-        self, kind: Places, ranks: Ints, fits: NDArray[np.bool_]
-    ) -> Iterator[tuple[int, shares.Split, tuple[int, int]]]:
-        """The best shares of one mix for each sharding, and each group's checkpointing."""
-        seconds = self.physics.seconds[self.physics.chip[kind]]
-        every = np.where(fits, seconds[..., None], np.inf)
-        way = every.argmin(axis=2)  # group x sharding x size x (one, several micro-batches)
-        time = every.min(axis=2)
-        split: shares.Split | None = None
-        for mode in range(len(SHARDINGS)):
-            if mode != ZERO1 or not np.array_equal(time[:, mode], time[:, DDP]):
-                a, b = (
-                    shares.Rates(ranks=int(ranks[g]), once=time[g, mode, :, 0], each=time[g, mode, :, 1])
-                    for g in (0, 1)
+    def _split(self, mode: int, ranks: Ints, time: Floats, together: Ints) -> shares.Split:
+        """The best shares of mixes for one sharding; ``time`` is mix x group x size x (one, several micro-batches)."""
+        groups: list[shares.Rates] = []
+        for g in (0, 1):
+            # Larger micro-batches than the other ranks leave, or than fit any of the mixes, need no look.
+            most = int(((self.training.batch - together) // ranks[:, g]).max()) + 1
+            looked = np.isfinite(time[:, g, :, 0]).any(axis=0) & (self.physics.sizes <= most)
+            groups.append(
+                shares.Rates(
+                    ranks=ranks[:, g],
+                    sizes=self.physics.sizes[looked],
+                    once=time[:, g, looked, 0],
+                    each=time[:, g, looked, 1],
                 )
-                share = shares.split_in_step if meets_every_micro_batch(mode) else shares.split_freely
-                split = share(self.physics.sizes, a, b, self.samples, self.batch, self.exact)
-            if split is not None:
-                first, second = (int(way[g, mode, split.size[g], int(split.grad_accum[g] > 1)]) for g in (0, 1))
-                yield mode, split, (first, second)
+            )
+        share = shares.split_in_step if meets_every_micro_batch(mode) else shares.split_freely
+        return share(groups[0], groups[1], self.training)
 
 
 def _two(values: NDArray[Any]) -> tuple[Any, Any]:
