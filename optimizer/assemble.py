@@ -8,6 +8,7 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.fastest import Fastest
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
@@ -63,7 +64,7 @@ def assemble(
     fastest, way = table.fastest, table.purchases[table.purchase[row]]
     config = int(table.config[row])
     instance = fastest.instance
-    layout = {name: int(getattr(fastest.rows, name)[config]) for name in _LAYOUT}
+    layout = parallelism(fastest, config)
     nodes = int(fastest.nodes[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])
@@ -97,11 +98,7 @@ def assemble(
                 "budget_usd": request.constraints.budget_usd,
                 "deadline_hours": request.constraints.deadline_hours,
             },
-            "parallelism": layout
-            | {
-                "sharding": SHARDINGS[fastest.sharding[config]],
-                "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
-            },
+            "parallelism": layout,
             "memory": {
                 "peak_gib": rounded(estimates.peak_memory_gib[cell]),
                 "limit_gib": rounded(estimates.limit_gib[cell]),
@@ -137,6 +134,14 @@ def assemble(
             },
         }
     )
+
+
+def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:
+    """How configuration ``config`` of ``fastest`` lays the model over its GPUs: the fields of a plan's parallelism."""
+    return {name: int(getattr(fastest.rows, name)[config]) for name in _LAYOUT} | {
+        "sharding": SHARDINGS[fastest.sharding[config]],
+        "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
+    }
 
 
 def node_prices(way: Purchase) -> list[Price]:
