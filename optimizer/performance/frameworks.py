@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
+
+from optimizer.performance.kernels import FlashKernel
 
 FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
 
@@ -43,7 +44,7 @@ class Framework(BaseModel):
     selective_recompute: float = Field(ge=0, le=1)
     splits_sequence: bool
     written_out: bool
-    flash_kernel: Literal["flash1", "flash2", "vendor"]
+    flash_kernel: FlashKernel
     pads_vocabulary: bool
     overlaps_data: bool
     overlaps_tensor: bool

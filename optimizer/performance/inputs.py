@@ -14,6 +14,7 @@ import numpy as np
 
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.hardware import Gpu
+from optimizer.performance import kernels
 from optimizer.performance.frameworks import Framework, framework_name, frameworks
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
 from optimizer.units import GIB
@@ -159,49 +160,23 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
     return float(peak) * 1e12
 
 
-# Share of the dense peak that attention kernels reach on long sequences with heads of 128, forward and backward.
-# FlashAttention 2 on A100 0.50 to 0.73, its first version 0.25 to 0.40 (arXiv:2307.08691, abstract); on H200 (torch 2.11,
-# tests/benchmarks/results/h200_ops_202611.md) FlashAttention 2 has 0.34 and cuDNN, which torch takes there, 0.57.
-# The vendor's kernel is cuDNN from Hopper on and FlashAttention 2 before; architectures without a figure have Ampere's.
-FLASH2 = {"Ampere": 0.60, "Hopper": 0.34, "Blackwell": 0.34}
-VENDOR = {"Hopper": 0.57, "Blackwell": 0.57}
-FLASH1_OVER_FLASH2 = 0.55
-# Kernels for 32-bit inputs do not use tensor cores: 34 of 67 TFLOP/s (the same measurement).
-ATTENTION_32_BIT = 0.51
-
-# A matrix product with a side that is no multiple of 8 elements is slow: a vocabulary of 50257 took 5.7 times as long
-# as 50304 in 16 bits (3.0 in tf32), and 30522 2.9 times as long as an aligned one (the same measurement).
-ODD_SIDE, EVEN_SIDE, ODD_SIDE_TF32 = 5.7, 2.9, 3.0
-# fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled (the same measurement).
-QUANTISE_BYTES = 6.0
-
-
-def attention_flop_per_s(gpu: Gpu, precision: str, kernel: str) -> float:
+def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
     """Speed of fused attention on long sequences with heads of 128, FLOP/s.
 
     Raises:
         DataMissingError: the GPU does not run that precision.
     """
     if precision in ("fp32", "tf32"):
-        return ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
-    # Only the layers' products run in 8 bits: attention and the output projection stay in 16
-    # (https://docs.nvidia.com/deeplearning/transformer-engine).
-    peak = peak_flop_per_s(gpu, "bf16" if precision == "fp8" else precision)
-    family = gpu.architecture.split()[0]
-    share = FLASH2.get(family, FLASH2["Ampere"])
-    if kernel == "vendor":
-        share = VENDOR.get(family, share)
-    return peak * share * (FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
+        return kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
+    return peak_flop_per_s(gpu, _outside_layers(precision)) * kernels.attention_share(gpu.architecture, kernel)
 
 
-def head_flop_per_s(gpu: Gpu, precision: str, vocab: int, padded: bool) -> float:
-    """Peak of the output projection, FLOP/s; less where the vocabulary's size does not align."""
-    peak = peak_flop_per_s(gpu, "bf16" if precision == "fp8" else precision)
-    if padded or vocab % 8 == 0 or precision == "fp32":
-        return peak
-    if precision == "tf32":
-        return peak / (ODD_SIDE_TF32 if vocab % 4 else 1.0)
-    return peak / (ODD_SIDE if vocab % 2 else EVEN_SIDE)
+def _outside_layers(precision: str) -> str:
+    """Only the layers' products run in 8 bits: attention and the output projection stay in 16.
+
+    https://docs.nvidia.com/deeplearning/transformer-engine
+    """
+    return "bf16" if precision == "fp8" else precision
 
 
 def make_inputs(
@@ -229,6 +204,9 @@ def make_inputs(
     framework = frameworks()[framework_name(run.framework)]
     state, traffic = OPTIMIZERS[run.optimizer]
     sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
+    # A compiler pads products that do not align, as does code that pads its vocabulary.
+    padded = framework.pads_vocabulary or run.compiled
+    misaligned = 1.0 if padded else kernels.output_projection_slowdown(run.precision, model.vocab_size)
     memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
     found = Inputs(
         parameters=float(model.parameters),
@@ -281,11 +259,9 @@ def make_inputs(
         loss_traffic_bytes=framework.loss_traffic_bytes,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
-        head_flop_per_s=head_flop_per_s(
-            hardware.gpu, run.precision, model.vocab_size, framework.pads_vocabulary or run.compiled
-        ),
-        convolution=0.67 if run.precision == "fp32" else 1.0,
-        quantise_bytes=QUANTISE_BYTES if run.precision == "fp8" else 0.0,
+        head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(run.precision)) / misaligned,
+        convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
+        quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" else 0.0,
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],

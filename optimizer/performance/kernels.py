@@ -1,0 +1,110 @@
+"""What kernels cost: bytes a tensor's element by operation, shares of the peak by attention kernel, host time.
+
+Measured on one H200 with torch 2.11 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise. A pair is of
+the forward and the backward pass; bytes are those a large copy would move in the operation's time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FlashKernel = Literal["flash1", "flash2", "vendor"]
+
+# Share of the datasheet's memory bandwidth that a large copy reaches: 4.25 of 4.8 TB/s.
+MEMORY_EFFICIENCY = 0.885
+
+# Element-wise kernels, bytes a byte of the tensor's element. LayerNorm, and RMSNorm in one kernel.
+NORM = (3.0, 4.3)
+# RMSNorm as Hugging Face writes it, a kernel each for square, mean, root and two products: of fp32 (40 and 96 bytes an
+# element), and of 16 bits that it widens (57 and 112).
+WRITTEN_NORM = (10.0, 24.0)
+WRITTEN_NORM_16_BIT = (28.0, 56.0)
+COMPILED_NORM = (2.6, 3.5)
+# Compiled chains around norms take longer in training steps than alone (8 compiled runs on H200, measured_runs.csv).
+COMPILED_SLOWER = 2.0
+# A residual sum; backward, the sum of the two branches' gradients. A compiler joins it to the norm that follows.
+RESIDUAL = (3.0, 3.0)
+COMPILED_RESIDUAL = (1.5, 1.5)
+# Dropout on its own; where it is one kernel with bias and residual, only its mask and its gradient are more.
+DROPOUT = (3.4, 2.5)
+FUSED_DROPOUT = (0.5, 1.5)
+# GELU, and SwiGLU in two kernels or in one.
+GELU = (2.5, 3.4)
+SWIGLU = (5.4, 9.2)
+FUSED_SWIGLU = (3.0, 5.0)
+# GPT-2's GELU as Hugging Face writes it (NewGELUActivation): eight kernels, in fp32 because autocast's cube is; bytes
+# an element, counted.
+WRITTEN_GELU = (70.0, 135.0)
+# Rotary positions as written out: negate and join halves, two products and a sum, bytes an element in 16 and 32 bits.
+WRITTEN_ROTARY, WRITTEN_ROTARY_32_BIT = 43.0, 55.0
+FUSED_ROTARY = 2.5
+# Under autocast each linear layer casts its own input (6 bytes), and its gradient back (12 bytes: casts to wider types
+# run at half the bandwidth), and the gradients of those that share it are added up.
+CASTS = 4.0
+LLAMA_CASTS = 5.0
+# Unfused attention, bytes of the score matrix a byte of its element. Fused softmax kernels (Megatron-LM): product,
+# softmax, dropout with its mask, product forward; the same with gradients backward. Written out with an fp32 softmax:
+# 55 and 60 bytes a score.
+FUSED_SCORES = (6.5, 9.5)
+WRITTEN_SCORES = (27.0, 30.0)
+# Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
+COMPILED_CROSS_ENTROPY = 0.22
+# Kernels of a layer's forward pass; twice as many backward.
+WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
+
+# Sequence at which flash attention is half as fast as at a very long one: blocks on the diagonal of a causal mask are
+# computed in full, and short sequences fill the GPU badly.
+CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
+# For 32-bit inputs, whose kernel is slow at any length, this share of it.
+HALF_LENGTH_32_BIT = 0.25
+# Head width at which the softmax costs as much as the products: 0.91 of the speed at 64 as at 128.
+HALF_HEAD = 17.0
+
+# FLOPs of a convolution a byte of bandwidth: 3x3 and 1x1 convolutions of 64 to 512 channels reach 130 to 380 TFLOP/s.
+CONVOLUTION_FLOP_PER_BYTE = 41.0
+# Convolutions on CUDA cores, over matrix products there.
+FP32_CONVOLUTION = 0.67
+
+# Share of a layer's host time that remains when a compiler launches it in fewer kernels.
+COMPILED_HOST = 0.5
+# Host time of a layer of Llama as Hugging Face writes it, over one of GPT-2 or BERT: it has as many more kernels.
+LLAMA_HOST = 1.4
+# Host time of one collective of tensor ranks: the call, its stream and its events.
+HOST_S_PER_COLLECTIVE = 60e-6
+# Layers that take the host as long as embedding, head and loss.
+END_LAYERS = 2.0
+
+# fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled.
+QUANTISE_BYTES = 6.0
+
+# Share of the dense peak that flash attention reaches on long sequences with heads of 128, forward and backward.
+# FlashAttention 2 has 0.50 to 0.73 on A100 and its first version 0.25 to 0.40 (arXiv:2307.08691, abstract); on H200
+# FlashAttention 2 has 0.34 and cuDNN's kernel, which torch takes there, 0.57. "vendor" is cuDNN's from Hopper on and
+# FlashAttention 2 before; an architecture without a figure has Ampere's.
+FLASH2 = {"Ampere": 0.60, "Hopper": 0.34, "Blackwell": 0.34}
+CUDNN = {"Hopper": 0.57, "Blackwell": 0.57}
+FLASH1_OVER_FLASH2 = 0.55
+# Kernels for 32-bit inputs do not use tensor cores: 34 of 67 TFLOP/s.
+ATTENTION_32_BIT = 0.51
+
+# A product with a side that is no multiple of 8 elements (16 bytes) is slow: 50257 columns take 5.7 times as long as
+# 50304 in 16 bits and 3.0 times in tf32; 30522, which is even, 2.9 times.
+ODD_SIDE, EVEN_SIDE, ODD_SIDE_TF32 = 5.7, 2.9, 3.0
+
+
+def attention_share(architecture: str, kernel: FlashKernel) -> float:
+    """Share of the 16-bit peak that ``kernel`` reaches on a GPU of ``architecture`` ("Blackwell Ultra")."""
+    family = architecture.split()[0]
+    flash2 = FLASH2.get(family, FLASH2["Ampere"])
+    if kernel == "vendor":
+        return CUDNN.get(family, flash2)
+    return flash2 * (FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
+
+
+def output_projection_slowdown(precision: str, vocab_size: int) -> float:
+    """How many times as long the output projection takes as if ``vocab_size`` were a multiple of 8."""
+    if vocab_size % 8 == 0 or precision == "fp32":
+        return 1.0
+    if precision == "tf32":
+        return ODD_SIDE_TF32 if vocab_size % 4 else 1.0
+    return ODD_SIDE if vocab_size % 2 else EVEN_SIDE
