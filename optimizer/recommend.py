@@ -12,6 +12,7 @@ import numpy as np
 from optimizer.assemble import assemble
 from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
+from optimizer.mixed import MixedFleet, find_mixed
 from optimizer.performance.calibration import Calibration
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
@@ -40,6 +41,7 @@ class Recommendation:
         catalog: the prices and types it was answered from.
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto set.
         pareto: plans no other plan beats in both expected hours and expected cost, cheapest first.
+        mixed_fleets: two groups of unlike nodes as one job, where that is cheaper than every plan; cheapest first.
         rejected: each considered type without a plan: instance_type, reason, binding_constraint, value, limit.
         searched_plans: ``configurations`` crossed with the ways to pay for them.
         configurations: legal configurations of all types that have a price, none left unweighed.
@@ -52,6 +54,7 @@ class Recommendation:
     catalog: Catalog
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
+    mixed_fleets: tuple[MixedFleet, ...]
     rejected: tuple[Rejection, ...]
     searched_plans: int
     configurations: int
@@ -67,6 +70,7 @@ class Recommendation:
             "catalog": self.catalog.describe(),
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
+            "mixed_fleets": [fleet.to_dict() for fleet in self.mixed_fleets],
             "rejected": list(self.rejected),
             "searched_plans": self.searched_plans,
             "searched": {
@@ -127,6 +131,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         catalog=catalog,
         plans=pareto if request.objective == "pareto" else tuple(plans[at] for at in best),
         pareto=pareto,
+        mixed_fleets=find_mixed(request, model, amount, regions, catalog, calibration, pareto[0] if pareto else None),
         rejected=tuple(rejected),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
