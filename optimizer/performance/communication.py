@@ -205,8 +205,10 @@ def communication(x: Inputs) -> Communication:
         # Experts' gradients are those of the ranks that hold the same experts.
         same = group_of(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
         experts = layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
-        of_others, of_experts = _data_seconds(x, everyone, held - experts), _data_seconds(x, same, experts)
-        per_micro_batch, per_step = of_others[0] + of_experts[0], of_others[1] + of_experts[1]
+        # A configuration must not depend on what else is in the grid: without expert ranks there is one collective.
+        spread = np.where(x.expert > 1, 1.0, 0.0)
+        of_others, of_experts = _data_seconds(x, everyone, held - spread * experts), _data_seconds(x, same, experts)
+        per_micro_batch, per_step = (a + spread * b for a, b in zip(of_others, of_experts, strict=True))
     else:
         per_micro_batch, per_step = _data_seconds(x, everyone, held)
     return Communication(
