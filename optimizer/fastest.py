@@ -46,14 +46,7 @@ _CHUNK = 680
 _WAVES = (1.1, 1.4, np.inf)
 # Parts of a step that every micro-batch pays in the layers of a stage.
 _COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
-_IN_LAYERS = (
-    "matmul",
-    "attention",
-    "elementwise",
-    "tensor_communication",
-    "context_communication",
-    "expert_communication",
-)
+_IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,10 +306,10 @@ class _Search:
         # Of each machine where nothing fitted yet: the row that came nearest, and the GiB it lacks.
         self.lacks_gib = np.full(len(tables), np.inf)
         self.nearest = np.zeros(len(tables), dtype=np.int64)
+        self.floor = _Floor(self)
 
     def results(self) -> list[Fastest | Rejection]:
         """One result a machine."""
-        self.floor = _Floor(self)
         machine = np.concatenate([np.full(s.stop - s.start, m) for m, s in enumerate(self.slices)])
         row = np.concatenate([np.arange(s.start, s.stop) for s in self.slices])
         is_plain = self.axes[row] == 0

@@ -1,0 +1,278 @@
+"""The bounded search against brute force: every configuration of small catalogs, models and limits, one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer import space
+from optimizer.catalog import load
+from optimizer.fastest import TIE, Fastest, Machines, _Search, estimates_of, fastest, share_of_gpu
+from optimizer.performance.calibration import load as load_calibration
+from optimizer.performance.evaluate import evaluate
+from optimizer.performance.legality import legal
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Run
+from optimizer.workload.model import ModelSpec
+from optimizer.workload.resolve import resolve_model
+
+# One of each kind of node: NVSwitch and EFA, PCIe and TCP, one GPU, two GPUs, a fraction of a GPU.
+TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6.4xlarge", "g7e.12xlarge", "g6f.4xlarge")
+FIELDS = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
+
+
+def small_model(layers: int, heads: int, kv_heads: int, width: int, experts: int, vocab: int) -> ModelSpec:
+    fields: dict[str, Any] = {"layers": layers, "hidden_size": heads * width, "ffn_size": 4 * heads * width}
+    fields |= {"attention_heads": heads, "kv_heads": kv_heads, "vocab_size": vocab, "head_dim": width}
+    return resolve_model(fields | ({"experts": experts, "experts_per_token": 2} if experts else {}))
+
+
+def configurations(
+    model: ModelSpec, run: Run, ranks: int, nodes: int, batch: int | None, limit: int
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Every configuration of the searched space on ``nodes`` nodes, by loops."""
+    rows = []
+    gpus = ranks * nodes
+    most = max(1, model.layers)
+    for tensor, pipeline, context, expert in itertools.product(
+        range(1, ranks + 1), range(1, most + 1), (1, 2, 4, 8), range(1, max(1, model.experts) + 1)
+    ):
+        if ranks % tensor or gpus % (tensor * pipeline * context) or context * 2048 > max(run.seq_len, 2048):
+            continue
+        data = gpus // (tensor * pipeline * context)
+        splits = int(tensor > 1 and run.seq_len % (tensor * context) == 0)
+        for micro in range(1, batch + 1) if batch else [2**k for k in range(12)]:
+            if batch is not None:
+                accum = batch // (data * micro)
+                if accum * data * micro != batch:
+                    continue
+            else:
+                accum = limit // (data * micro)
+                if nodes == 1 and micro == 1:
+                    accum = max(1, accum)
+            if accum < 1:
+                continue
+            for stages in range(1, most + 1):
+                if stages > 1 and model.layers % (pipeline * stages):
+                    continue
+                for sharding, way in itertools.product(range(len(SHARDINGS)), model.checkpointings):
+                    if data * context == 1 and sharding != DDP:
+                        continue
+                    rows.append(
+                        (data, tensor, pipeline, context, expert, splits, stages, micro, accum, sharding)
+                        + (CHECKPOINTINGS.index(way),)
+                    )
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 11).T
+    names = (*FIELDS, "micro_batch", "grad_accum", "sharding", "checkpointing")
+    found = dict(zip(names, columns, strict=True))
+    mask, _ = legal(model, run, Grid(nodes=nodes, **found))
+    return {name: values[mask] for name, values in found.items()}
+
+
+def expected(found: dict[str, Any], estimates: Estimates, samples: int) -> list[tuple[float, tuple[int, ...]]]:
+    """(hours, configuration) that the search should pick: the simplest of the fastest plain one, and of the others."""
+    batch = found["data"] * found["micro_batch"] * found["grad_accum"]
+    hours = np.where(estimates.fits, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
+    axes = np.sum([found[name] > 1 for name in ("tensor", "pipeline", "context", "expert")], axis=0)
+    picked = []
+    plain = hours[axes == 0].min(initial=np.inf)
+    best = hours.min(initial=np.inf)
+    wanted = [(axes == 0, plain)] + ([(axes > 0, best)] if plain > (1 + TIE) * best else [])
+    for group, mark in wanted:
+        at = np.flatnonzero(group & (hours <= (1 + TIE) * mark) & np.isfinite(hours))
+        if not at.size:
+            continue
+        keys = [
+            (axes[i], found["virtual_stages"][i], found["sharding"][i], found["checkpointing"][i], hours[i]) for i in at
+        ]
+        first = at[min(range(len(keys)), key=keys.__getitem__)]
+        picked.append((float(hours[first]), tuple(int(found[name][first]) for name in FIELDS)))
+    return picked
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    layers=st.sampled_from([1, 2, 3, 4, 6, 8]),
+    heads=st.sampled_from([2, 4, 6, 8]),
+    width=st.sampled_from([64, 128, 512, 1024]),
+    experts=st.sampled_from([0, 0, 0, 4]),
+    vocab=st.sampled_from([1000, 128256]),
+    seq_len=st.sampled_from([128, 2048, 4096, 16384]),
+    batch=st.sampled_from([None, None, 8, 12, 64, 96]),
+    limit=st.sampled_from([1, 6, 64, 1000]),
+    samples=st.sampled_from([1, 1000, 999_999]),
+    nodes=st.integers(1, 3),
+    name=st.sampled_from(TYPES),
+    framework=st.sampled_from(["torch", "torch", "megatron", "megatron-core"]),
+)
+def test_the_search_finds_what_brute_force_finds(
+    layers: int,
+    heads: int,
+    width: int,
+    experts: int,
+    vocab: int,
+    seq_len: int,
+    batch: int | None,
+    limit: int,
+    samples: int,
+    nodes: int,
+    name: str,
+    framework: str,
+) -> None:
+    model = small_model(layers, heads, math.gcd(heads, 4), width, experts, vocab)
+    run = Run(seq_len=seq_len, framework=framework)
+    instance = load().instance_type(name)
+    calibration = load_calibration()
+    most = nodes if instance.gpu_count >= 1 else 1
+    result = fastest(
+        [instance],
+        run,
+        model,
+        samples=samples,
+        global_batch=batch,
+        batch_limit=limit,
+        max_nodes=nodes,
+        calibration=calibration,
+    )[0]
+    allowed = space.shardings(run)
+    total = 0
+    wanted: list[tuple[int, float, tuple[int, ...]]] = []
+    for count in range(1, most + 1):
+        found = configurations(model, run, instance.ranks, count, batch, limit)
+        found = {key: values[np.isin(found["sharding"], allowed)] for key, values in found.items()}
+        if not found["data"].size:
+            continue
+        estimates = evaluate(model, run, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
+        total += found["data"].size
+        wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples)]
+    if isinstance(result, dict):
+        assert not wanted
+        assert result["binding_constraint"] == ("memory" if total else "global_batch")
+        return
+    assert result.configurations == total
+    assert result.evaluated <= total
+    got = sorted(
+        (int(n), tuple(int(getattr(result.rows, field)[i]) for field in FIELDS), float(result.train_hours[i]))
+        for i, n in enumerate(result.nodes)
+    )
+    assert [(n, layout) for n, layout, _ in got] == [(n, layout) for n, _, layout in sorted(wanted, key=_by_layout)]
+    for (_, _, hours), (_, right, _) in zip(got, sorted(wanted, key=_by_layout), strict=True):
+        assert hours == pytest.approx(right, rel=1e-9)
+
+
+def _by_layout(entry: tuple[int, float, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
+    return entry[0], entry[2]
+
+
+@pytest.mark.parametrize("framework", ["torch", "megatron-core", "torchtitan"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt2-xl", "llama-3.1-405b"])
+def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) -> None:
+    model = resolve_model(name)
+    run = Run(seq_len=1024 if name == "gpt2-xl" else 8192, framework=framework)
+    calibration = load_calibration()
+    instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g5.12xlarge")]
+    rows = [space.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
+    search = _Search(
+        machines=Machines.of(instances, run, model, calibration),
+        tables=rows,
+        model=model,
+        run=run,
+        samples=10_000,
+        calibration=calibration,
+    )
+    # Every row of both types would be 100,000 evaluations more; each hundredth is as good a witness.
+    row = np.concatenate([np.arange(s.start, s.stop, 7) for s in search.slices])
+    machine = np.concatenate([np.full(len(range(s.start, s.stop, 7)), at) for at, s in enumerate(search.slices)])
+    bound = search._bound(machine, row)
+    rough = search.floor.least_hours(machine, row)
+    table = search.table.take(row)
+    beaten = 0
+    for at, instance in enumerate(instances):
+        mine = machine == at
+        columns = {key: getattr(table, key)[mine][:, None, None] for key in (*FIELDS, "micro_batch", "grad_accum")}
+        grid = Grid(
+            nodes=table.nodes[mine][:, None, None],
+            **columns,
+            sharding=search.shardings[:, None],
+            checkpointing=search.checkpointings,
+        )
+        found = evaluate(model, run, share_of_gpu(instance), grid, calibration)
+        hours = search.steps[row[mine]][:, None, None] * found.step_time_s / 3600
+        assert (rough[mine] <= hours.min(axis=(1, 2)) * (1 + 1e-12)).all()
+        fitting = np.where(found.fits & search.possible[row[mine]], hours, np.inf).min(axis=(1, 2))
+        assert (bound[mine] <= fitting * (1 + 1e-12)).all()
+        beaten += int(np.isfinite(fitting).sum())
+    assert beaten > 20 or name == "llama-3.1-405b"
+
+
+def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
+    model, run, calibration = resolve_model("llama-3.1-8b"), Run(seq_len=8192), load_calibration()
+    kinds = [load().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
+    found = [
+        result
+        for result in fastest(
+            kinds, run, model, samples=1000, global_batch=None, batch_limit=244, max_nodes=4, calibration=calibration
+        )
+        if isinstance(result, Fastest)
+    ]
+    chosen = [(result, at) for result in found for at in range(result.nodes.size)]
+    estimates = estimates_of(chosen, run, model, calibration)
+    assert estimates.fits.all()
+    for cell, (result, at) in enumerate(chosen):
+        grid = Grid(
+            nodes=result.nodes[at],
+            **{key: getattr(result.rows, key)[at] for key in (*FIELDS, "micro_batch", "grad_accum")},
+            sharding=result.sharding[at],
+            checkpointing=result.checkpointing[at],
+        )
+        alone = evaluate(model, run, share_of_gpu(result.instance), grid, calibration)
+        assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
+        hours = result.steps[at] * float(alone.step_time_s) / 3600
+        assert result.train_hours[at] == pytest.approx(hours, rel=1e-12)
+
+
+def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
+    same = [load().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
+    first, second = (
+        result
+        for result in fastest(
+            same,
+            Run(seq_len=1024),
+            resolve_model("gpt2"),
+            samples=1000,
+            global_batch=64,
+            batch_limit=64,
+            max_nodes=2,
+            calibration=load_calibration(),
+        )
+        if isinstance(result, Fastest)
+    )
+    assert (first.instance.name, second.instance.name) == ("g6.8xlarge", "g6.16xlarge")
+    assert (first.train_hours == second.train_hours).all()
+    assert second.evaluated == 0 and first.evaluated > 0
+
+
+def test_axes_that_are_not_allowed_are_not_used() -> None:
+    model, run = resolve_model("mixtral-8x7b"), Run(seq_len=8192)
+    for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
+        rows = space.rows(model, run, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
+        for axis in set(space.AXES) - set(allowed):
+            assert (getattr(rows, axis) == 1).all()
+        for axis in set(allowed) - {"data"}:
+            assert (getattr(rows, axis) > 1).any()
+
+
+def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
+    rows = space.rows(
+        resolve_model("llama-3.1-8b"), Run(seq_len=8192), global_batch=240, batch_limit=240, ranks=8, max_nodes=6
+    )
+    assert (np.diff(rows.nodes) >= 0).all()
+    for layout in np.unique(rows.layout):
+        mine = rows.take(rows.layout == layout)
+        assert mine.micro_batch[0] == mine.micro_batch.min() and mine.virtual_stages[0] == 1
+        assert len({(int(t), int(p), int(d)) for t, p, d in zip(mine.tensor, mine.pipeline, mine.data)}) == 1
