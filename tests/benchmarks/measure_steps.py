@@ -55,12 +55,12 @@ class Configuration:
     precision: str = "bf16"
     compiled: bool = False
     attention: str = "flash"
-    channels_last: bool = False
+    channels_last: bool = True
     experts: str = "grouped_mm"
 
     def __str__(self) -> str:
         words = [self.model, f"s{self.seq_len}", f"b{self.micro_batch}", f"a{self.grad_accum}", self.checkpointing]
-        words += [self.precision, self.attention, *["compiled"] * self.compiled, *["channels_last"] * self.channels_last]
+        words += [self.precision, self.attention, *["compiled"] * self.compiled]
         return " ".join(words)
 
 
@@ -74,49 +74,58 @@ def cnn(model: str, micro_batch: int, precision: str = "bf16", **more: Any) -> C
     return Configuration(model=model, micro_batch=micro_batch, precision=precision, **more)
 
 
-# The most useful first. What the H200 runs of 2026-11-21 12:50 UTC onwards measured.
-CONFIGURATIONS = [
-    # Small models and batches: the host is slower than the GPU.
-    llm("gpt2", 1024, 1), llm("gpt2", 1024, 8), llm("gpt2", 1024, 32), llm("gpt2", 128, 8),
-    llm("gpt2", 1024, 8, compiled=True), llm("gpt2-medium", 1024, 4), llm("gpt2-medium", 1024, 16, "full"),
-    llm("bert-base", 128, 2), llm("bert-base", 128, 32), llm("bert-base", 512, 32),
-    llm("bert-base", 512, 32, compiled=True), llm("bert-large", 512, 4),
-    # Compiled against eager (the eager ones are in measured_runs.csv already).
-    llm("llama-410m", 2048, 8, compiled=True), llm("llama-410m", 512, 1, compiled=True),
-    llm("llama-1b", 2048, 4, compiled=True), llm("llama-3b", 2048, 2, compiled=True),
-    llm("llama-410m", 2048, 8, "full", compiled=True),
-    # Precision.
-    llm("bert-base", 512, 32, precision="tf32"), llm("bert-base", 128, 32, precision="fp32"),
-    llm("bert-base", 512, 32, precision="fp16"), llm("llama-410m", 2048, 4, precision="tf32"),
-    llm("llama-410m", 2048, 2, precision="fp32"), llm("gpt2", 1024, 8, precision="tf32"),
-    llm("llama-1b", 2048, 2, precision="tf32"), llm("llama-410m", 2048, 8, precision="fp16"),
-    # Checkpointing.
-    llm("llama-410m", 2048, 8, "selective"), llm("llama-1b", 2048, 4, "selective"), llm("llama-1b", 2048, 8, "full"),
-    llm("llama-3b", 2048, 4, "selective"), llm("bert-large", 512, 32, "full"),
-    # Long sequences.
-    llm("llama-410m", 32768, 1), llm("llama-410m", 65536, 1, "full"), llm("llama-1b", 16384, 1, "full"),
-    llm("llama-1b", 16384, 1), llm("llama-3b", 16384, 1, "full"),
-    # Large vocabularies.
-    llm("llama-410m-128k", 2048, 8), llm("llama-410m-256k", 2048, 4), llm("llama-410m-256k", 2048, 8, "full"),
-    # Unfused attention.
-    llm("gpt2", 1024, 8, attention="unfused"), llm("bert-large", 512, 16, attention="unfused"),
-    llm("llama-410m", 2048, 4, attention="unfused"),
-    # Near the end of memory, and beyond.
-    llm("llama-7b", 2048, 1, "full"), llm("llama-7b", 2048, 3), llm("llama-8b", 2048, 1, "full"), llm("llama-8b", 2048, 2),
-    llm("llama-3b", 2048, 7), llm("llama-3b", 2048, 8), llm("llama-1b", 65536, 1, "full"), llm("llama-1b", 4096, 8),
-    llm("llama-1b", 4096, 9), llm("llama-410m", 2048, 36), llm("llama-410m", 2048, 40), llm("gpt2-xl", 1024, 32),
-    llm("gpt2-xl", 1024, 36), llm("bert-large", 512, 200), llm("bert-large", 512, 224), cnn("resnet50", 3072),
-    cnn("resnet50", 3328),
-    # CNNs.
-    cnn("resnet50", 256), cnn("resnet50", 256, channels_last=True), cnn("resnet50", 32), cnn("resnet50", 64),
-    cnn("resnet50", 128, "tf32"), cnn("resnet101", 128), cnn("resnet101", 64, "tf32"), cnn("resnet18", 256),
-    cnn("resnet152", 64), cnn("resnet34", 512), cnn("resnet101", 256, "fp32"), cnn("resnet50", 1024),
-    # The rest.
-    llm("gpt2-xl", 1024, 4), llm("gpt2", 1024, 32, compiled=True), llm("llama-1b", 2048, 8, "full", compiled=True),
-    llm("mixtral-1b", 2048, 4), llm("mixtral-1b", 2048, 4, experts="eager"), llm("llama-3b", 8192, 1, "full"),
-    llm("llama-3b", 2048, 1, grad_accum=4), llm("gpt2-medium", 1024, 16, "selective"),
-    llm("gpt2-medium", 1024, 8, compiled=True), cnn("resnet50", 256, compiled=True), llm("bert-large", 128, 8),
-]  # fmt: skip
+# By what they show, the most useful first; rows of measured_runs.csv say when each was measured.
+CONFIGURATIONS: dict[str, list[Configuration]] = {
+    # The host is slower than the GPU.
+    "small": [
+        llm("gpt2", 1024, 1), llm("gpt2", 1024, 8), llm("gpt2", 1024, 32), llm("gpt2", 128, 8),
+        llm("gpt2-medium", 1024, 4), llm("bert-base", 128, 2), llm("bert-base", 128, 32), llm("bert-base", 512, 32),
+        llm("bert-large", 512, 4), llm("bert-large", 128, 8), llm("gpt2-xl", 1024, 4), llm("llama-3b", 2048, 1, grad_accum=4),
+    ],
+    "compiled": [
+        llm("gpt2", 1024, 8, compiled=True), llm("gpt2", 1024, 32, compiled=True), llm("bert-base", 512, 32, compiled=True),
+        llm("llama-410m", 2048, 8, compiled=True), llm("llama-410m", 512, 1, compiled=True),
+        llm("llama-1b", 2048, 4, compiled=True), llm("llama-3b", 2048, 2, compiled=True),
+        llm("llama-410m", 2048, 8, "full", compiled=True),
+    ],
+    "precision": [
+        llm("bert-base", 512, 32, precision="tf32"), llm("bert-base", 128, 32, precision="fp32"),
+        llm("bert-base", 512, 32, precision="fp16"), llm("llama-410m", 2048, 4, precision="tf32"),
+        llm("llama-410m", 2048, 2, precision="fp32"), llm("gpt2", 1024, 8, precision="tf32"),
+        llm("llama-1b", 2048, 2, precision="tf32"), llm("llama-410m", 2048, 8, precision="fp16"),
+    ],
+    "checkpointing": [
+        llm("llama-410m", 2048, 8, "selective"), llm("llama-1b", 2048, 4, "selective"), llm("llama-1b", 2048, 8, "full"),
+        llm("llama-3b", 2048, 4, "selective"), llm("bert-large", 512, 32, "full"), llm("gpt2-medium", 1024, 16, "full"),
+        llm("gpt2-medium", 1024, 16, "selective"),
+    ],
+    "long": [
+        llm("llama-410m", 32768, 1), llm("llama-410m", 65536, 1, "full"), llm("llama-1b", 16384, 1, "full"),
+        llm("llama-1b", 16384, 1), llm("llama-3b", 16384, 1, "full"), llm("llama-3b", 8192, 1, "full"),
+    ],
+    "vocabulary": [
+        llm("llama-410m-128k", 2048, 8), llm("llama-410m-256k", 2048, 4), llm("llama-410m-256k", 2048, 8, "full"),
+    ],
+    "unfused": [
+        llm("gpt2", 1024, 8, attention="unfused"), llm("bert-large", 512, 16, attention="unfused"),
+        llm("llama-410m", 2048, 4, attention="unfused"),
+    ],
+    "experts": [llm("mixtral-1b", 2048, 4), llm("mixtral-1b", 2048, 4, experts="eager"), llm("mixtral-1b", 2048, 8, "full")],
+    # Close to the end of memory, and beyond.
+    "memory": [
+        llm("llama-7b", 2048, 1, "full"), llm("llama-7b", 2048, 3), llm("llama-8b", 2048, 1, "full"),
+        llm("llama-8b", 2048, 2), llm("llama-3b", 2048, 7), llm("llama-3b", 2048, 8), llm("llama-1b", 65536, 1, "full"),
+        llm("llama-1b", 4096, 8), llm("llama-1b", 4096, 9), llm("llama-410m", 2048, 36), llm("llama-410m", 2048, 40),
+        llm("gpt2-xl", 1024, 32), llm("gpt2-xl", 1024, 36), llm("bert-large", 512, 200), llm("bert-large", 512, 224),
+        cnn("resnet50", 3072), cnn("resnet50", 3328),
+    ],
+    "cnn": [
+        cnn("resnet50", 32), cnn("resnet50", 64), cnn("resnet50", 512), cnn("resnet50", 1024), cnn("resnet50", 128, "tf32"),
+        cnn("resnet18", 256), cnn("resnet34", 512), cnn("resnet101", 128), cnn("resnet101", 64, "tf32"),
+        cnn("resnet152", 64), cnn("resnet101", 128, "fp32"), cnn("resnet50", 256, compiled=True),
+        cnn("resnet50", 256, channels_last=False),
+    ],
+}  # fmt: skip
 
 
 def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +268,7 @@ def settings(run: Configuration) -> str:
     """What the columns do not say."""
     kept = {"bf16": "autocast", "fp16": "autocast and gradient scaler"}.get(run.precision, "fp32 weights")
     words = ["SGD with momentum" if run.model in CNNS else "fused AdamW", kept]
-    words += ["channels_last"] * run.channels_last
+    words += ["channels_last" if run.channels_last else "contiguous layout"] * (run.model in CNNS)
     words += [f"experts {run.experts}"] * bool(run.model in SHAPES and SHAPES[run.model][7])
     return ", ".join(words)
 
@@ -313,6 +322,11 @@ def clear() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def set_allocator(setting: str) -> None:
+    if torch.cuda.is_available():
+        torch._C._accelerator_setAllocatorSettings(setting)
+
+
 def log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -325,6 +339,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=440.0)
     parser.add_argument("--prefix", default="h200-steps-")
     parser.add_argument("--first", type=int, default=0, help="Number of the first row.")
+    parser.add_argument("--only", nargs="*", default=list(CONFIGURATIONS), choices=list(CONFIGURATIONS))
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU with models shrunk 16 times.")
     options = parser.parse_args()
     device, scale = ("cpu", 16) if options.tiny else ("cuda", 1)
@@ -336,7 +351,7 @@ def main() -> None:
         out_writer = csv.DictWriter(ran_out, OUT_OF_MEMORY_FIELDS, lineterminator="\n")
         writer.writeheader()
         out_writer.writeheader()
-        for run in CONFIGURATIONS:
+        for run in itertools.chain.from_iterable(CONFIGURATIONS[group] for group in options.only):
             if time.monotonic() > deadline:
                 log(f"out of time before {run}")
                 break
@@ -363,9 +378,8 @@ def main() -> None:
                     "outcome": "ran out of memory",
                 })  # fmt: skip
                 ran_out.flush()
-                torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-            if not options.tiny:
-                torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+                set_allocator("expandable_segments:True")
+            set_allocator("expandable_segments:False")
 
 
 if __name__ == "__main__":
