@@ -8,7 +8,7 @@ below the best found. So the answer is that of weighing every mix, which a test 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -19,15 +19,16 @@ from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
+from optimizer.fastest import share_of_gpu
 from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
 from optimizer.mixed.physics import Physics, meets_every_micro_batch
 from optimizer.mixed.pricing import Terms, keeps_limits
 from optimizer.mixed.sources import group_name, pairs_of, ways_to_have
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import DDP, SHARDINGS, Run
+from optimizer.performance.types import DDP, SHARDINGS
 from optimizer.request import Constraints, FleetRequest
-from optimizer.search import Amount, Purchase, matching_types, share_of_gpu
+from optimizer.search import Amount, Purchase, matching_types, run_of
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 
@@ -39,6 +40,10 @@ Row = TypeVar("Row", Outcome, FleetCost)
 
 # Fleets an answer lists, each the best of its pair of types.
 MAX_FLEETS = 3
+# Most mixes that are weighed, and most node counts that are bounded closely. It is more than requests need
+# (docs/mixed.md), so that one without a solution costs no seconds; what is found until then is sound all the same.
+_MOST_WEIGHED = 512
+_MOST_BOUNDED = 4096
 # Mixes weighed together, node counts bounded closely together, and pairs whose node counts are listed together.
 _MIXES = 24
 _COUNTS = 128
@@ -128,7 +133,7 @@ class Search:
         """Estimate the types and pair the ways to have them; None where there is nothing to pair."""
         limits = request.constraints
         batch = amount.global_batch or amount.batch_limit
-        run = Run(seq_len=amount.seq_len, precision=request.workload.precision, optimizer=request.workload.optimizer)
+        run = run_of(request, amount)
         types = [
             instance
             for name in matching_types(limits.instance_types, catalog)
@@ -198,26 +203,38 @@ class Search:
 
         if self.limits.budget_usd is not None:
             below = min(below, self.limits.budget_usd)
+        for pair, nodes in self._promising(limit):
+            for mix in self.weigh(pair, nodes):
+                if mix.usd < below and (mix.name not in found or mix.key < found[mix.name].key):
+                    found[mix.name] = mix
+        return sorted(found.values(), key=lambda mix: mix.key)[:MAX_FLEETS]
+
+    def _promising(self, limit: Callable[[], float]) -> Iterator[tuple[Places, Ints]]:
+        """Mixes (pair, nodes x 2) whose bound is below ``limit()``, some at a time and the least about first."""
         least = self.bounds.least_usd()
-        order = np.flatnonzero(least < below)
+        order = np.flatnonzero(least < limit())
         order = order[np.argsort(least[order], kind="stable")]
+        bounded = weighed = 0
         for at in range(0, order.size, _PAIRS):
             block = order[at : at + _PAIRS]
             block = block[least[block] < limit()]
             if not block.size:
-                break
+                return
             pair, nodes = self._node_counts(block, limit())
             for start in range(0, pair.size, _COUNTS):
                 these = slice(start, start + _COUNTS)
                 near, counts, usd = self._nearer(pair[these], nodes[these], limit())
+                bounded += _COUNTS
                 for first in range(0, near.size, _MIXES):
                     if usd[first] >= limit():
                         break
                     these = slice(first, first + _MIXES)
-                    for mix in self.weigh(near[these], counts[these]):
-                        if mix.usd < below and (mix.name not in found or mix.key < found[mix.name].key):
-                            found[mix.name] = mix
-        return sorted(found.values(), key=lambda mix: mix.key)[:MAX_FLEETS]
+                    yield near[these], counts[these]
+                    weighed += _MIXES
+                    if weighed >= _MOST_WEIGHED:
+                        return
+                if bounded >= _MOST_BOUNDED:
+                    return
 
     def node_counts(self, pair: int) -> Ints:
         """Every number of nodes (x 2) that a pair can have."""
