@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.catalog import Catalog
+from optimizer.assemble import cents, parallelism, rounded
 from optimizer.catalog.clouds import (
     NOT_PROVISIONED,
     UNKNOWN_GBIT_PER_S,
@@ -22,14 +22,14 @@ from optimizer.catalog.clouds import (
     Clouds,
     with_clouds,
 )
+from optimizer.catalog.model import CLOUDS
 from optimizer.economics.outcome import lognormal_percentiles
 from optimizer.hardware import Offer
 from optimizer.performance.calibration import Calibration
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
-from optimizer.search import Amount, Table, search_type
-from optimizer.workload.model import ModelSpec
+from optimizer.search import Amount, Table, search_types
 from optimizer.workload.resolve import resolve_model
 
 BASIS = (
@@ -45,6 +45,7 @@ class Alternative:
     Attributes:
         cloud, series, instance_type, region, gpu, gpu_count, fabric: what and where.
         node_count: nodes of the fleet.
+        parallelism: how the model is laid over them, with the keys of a plan's.
         hours_expected, hours_p95: wall hours.
         compute_usd_expected, compute_usd_p95: USD of the nodes.
         usd_per_node_hour, price_source, price_as_of: the on-demand price they follow from.
@@ -63,6 +64,7 @@ class Alternative:
     gpu_count: int
     fabric: str
     node_count: int
+    parallelism: dict[str, Any]
     hours_expected: float
     hours_p95: float
     compute_usd_expected: float
@@ -123,57 +125,68 @@ def compare_clouds(answer: Recommendation, clouds: Clouds, calibration: Calibrat
     best = answer.plans[0] if answer.plans else None
     paid_on_demand = [plan for plan in answer.plans if plan.purchase.option == "on-demand"]
     best_on_demand = min(paid_on_demand, key=_compute, default=None)
-    rows, left_out = [], []
-    for offers in _by_type(clouds):
-        found = _best(offers, asked, model, amount, answer.catalog, calibration)
-        if isinstance(found, str):
-            name = offers[0].offer.instance.name
-            left_out.append({"cloud": offers[0].cloud, "instance_type": name, "reason": found})
+    types: dict[str, list[CloudOffer]] = {}
+    left_out = []
+    for name, offers in _by_type(clouds).items():
+        priced = [other for other in offers if other.offer.on_demand is not None]
+        reason = _why_not(offers[0], priced)
+        if reason:
+            left_out.append({"cloud": offers[0].cloud, "instance_type": name, "reason": reason})
         else:
+            types[name] = [_as_estimated(other) for other in priced]
+    catalog = with_clouds(
+        answer.catalog, Clouds(offers=tuple(o for offers in types.values() for o in offers)), aws=False
+    )
+    tables = search_types(catalog.instance_types, asked, model, amount, catalog.regions(), catalog, calibration)
+    rows = []
+    for offers, table in zip(types.values(), tables, strict=True):
+        if isinstance(table, Table):
+            row = _best(offers[0], table, request, calibration)
             rows.append(
                 replace(
-                    found,
-                    ratio_to_best_aws=_ratio(found, best),
-                    ratio_to_best_aws_on_demand=_ratio(found, best_on_demand),
+                    row,
+                    ratio_to_best_aws=_ratio(row, best),
+                    ratio_to_best_aws_on_demand=_ratio(row, best_on_demand),
                 )
             )
+        else:
+            left_out.append(
+                {"cloud": offers[0].cloud, "instance_type": table["instance_type"], "reason": table["reason"]}
+            )
+    left_out.sort(key=lambda entry: CLOUDS.index(entry["cloud"]))
     by_time = request.objective == "time"
     rows.sort(key=lambda row: (not row.feasible, row.hours_expected if by_time else row.compute_usd_expected))
     return Comparison(rows=tuple(rows), not_compared=tuple(left_out), best_aws=best, best_aws_on_demand=best_on_demand)
 
 
-def _by_type(clouds: Clouds) -> list[list[CloudOffer]]:
+def _by_type(clouds: Clouds) -> dict[str, list[CloudOffer]]:
     types: dict[str, list[CloudOffer]] = {}
     for other in clouds.offers:
         types.setdefault(other.offer.instance.name, []).append(other)
-    return list(types.values())
+    return types
 
 
-def _best(
-    offers: Sequence[CloudOffer],
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    catalog: Catalog,
-    calibration: Calibration,
-) -> Alternative | str:
-    """The best fleet of one type, or why there is none."""
-    kind = offers[0]
+def _why_not(kind: CloudOffer, priced: Sequence[CloudOffer]) -> str:
+    """Why a type cannot be compared; empty where it can."""
     if kind.retired is not None:
         return kind.note
-    priced = [other for other in offers if other.offer.on_demand is not None]
     if not priced:
         return f"unpriced: {kind.note}"
-    limits = request.constraints
     if kind.offer.instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:
-        request = request.model_copy(update={"constraints": limits.model_copy(update={"max_nodes": 1})})
-    # The estimator knows two kinds of network, with and without kernel bypass, by whether a type has EFA.
-    instance = replace(kind.offer.instance, efa_cards=kind.offer.instance.network_cards if kind.rdma else 0)
-    own = Clouds(offers=tuple(replace(o, offer=replace(o.offer, instance=instance)) for o in priced))
-    regions = [other.offer.region for other in priced]
-    found = search_type(instance, request, model, amount, regions, with_clouds(catalog, own, aws=False), calibration)
-    if not isinstance(found, Table):
-        return str(found["reason"])
+        return f"its network is unknown, so no fleet can be estimated: {kind.note}"
+    return ""
+
+
+def _as_estimated(other: CloudOffer) -> CloudOffer:
+    """The estimator knows two kinds of network, with and without kernel bypass, by whether a type has EFA."""
+    instance = other.offer.instance
+    bypass = replace(instance, efa_cards=instance.network_cards if other.rdma else 0)
+    return replace(other, offer=replace(other.offer, instance=bypass))
+
+
+def _best(kind: CloudOffer, found: Table, request: FleetRequest, calibration: Calibration) -> Alternative:
+    """The best fleet of one type's candidates."""
+    instance, limits = kind.offer.instance, request.constraints
     run, usd = found.run, found.cost.compute
     usd_p95 = lognormal_percentiles(usd, usd * run.hours_std / run.hours_expected)[1]
     budget = math.inf if limits.budget_usd is None else limits.budget_usd
@@ -191,10 +204,11 @@ def _best(
         gpu_count=int(instance.gpu_count),
         fabric=kind.fabric,
         node_count=int(found.fastest.nodes[found.config[row]]),
-        hours_expected=_significant(run.hours_expected[row]),
-        hours_p95=_significant(run.hours_p95[row]),
-        compute_usd_expected=round(float(usd[row]), 2),
-        compute_usd_p95=round(float(usd_p95[row]), 2),
+        parallelism=Parallelism.model_validate(parallelism(found.fastest, int(found.config[row]))).model_dump(),
+        hours_expected=rounded(run.hours_expected[row]),
+        hours_p95=rounded(run.hours_p95[row]),
+        compute_usd_expected=cents(usd[row]),
+        compute_usd_p95=cents(usd_p95[row]),
         **_price(offer),
         ratio_to_best_aws=None,
         ratio_to_best_aws_on_demand=None,
@@ -233,7 +247,3 @@ def _measure(plan: FleetPlan | None) -> dict[str, Any] | None:
         "hours_expected": plan.hours.expected,
         "compute_usd": _compute(plan),
     }
-
-
-def _significant(value: float) -> float:
-    return float(f"{float(value):.6g}")

@@ -85,7 +85,7 @@ def check_clouds(clouds: Clouds, *, today: date) -> list[Violation]:
     for other in clouds.offers:
         instance = other.offer.instance
         problems = [*_type_problems(instance, today), *_price_problems(other.offer, today)]
-        if instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:  # allowed here: such a type is compared as one node only
+        if instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:  # allowed here: it is listed, and not compared
             problems = [problem for problem in problems if problem[0] != HAS_NETWORK]
         if other.offer.on_demand is None and not other.note:
             problems.append(("a type without a price says why", "no note"))

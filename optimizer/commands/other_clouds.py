@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -19,6 +20,7 @@ COLUMNS = {
     "region": "region",
     "node_count": "nodes",
     "gpus": "GPUs",
+    "layout": "parallelism",
     "hours_expected": "hours",
     "hours_p95": "p95 h",
     "compute_usd_expected": "compute USD",
@@ -47,6 +49,7 @@ def print_comparison(found: Comparison) -> None:
         {
             **asdict(row),
             "gpus": f"{row.node_count * row.gpu_count} {row.gpu}",
+            "layout": _layout(row.parallelism),
             "keeps": "yes" if row.feasible else "no",
         }
         for row in found.rows
@@ -59,6 +62,13 @@ def print_comparison(found: Comparison) -> None:
     if found.not_compared:
         click.echo()
         write_table(found.not_compared, LEFT_OUT, title="Types of other clouds not compared")
+
+
+def _layout(parallelism: dict[str, Any]) -> str:
+    """ "zero3 8, pipeline 2": the sharding over data ranks, and every other kind there is more than one rank of."""
+    kinds = ("tensor", "pipeline", "context", "expert")
+    more = [f"{kind} {parallelism[kind]}" for kind in kinds if parallelism[kind] > 1]
+    return ", ".join([f"{parallelism['sharding']} {parallelism['data']}", *more])
 
 
 def _line(plan: FleetPlan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,10 @@ from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError,
 from optimizer.plan import DERIVED_SPOT, FleetPlan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
+
+if TYPE_CHECKING:
+    from optimizer.clouds import Comparison
+    from optimizer.performance.calibration import Calibration
 
 COLUMNS = {
     "rank": "#",
@@ -74,10 +78,21 @@ Example:
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
 )
+@click.option(
+    "--compare-clouds",
+    is_flag=True,
+    help="Also put the training on Azure, Tencent and Alibaba types, compute only (table and JSON); "
+    "gpufleet provisions on AWS only.",
+)
 @calibration_option
 @format_option
 def command(
-    request_file: Path | None, output_format: str, calibration: Path | None, save: Path | None, **flags: Any
+    request_file: Path | None,
+    output_format: str,
+    calibration: Path | None,
+    compare_clouds: bool,
+    save: Path | None,
+    **flags: Any,
 ) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
 
@@ -88,15 +103,19 @@ def command(
     request = request_from_dict(_overlay(data, flags), origin=str(request_file) if request_file else "the request")
     catalog = load()
     write_catalog_notes(catalog)
-    answer = recommend(request, catalog, chosen_calibration(calibration))
+    used = chosen_calibration(calibration)
+    answer = recommend(request, catalog, used)
+    others = _other_clouds(answer, used) if compare_clouds else None
     if output_format == "json":
-        write_json(answer.to_dict())
+        write_json(_document(answer, others))
     elif output_format == "csv":
         write_csv(_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
     else:
         _print_tables(answer)
+        if others is not None:
+            _print_other_clouds(others)
     if save:
-        _save(save, answer)
+        _save(save, _document(answer, others))
     if not answer.plans:
         _explain_nothing(answer)
     nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
@@ -190,9 +209,26 @@ def _print_tables(answer: Recommendation) -> None:
     )
 
 
-def _save(path: Path, answer: Recommendation) -> None:
+def _other_clouds(answer: Recommendation, calibration: Calibration) -> Comparison:
+    from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
+
+    return compared(answer, calibration)
+
+
+def _print_other_clouds(others: Comparison) -> None:
+    from optimizer.commands.other_clouds import print_comparison
+
+    print_comparison(others)
+
+
+def _document(answer: Recommendation, others: Comparison | None) -> dict[str, Any]:
+    """The JSON answer, with other clouds' where they were asked for."""
+    return answer.to_dict() | ({} if others is None else {"other_clouds": others.to_dict()})
+
+
+def _save(path: Path, document: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(answer.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise GpufleetError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
 

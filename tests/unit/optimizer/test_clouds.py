@@ -64,6 +64,7 @@ def test_the_twin_of_an_aws_type_costs_what_it_costs_on_aws(catalog: Catalog) ->
     for row in result.rows:
         plan = plans[row.instance_type]
         assert row.node_count == plan.node_count
+        assert row.parallelism == plan.parallelism.model_dump()
         assert (row.hours_expected, row.hours_p95) == (plan.hours.expected, plan.hours.p95)
         assert row.compute_usd_expected == plan.cost_usd.breakdown.compute
         assert row.compute_usd_expected < row.compute_usd_p95 < plan.cost_usd.p95
@@ -141,10 +142,10 @@ def test_infiniband_counts_as_kernel_bypass(catalog: Catalog) -> None:
     assert bypass.node_count > 1 and bypass.hours_expected < tcp.hours_expected
 
 
-def test_a_type_of_unknown_network_is_one_node(catalog: Catalog) -> None:
+def test_a_type_of_unknown_network_is_left_out(catalog: Catalog) -> None:
     twin = as_other_cloud(catalog, "p4d.24xlarge", network_gbit_per_s=0.0)
-    (row,) = compare(answer(catalog, deadline_hours=5), Clouds(offers=(twin,))).rows
-    assert row.node_count == 1 and row.keeps_deadline is False
+    result = compare(answer(catalog), Clouds(offers=(twin,)))
+    assert not result.rows and result.not_compared[0]["reason"].startswith("its network is unknown")
 
 
 def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: Clouds) -> None:
