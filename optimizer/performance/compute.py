@@ -17,7 +17,7 @@ from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.memory import stage_parameters, tokens_of_rank
 from optimizer.performance.samples import sample_costs, sample_flops
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,9 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     llama = np.where((x.llama_like > 0) & (x.written_out > 0), kernels.LLAMA_HOST, 1.0)
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
-    per_layer = c.host_s_per_layer * llama * compiled * (1.0 + full)
+    dtensor = np.where((x.tensor > 1) & (x.written_out > 0), kernels.DTENSOR_HOST, 1.0)
+    fsdp = np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST, 0.0)
+    per_layer = c.host_s_per_layer * (llama * compiled * dtensor * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
     # A stage is given its share of all this, so the ends are counted once for each stage.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer

@@ -56,7 +56,7 @@ START = {
     "overhead": _Start(1.0, 0.5, 0.1),
     "kernel_s": _Start(2e-6, 0.3, 0.05),
     "host_s_per_layer": _Start(1.4e-3, 0.1, 0.3),
-    "host_s_per_step": _Start(5e-3, 0.5, 0.1),
+    "host_s_per_step": _Start(3e-3, 0.5, 0.3),
     "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
 }

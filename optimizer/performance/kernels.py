@@ -60,8 +60,13 @@ HALF_LENGTH_32_BIT = 0.25
 # Head width at which the softmax costs as much as the products: 0.91 of the speed at 64 as at 128.
 HALF_HEAD = 17.0
 
-# FLOPs of a convolution a byte of bandwidth: 3x3 and 1x1 convolutions of 64 to 512 channels reach 130 to 380 TFLOP/s.
-CONVOLUTION_FLOP_PER_BYTE = 41.0
+# Reads and writes of a CNN's convolution outputs, forward and backward, in 16 and in 32 bits: convolution, batch norm
+# (statistics, then normalisation), activation, sum; the same with two operands backward; casts under autocast. With the
+# FLOPs that a convolution does a byte of bandwidth, from ResNet-18 to 152 on H200 (measured_runs.csv).
+CNN_PASSES, CNN_PASSES_32_BIT = 26.0, 19.0
+CONVOLUTION_FLOP_PER_BYTE = 139.0
+# Share of those passes that remains when compiled.
+COMPILED_CNN = 0.58
 # Convolutions on CUDA cores, over matrix products there.
 FP32_CONVOLUTION = 0.67
 
@@ -69,6 +74,12 @@ FP32_CONVOLUTION = 0.67
 COMPILED_HOST = 0.5
 # Host time of a layer of Llama as Hugging Face writes it, over one of GPT-2 or BERT: it has as many more kernels.
 LLAMA_HOST = 1.4
+# What FSDP's hooks, gathers and reductions cost the host more, in layers: a step of Llama 410M takes 102 ms on two H200
+# and 40 with DDP (512 tokens, measured_runs.csv).
+FSDP_HOST = 2.3
+# Tensor parallelism of plain PyTorch (DTensor) dispatches every operation in Python: 178 ms for the 16 layers of Llama
+# 1B on two H200 (measured_runs.csv), which one computes in 184.
+DTENSOR_HOST = 7.0
 # Host time of one collective of tensor ranks: the call, its stream and its events.
 HOST_S_PER_COLLECTIVE = 60e-6
 # Layers that take the host as long as embedding, head and loss.

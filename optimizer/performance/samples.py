@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.types import FULL, ZERO2
 
@@ -24,10 +25,6 @@ SAVED_PER_ACTIVATION = 2.0
 # ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
 CNN_WORKING = 0.5
 CNN_WORKING_16_BIT = 0.05
-# Reads and writes of a CNN's convolution outputs, forward and backward: convolution, batch norm (statistics, then
-# normalisation), activation, sum; the same with two operands backward.
-CNN_PASSES = 11.0
-
 # Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
 # 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
 WORKSPACE_BYTES_32_BIT = 2.4
@@ -58,12 +55,14 @@ class SampleCosts:
 def sample_costs(x: Inputs) -> SampleCosts:
     """Computation of one micro-batch of samples."""
     if x.module is None:
+        passes = np.where(x.element_bytes > 2.0, kernels.CNN_PASSES_32_BIT, kernels.CNN_PASSES)
+        passes = passes * np.where(x.compiled > 0, kernels.COMPILED_CNN, 1.0)
         return SampleCosts(
             product_flops=0.0,
             convolution_flops=3.0 * x.micro_batch * x.cnn_flops,
             product_bytes=0.0,
             attention_flops=0.0,
-            traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * CNN_PASSES,
+            traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * passes,
             layers=0.0,
         )
     profile = x.module
