@@ -117,10 +117,21 @@ pause() {
   wait $! || true
 }
 
-# version: of what this node trains. Nodes of two versions never meet at the rendezvous: one of them would compute
-# something else in the same job, in silence.
+# What the plan says of parallelism; torchrun's workers inherit it, and the training command acts on it.
+readonly PARALLELISM=(
+  GPUFLEET_DATA_PARALLEL GPUFLEET_SHARDING GPUFLEET_TENSOR_PARALLEL GPUFLEET_PIPELINE_PARALLEL
+  GPUFLEET_CONTEXT_PARALLEL GPUFLEET_EXPERT_PARALLEL GPUFLEET_SEQUENCE_PARALLEL GPUFLEET_VIRTUAL_STAGES
+  GPUFLEET_MICRO_BATCH GPUFLEET_GRAD_ACCUM GPUFLEET_ACTIVATION_CHECKPOINTING
+)
+
+# version: of what this node trains, and how. Nodes of two versions never meet at the rendezvous: one of them would
+# compute something else in the same job, in silence.
 version() {
-  sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND" | cut -c 1-12
+  local name layout=""
+  for name in "${PARALLELISM[@]}"; do
+    layout+="${!name:+ $name=${!name}}"
+  done
+  sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND$layout" | cut -c 1-12
 }
 
 start_torchrun() {
@@ -208,6 +219,11 @@ export_settings() {
   # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
   export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
+  # Set by the service already; a node.env that was sourced without export must not lose them.
+  local name
+  for name in "${PARALLELISM[@]}"; do
+    [[ -z "${!name:-}" ]] || export "${name?}"
+  done
   # For the training code's own calls to AWS.
   if [[ -n "$GPUFLEET_REGION" ]]; then
     export AWS_DEFAULT_REGION="${AWS_DEFAULT_REGION:-$GPUFLEET_REGION}"

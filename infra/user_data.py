@@ -41,9 +41,11 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
     """Variables of /etc/gpufleet/node.env: the contract with the bootstrap, which reads nothing else.
 
     Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the whole fleet's expected price of compute.
-    Deadline, budget, training code and command are empty where there are none.
+    Deadline, budget, training code and command are empty where there are none. The parallelism is the plan's, number by
+    number, for the training command: nothing downstream decides it again.
     """
     budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
+    split = plan.parallelism
     return {
         "GPUFLEET_STACK": facts.stack,
         "GPUFLEET_REGION": plan.region,
@@ -59,6 +61,17 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
         "GPUFLEET_GPU": plan.node.gpu,
+        "GPUFLEET_DATA_PARALLEL": str(split.data),
+        "GPUFLEET_SHARDING": split.sharding,
+        "GPUFLEET_TENSOR_PARALLEL": str(split.tensor),
+        "GPUFLEET_PIPELINE_PARALLEL": str(split.pipeline),
+        "GPUFLEET_CONTEXT_PARALLEL": str(split.context),
+        "GPUFLEET_EXPERT_PARALLEL": str(split.expert),
+        "GPUFLEET_SEQUENCE_PARALLEL": str(int(split.sequence_parallel)),
+        "GPUFLEET_VIRTUAL_STAGES": str(split.virtual_stages),
+        "GPUFLEET_MICRO_BATCH": str(split.micro_batch),
+        "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
+        "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 import uuid
@@ -55,6 +56,13 @@ logger = logging.getLogger(__name__)
 INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
 MTBF_VARIABLE = "GPUFLEET_MTBF_S"
 HANG_VARIABLE = "GPUFLEET_HANG_TIMEOUT_S"
+# Ranks that hold different parts of one model see the same samples; this runtime gives each rank its own.
+SPLITS = (
+    "GPUFLEET_TENSOR_PARALLEL",
+    "GPUFLEET_PIPELINE_PARALLEL",
+    "GPUFLEET_CONTEXT_PARALLEL",
+    "GPUFLEET_EXPERT_PARALLEL",
+)
 # Without a plan's interval; the fleet plan normally sets it.
 DEFAULT_INTERVAL_S = 600.0
 # Longer than any sane step or evaluation inside one, shorter than anyone would pay for a hung fleet.
@@ -79,6 +87,21 @@ class _Save:
     @property
     def written(self) -> bool:
         return self.thread is not None and not self.thread.is_alive()
+
+
+def refuse_splits() -> None:
+    """Refuse a plan whose model is split over ranks: its samples and checkpoints would be wrong, and nothing would tell.
+
+    Raises:
+        ConfigurationError: a variable of SPLITS is not 1.
+    """
+    split = {name: value for name in SPLITS if (value := os.environ.get(name, "").strip() or "1") != "1"}
+    if split:
+        raise ConfigurationError(
+            f"the plan has {', '.join(f'{name}={value}' for name, value in split.items())}, and SpotTolerantRun is "
+            "data-parallel: it gives every rank its own samples and takes every rank for a replica. Use a framework that "
+            "splits models and its own checkpoints, or a plan without it (gpufleet recommend --parallelism data)"
+        )
 
 
 class SpotTolerantRun:
@@ -113,7 +136,8 @@ class SpotTolerantRun:
             Without it the first step of each start would use another layout than an undisturbed run.
 
     Raises:
-        ConfigurationError: sharded states, sizes that do not divide, a store without a place, a bad variable.
+        ConfigurationError: sharded states, a plan that splits the model, sizes that do not divide, a store without a
+            place, a bad variable.
     """
 
     def __init__(
@@ -137,6 +161,7 @@ class SpotTolerantRun:
         watcher: Watcher | None = None,
         rehearsal: Callable[[], object] | None = None,
     ) -> None:
+        refuse_splits()
         self._wrapped = model
         self._model = bare(model)
         refuse_sharded(self._model, optimizer)

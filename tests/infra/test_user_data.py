@@ -49,6 +49,17 @@ VARIABLES = {
     "GPUFLEET_GPUS_PER_NODE",
     "GPUFLEET_EFA_CARDS",
     "GPUFLEET_GPU",
+    "GPUFLEET_DATA_PARALLEL",
+    "GPUFLEET_SHARDING",
+    "GPUFLEET_TENSOR_PARALLEL",
+    "GPUFLEET_PIPELINE_PARALLEL",
+    "GPUFLEET_CONTEXT_PARALLEL",
+    "GPUFLEET_EXPERT_PARALLEL",
+    "GPUFLEET_SEQUENCE_PARALLEL",
+    "GPUFLEET_VIRTUAL_STAGES",
+    "GPUFLEET_MICRO_BATCH",
+    "GPUFLEET_GRAD_ACCUM",
+    "GPUFLEET_ACTIVATION_CHECKPOINTING",
     "GPUFLEET_CHECKPOINT_INTERVAL_S",
     "GPUFLEET_DEADLINE_HOURS",
     "GPUFLEET_BUDGET_USD",
@@ -92,6 +103,21 @@ def test_the_environment_is_the_contract() -> None:
     assert variables["GPUFLEET_BUDGET_USD"] == "3000"
     # 95 USD of compute over 4.5 expected hours.
     assert float(variables["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
+
+
+def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None:
+    plan = sample_plan(
+        parallelism={
+            **{"data": 2, "tensor": 2, "pipeline": 2, "context": 2, "expert": 2, "sequence_parallel": True},
+            **{"virtual_stages": 2, "micro_batch": 4, "grad_accum": 16, "sharding": "zero1"},
+        }
+    )
+    variables = environment(plan, FACTS)
+    names = ("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE")
+    assert [variables[f"GPUFLEET_{name}_PARALLEL"] for name in names] == ["2", "2", "2", "2", "2", "1"]
+    assert variables["GPUFLEET_VIRTUAL_STAGES"] == "2"
+    assert (variables["GPUFLEET_MICRO_BATCH"], variables["GPUFLEET_GRAD_ACCUM"]) == ("4", "16")
+    assert (variables["GPUFLEET_SHARDING"], variables["GPUFLEET_ACTIVATION_CHECKPOINTING"]) == ("zero1", "full")
 
 
 def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:

@@ -398,6 +398,16 @@ def test_another_sample_order_is_refused(name: str, value: int, tmp_path: Path) 
         Training(str(tmp_path), **{name: value}).train()
 
 
+@pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE", "CONTEXT", "EXPERT"])
+def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFLEET_DATA_PARALLEL", "4")
+    monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "1")
+    Training(str(tmp_path)).train()
+    monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "2")
+    with pytest.raises(ConfigurationError, match=f"GPUFLEET_{kind}_PARALLEL=2.*--parallelism data"):
+        Training(str(tmp_path))
+
+
 def test_missing_part_is_refused(tmp_path: Path) -> None:
     Training(str(tmp_path)).train(4)
     with pytest.raises(ConfigurationError, match="same scheduler"):
