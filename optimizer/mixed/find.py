@@ -22,11 +22,11 @@ from optimizer.economics.outcome import Outcome
 from optimizer.fastest import share_of_gpu
 from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
-from optimizer.mixed.physics import Physics, meets_every_micro_batch
+from optimizer.mixed.physics import Physics, meets_every_micro_batch, micro_batches
 from optimizer.mixed.pricing import Terms, keeps_limits
 from optimizer.mixed.sources import group_name, pairs_of, ways_to_have
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import DDP, SHARDINGS
+from optimizer.performance.types import DDP
 from optimizer.request import Constraints, FleetRequest
 from optimizer.search import Amount, Purchase, matching_types, run_of
 from optimizer.units import HOURS_PER_MONTH
@@ -134,6 +134,10 @@ class Search:
         limits = request.constraints
         batch = amount.global_batch or amount.batch_limit
         run = run_of(request, amount)
+        # Megatron-LM counts the micro-batches of a step once for all data-parallel ranks
+        # (https://github.com/NVIDIA/Megatron-LM, megatron/core/num_microbatches_calculator.py).
+        if run.framework.startswith("megatron"):
+            return None
         types = [
             instance
             for name in matching_types(limits.instance_types, catalog)
@@ -154,7 +158,7 @@ class Search:
             [share_of_gpu(instance) for instance in had.values()],
             model,
             run,
-            batch // int(ranks.min()),
+            micro_batches(batch // int(ranks.min()), free=amount.global_batch is None),
             calibration,
         )
         size = checkpoint_gib(model.parameters, run.optimizer)
@@ -284,19 +288,21 @@ class Search:
         fits = self.physics.fits(kind.reshape(-1), np.repeat(together, 2))
         seconds = np.where(fits, self.physics.seconds[self.physics.chip[kind.reshape(-1)]][..., None], np.inf)
         # Axes: mix, group, sharding, size, one or several micro-batches a step.
-        shape = (*kind.shape, len(SHARDINGS), self.physics.sizes.size, 2)
+        modes = self.physics.shardings
+        shape = (*kind.shape, modes.size, self.physics.sizes.size, 2)
         way, time = seconds.argmin(axis=2).reshape(shape), seconds.min(axis=2).reshape(shape)
-        found = [self._split(mode, ranks, time[:, :, mode], together) for mode in range(len(SHARDINGS))]
-        row, sharding = np.nonzero(np.stack([np.isfinite(split.seconds) for split in found], axis=1))
+        found = [self._split(int(mode), ranks, time[:, :, at], together) for at, mode in enumerate(modes)]
+        row, at_mode = np.nonzero(np.stack([np.isfinite(split.seconds) for split in found], axis=1))
         if not row.size:
             return
         split = shares.Split(
-            **{f.name: np.stack([getattr(s, f.name) for s in found], axis=1)[row, sharding] for f in fields(found[0])}
+            **{f.name: np.stack([getattr(s, f.name) for s in found], axis=1)[row, at_mode] for f in fields(found[0])}
         )
         several = (split.grad_accum > 1).astype(np.int64)
         micro = split.micro_batch
         size = np.searchsorted(self.physics.sizes, micro)
-        checkpointing = way[row[:, None], [0, 1], sharding[:, None], size, several]
+        way = way[row[:, None], [0, 1], at_mode[:, None], size, several]
+        sharding, checkpointing = modes[at_mode], self.physics.checkpointings[way]
         step_s, estimates = self.physics.steps(
             kind[row], nodes[row].sum(axis=1), together[row], sharding, checkpointing, micro, split.grad_accum
         )

@@ -13,13 +13,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer import space
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.evaluate import evaluate_inputs, room_gib
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, make_inputs, stack
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, ZERO2, Estimates, Grid, Hardware, Run
+from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -31,11 +32,16 @@ LARGEST_MICRO_BATCH = 2048
 _MANY_RANKS = 1e9
 
 
-def micro_batches(most: int) -> Ints:
-    """Sizes of micro-batch that are tried, up to ``most``: four an octave, so any number has one within a fifth."""
+def micro_batches(most: int, *, free: bool) -> Ints:
+    """Sizes of micro-batch that are tried, up to ``most``.
+
+    Where the global batch is ``free``, powers of two, as for fleets of one type: a mix must not win by sizes that they
+    are not tried with. Where it is given, four an octave, so that any share has one near to it.
+    """
     most = max(1, min(most, LARGEST_MICRO_BATCH))
-    sizes = {mantissa << octave for mantissa in (4, 5, 6, 7) for octave in range(10)} | {1, 2, 3, LARGEST_MICRO_BATCH}
-    return np.array(sorted(size for size in sizes if size <= most), dtype=np.int64)
+    mantissas = (4,) if free else (4, 5, 6, 7)
+    sizes = {mantissa << octave for mantissa in mantissas for octave in range(10)} | {1, 2, 3, LARGEST_MICRO_BATCH}
+    return np.array(sorted(size for size in sizes - ({3} if free else set()) if size <= most), dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,7 @@ class Physics:
         types: the types, by position.
         chip: of each type, the row of its GPU in the tables.
         sizes: micro-batches considered, samples.
+        shardings, checkpointings: those considered, positions in SHARDINGS and CHECKPOINTINGS.
         seconds: computation of one micro-batch (forward, backward and recomputation): chip x sharding x checkpointing x
             size.
         could_fit: whether it fits with ever so many ranks: the same, x (one micro-batch a step, several).
@@ -55,6 +62,8 @@ class Physics:
     types: tuple[InstanceType, ...]
     chip: NDArray[np.intp]
     sizes: Ints
+    shardings: Ints
+    checkpointings: Ints
     seconds: Floats
     could_fit: NDArray[np.bool_]
     log_error: Floats
@@ -72,10 +81,10 @@ class Physics:
         hardware: Sequence[Hardware],
         model: ModelSpec,
         run: Run,
-        largest: int,
+        sizes: Ints,
         calibration: Calibration,
     ) -> Self:
-        """Tables for ``types``; ``hardware`` is the estimator's view of each, ``largest`` a rank's most samples.
+        """Tables for ``types``; ``hardware`` is the estimator's view of each, ``sizes`` the micro-batches.
 
         Raises:
             DataMissingError: a GPU does not run the precision, or a fact about it is missing.
@@ -91,10 +100,9 @@ class Physics:
         chips = list(dict.fromkeys(keys))
         chip = np.array([chips.index(key) for key in keys])
         first = np.array([keys.index(key) for key in chips])
-        sizes = micro_batches(largest)
-        ways = 1 if model.architecture == "cnn" else len(CHECKPOINTINGS)
+        modes, ways = space.shardings(run), space.checkpointings(model)
         # Axes: chip, sharding, checkpointing, size, one or two micro-batches a step.
-        shape = (len(chips), len(SHARDINGS), ways, sizes.size, 2)
+        shape = (len(chips), modes.size, ways.size, sizes.size, 2)
         at = np.indices(shape).reshape(len(shape), -1)
         found = evaluate_inputs(
             _rows(
@@ -102,8 +110,8 @@ class Physics:
                 first[at[0]],
                 nodes=_MANY_RANKS,
                 data=_MANY_RANKS,
-                sharding=at[1],
-                checkpointing=at[2],
+                sharding=modes[at[1]],
+                checkpointing=ways[at[2]],
                 micro_batch=sizes[at[3]],
                 grad_accum=at[4] + 1,
             )
@@ -117,10 +125,14 @@ class Physics:
             types=tuple(types),
             chip=chip,
             sizes=sizes,
+            shardings=modes,
+            checkpointings=ways,
             seconds=seconds,
             could_fit=fits,
             _speed=np.maximum.accumulate(speed, axis=1),
-            log_error=np.array([calibration.residual(h.gpu, run.precision).relative_error for h in hardware]),
+            log_error=np.array(
+                [calibration.residual(h.gpu, run.precision, run.framework).relative_error for h in hardware]
+            ),
             _inputs=inputs,
             _chips=first,
             _efa=np.array([h.efa for h in hardware]),
@@ -153,15 +165,15 @@ class Physics:
     def _least_shown(
         self, kind: NDArray[np.intp], nodes: Ints | int, ranks: Ints, largest: Ints, **links: Floats
     ) -> Floats:
-        shape = (kind.size, len(SHARDINGS), self.seconds.shape[2])
+        shape = (kind.size, self.shardings.size, self.checkpointings.size)
         row, mode, way = np.indices(shape).reshape(len(shape), -1)
         x = _rows(
             self._inputs,
             kind[row],
             nodes=np.broadcast_to(nodes, kind.shape)[row],
             data=ranks[row],
-            sharding=mode,
-            checkpointing=way,
+            sharding=self.shardings[mode],
+            checkpointing=self.checkpointings[way],
             micro_batch=np.minimum(largest, LARGEST_MICRO_BATCH)[row],
             grad_accum=1,
             **{name: values[row] for name, values in links.items()},
@@ -213,14 +225,18 @@ class Physics:
         self,
         chip: NDArray[np.intp],
         ranks: Ints,
-        sharding: NDArray[np.intp],
+        mode: NDArray[np.intp],
         way: NDArray[np.intp],
         size: NDArray[np.intp],
         several: NDArray[np.intp],
     ) -> NDArray[np.bool_]:
         if not chip.size:
             return np.zeros(0, dtype=bool)
-        settings = {"sharding": sharding, "checkpointing": way, "micro_batch": self.sizes[size]}
+        settings = {
+            "sharding": self.shardings[mode],
+            "checkpointing": self.checkpointings[way],
+            "micro_batch": self.sizes[size],
+        }
         x = _rows(self._inputs, self._chips[chip], nodes=ranks, data=ranks, grad_accum=several + 1, **settings)
         peak, limit = room_gib(x)
         return np.asarray(peak <= limit)
