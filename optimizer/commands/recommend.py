@@ -18,7 +18,8 @@ from optimizer.request import read_request_file, request_from_dict
 
 if TYPE_CHECKING:
     from optimizer.clouds import Comparison
-    from optimizer.performance.calibration import Calibration
+    from optimizer.mixed import NOT_PROVISIONED
+from optimizer.performance.calibration import Calibration
 
 COLUMNS = {
     "rank": "#",
@@ -200,6 +201,11 @@ def _print_tables(answer: Recommendation) -> None:
                 f"spot prices: derived from the Spot Advisor's savings of {oldest}, not quoted; "
                 "gpufleet catalog refresh reads today's."
             )
+    if answer.mixed_fleets:
+        click.echo("\nCheaper as a mixed fleet, two groups of nodes in one job:")
+        for fleet in answer.mixed_fleets:
+            click.echo(f"  {fleet.summary()}")
+        click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
     if answer.rejected:
         click.echo()
         write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
