@@ -90,7 +90,7 @@ class _Save:
 
 
 def refuse_splits() -> None:
-    """Refuse a plan whose model is split over ranks: its samples and checkpoints would be wrong, and nothing would tell.
+    """Refuse a plan whose model is split over ranks: samples and checkpoints would be wrong, and nothing would tell.
 
     Raises:
         ConfigurationError: a variable of SPLITS is not 1.
@@ -99,8 +99,8 @@ def refuse_splits() -> None:
     if split:
         raise ConfigurationError(
             f"the plan has {', '.join(f'{name}={value}' for name, value in split.items())}, and SpotTolerantRun is "
-            "data-parallel: it gives every rank its own samples and takes every rank for a replica. Use a framework that "
-            "splits models and its own checkpoints, or a plan without it (gpufleet recommend --parallelism data)"
+            "data-parallel: it gives every rank its own samples and takes every rank for a replica. Use a framework "
+            "that splits models, and its own checkpoints, or a plan without it (gpufleet recommend --parallelism data)"
         )
 
 

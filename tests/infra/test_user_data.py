@@ -106,12 +106,16 @@ def test_the_environment_is_the_contract() -> None:
 
 
 def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None:
-    plan = sample_plan(
-        parallelism={
-            **{"data": 2, "tensor": 2, "pipeline": 2, "context": 2, "expert": 2, "sequence_parallel": True},
-            **{"virtual_stages": 2, "micro_batch": 4, "grad_accum": 16, "sharding": "zero1"},
-        }
-    )
+    split: dict[str, object] = {
+        "data": 2,
+        "tensor": 2,
+        "pipeline": 2,
+        "context": 2,
+        "expert": 2,
+        "sequence_parallel": True,
+    }
+    split |= {"virtual_stages": 2, "micro_batch": 4, "grad_accum": 16, "sharding": "zero1"}
+    plan = sample_plan(parallelism=split)
     variables = environment(plan, FACTS)
     names = ("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE")
     assert [variables[f"GPUFLEET_{name}_PARALLEL"] for name in names] == ["2", "2", "2", "2", "2", "1"]
