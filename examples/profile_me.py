@@ -35,11 +35,15 @@ def resnet50(batch_size: int) -> Any:
 
 def llama_1b(batch_size: int, seq_len: int = 4096) -> Any:
     """A transformers Llama of 1.2 billion parameters: its output has a loss, so none is returned."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    # transformers looks at the tokens' positions before it goes without a mask, and these tensors have no values.
+    AttentionInterface.register("causal", sdpa_attention_forward)
     config = LlamaConfig(
         num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
-        vocab_size=128256, max_position_embeddings=seq_len, tie_word_embeddings=True,
+        vocab_size=128256, max_position_embeddings=seq_len, tie_word_embeddings=True, use_cache=False,
+        attn_implementation="causal",
     )  # fmt: skip
     tokens = torch.randint(config.vocab_size, (batch_size, seq_len))
     return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}

@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,9 @@ def profile_module(
             contract's; the message has the place in the user's file.
     """
     function = _find(target)
-    with contextlib.redirect_stdout(sys.stderr), as_on_cuda():  # what user code prints is no result of ours
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), as_on_cuda():  # user code prints no result
+        # Copying a fake tensor asks where its data is (nn.TransformerEncoder copies its layer).
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         runs = {}
         for size in (batch_size, 2 * batch_size, 4 * batch_size):
             progress(f"batch of {size}: building and tracing")

@@ -27,16 +27,17 @@ BLOCK_BYTES = 512
 # Operators autocast computes in fp32 on CUDA and leaves alone on the CPU
 # (https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-autocast-to-float32; a test asks the dispatcher).
 FP32_ON_CUDA = (
-    "acos", "asin", "cosh", "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1",
-    "frobenius_norm.dim", "group_norm", "layer_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
-    "linalg_vector_norm", "log", "log10", "log1p", "log2", "log_softmax.int", "logsumexp", "native_layer_norm",
-    "norm.Scalar", "norm.ScalarOpt_dim", "nuclear_norm", "nuclear_norm.dim", "pdist", "pow.Scalar",
-    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal", "renorm", "rsqrt", "sinh", "softmax.int", "softplus",
-    "sum", "sum.dim_IntList", "tan", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+    "acos", "asin", "cosh", "cosine_similarity", "dist", "erfinv", "exp", "expm1", "frobenius_norm.dim",
+    "group_norm", "layer_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log",
+    "log10", "log1p", "log2", "logsumexp", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim", "nuclear_norm",
+    "nuclear_norm.dim", "pdist", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal", "renorm",
+    "rsqrt", "sinh", "softplus", "tan", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d",
 )  # fmt: skip
+# Those it computes in fp32 unless the caller names a type: they read 16 bits and keep no copy of their input.
+FP32_UNLESS_GIVEN = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
 
 _CONVOLUTION = {aten.convolution, aten.convolution_backward}
 _ATTENTION = {
@@ -68,14 +69,31 @@ def as_on_cuda() -> Iterator[None]:
         library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
         for name in FP32_ON_CUDA:
             library.impl(name, _in_fp32(name), "AutocastCPU")
+        for name in FP32_UNLESS_GIVEN:
+            library.impl(name, _to_fp32(name), "AutocastCPU")
+        for name in _only_on_cpu():
+            library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         yield
     finally:
         library._destroy()
 
 
-def _in_fp32(name: str) -> Any:
+def _operator(name: str) -> Any:
     base, _, overload = name.partition(".")
-    operator = getattr(getattr(aten, base), overload or "default")
+    return getattr(getattr(aten, base), overload or "default")
+
+
+def _only_on_cpu() -> list[str]:
+    """Operators that autocast casts on the CPU and not on CUDA, such as cross_entropy_loss and reflection_pad2d."""
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    casts = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [
+        name.removeprefix("aten::") for name in names if casts(name, "AutocastCPU") and not casts(name, "AutocastCUDA")
+    ]
+
+
+def _in_fp32(name: str) -> Any:
+    operator = _operator(name)
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def widen(value: Any) -> Any:
@@ -85,6 +103,22 @@ def _in_fp32(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(autocast):
             return operator(*tree_map(widen, args), **tree_map(widen, kwargs))
+
+    return kernel
+
+
+def _to_fp32(name: str) -> Any:
+    operator = _operator(name)
+    places = [argument.name for argument in operator._schema.arguments]
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(places, args, strict=False)) | kwargs
+        first = given.pop("self")
+        if given.get("dtype") is None and first.dtype in (torch.float16, torch.bfloat16):
+            given["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return operator(first, **given)
 
     return kernel
 
