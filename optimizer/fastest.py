@@ -429,7 +429,7 @@ class _Search:
             return self._no_room(at)
         rows = self.table.take(found.row)
         plain = self.axes[found.row] == 0
-        residual = self.calibration.residual(instance.gpu, self.run.precision)
+        residual = self.calibration.residual(instance.gpu, self.run.precision, self.run.framework)
         return Fastest(
             instance=instance,
             rows=rows,

@@ -215,7 +215,7 @@ def _estimate_one(
     )
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
-    residual = calibration.residual(hardware.gpu, precision)
+    residual = calibration.residual(hardware.gpu, precision, run.framework)
     speed = float(found.tokens_per_second)
     band = math.exp(residual.relative_error)
     return {
@@ -259,7 +259,7 @@ def _estimate_one(
         "time_s": {part: float(value) for part, value in found.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
-        "calibration": calibration.describe(hardware.gpu, precision),
+        "calibration": calibration.describe(hardware.gpu, precision, run.framework),
     }
 
 

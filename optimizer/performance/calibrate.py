@@ -19,6 +19,7 @@ import numpy as np
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import (
+    NEW_FRAMEWORK,
     POOLED,
     Calibration,
     Residual,
@@ -192,21 +193,28 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
     for key in sorted(set(keys)):
         own_errors = errors[[index for index, own_key in enumerate(keys) if own_key == key]]
         residuals[key] = Residual(rows=len(own_errors), relative_error=round(_rms(own_errors), 4))
-    left_out = []
-    for processor in sorted({die(row.run.hardware.gpu) for row in rows}):
-        others = [row for row in rows if die(row.run.hardware.gpu) != processor]
-        # What a new GPU adds: its rows of frameworks that are known from other GPUs.
-        known = {framework_name(row.run.run.framework) for row in others}
-        own = [
-            row
-            for row in rows
-            if die(row.run.hardware.gpu) == processor and framework_name(row.run.run.framework) in known
-        ]
-        if own and others:
-            left_out.append(_rms(log_errors(own, fit_rows(others))))
-    residuals[POOLED] = Residual(rows=0, relative_error=round(_error_of_a_new_one(left_out), 4))
+    processors = [die(row.run.hardware.gpu) for row in rows]
+    frameworks = [framework_name(row.run.run.framework) for row in rows]
+    for name, own, other in ((POOLED, processors, frameworks), (NEW_FRAMEWORK, frameworks, processors)):
+        error = _error_of_a_new_one(_left_out_errors(rows, own, other))
+        residuals[name] = Residual(rows=0, relative_error=round(error, 4))
     update = {"residuals": residuals, "source": source, "as_of": as_of, "command": command}
     return fitted.model_copy(update=update)
+
+
+def _left_out_errors(rows: Sequence[Measured], own: Sequence[str], other: Sequence[str]) -> list[float]:
+    """Error of predicting each kind of ``own`` (the rows' processors, say) from a fit to the rest.
+
+    What one new kind adds: only its rows whose ``other`` kind (framework, say) the rest knows.
+    """
+    found = []
+    for kind in sorted(set(own)):
+        known = {name for name, its in zip(other, own, strict=True) if its != kind}
+        rest = [row for row, its in zip(rows, own, strict=True) if its != kind]
+        left = [row for row, its, name in zip(rows, own, other, strict=True) if its == kind and name in known]
+        if left and rest:
+            found.append(_rms(log_errors(left, fit_rows(rest))))
+    return found
 
 
 def fit_rows(rows: Sequence[Measured]) -> Calibration:
@@ -253,7 +261,7 @@ T_QUANTILE = {1: 1.837, 2: 1.321, 3: 1.197, 4: 1.142, 5: 1.111, 6: 1.091, 7: 1.0
 
 
 def _error_of_a_new_one(left_out: Sequence[float]) -> float:
-    """Standard error of predicting one more processor from the errors made on those left out in turn.
+    """Standard error of predicting one more (processor, framework) from the errors made on those left out in turn.
 
     Two processors that were predicted to 14% do not prove 14% for a third: the prediction interval of so small a sample
     is wider, by Student's t. With fewer than two nothing is known, and a factor of two is taken.

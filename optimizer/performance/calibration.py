@@ -24,6 +24,7 @@ from optimizer.performance.types import Run
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
+NEW_FRAMEWORK = "new framework"
 
 # GPUs that are one processor with another memory share its efficiency of arithmetic: the H200's datasheet gives the
 # H100's rates.
@@ -88,7 +89,8 @@ class Calibration(BaseModel):
         description="Factor on the network bandwidth nccl-tests reach, by framework."
     )
     residuals: dict[str, Residual] = Field(
-        description='By GPU and width, on models left out of the fit; "pooled" is for other GPUs.'
+        description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, and "new framework" for '
+        "training code no measured run used, on processors and on frameworks left out."
     )
     rows: int
     source: str
@@ -125,23 +127,29 @@ class Calibration(BaseModel):
             network_efficiency=_of(self.network_efficiency, framework),
         )
 
-    def residual(self, gpu: Gpu, precision: Precision = "bf16") -> Residual:
+    def residual(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "") -> Residual:
         """Rows behind this GPU's speed in 16 or 32 bits, and their error.
 
         A GPU without rows has 0 of them and the error of predicting a processor that was left out of the fit; with rows
-        in the other width only, the same error.
+        in the other width only, the same error. Training code that no measured run used has at least the error of
+        predicting a framework that was left out.
         """
-        found = self.residuals.get(residual_key(gpu, precision))
-        return found or Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
+        pooled = self.residuals[POOLED].relative_error
+        found = self.residuals.get(residual_key(gpu, precision)) or Residual(rows=0, relative_error=pooled)
+        if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
+            return found
+        new = self.residuals.get(NEW_FRAMEWORK) or Residual(rows=0, relative_error=pooled)
+        return Residual(rows=found.rows, relative_error=max(found.relative_error, new.relative_error))
 
-    def describe(self, gpu: Gpu, precision: Precision = "bf16") -> str:
+    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "") -> str:
         """One sentence for a plan: where the speed of this GPU comes from."""
-        residual = self.residual(gpu, precision)
+        residual = self.residual(gpu, precision, framework)
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
             width = residual_key(gpu, precision)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
-        measured = ", ".join(name for name in self.residuals if name != POOLED and not name.endswith("-bit"))
+        gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK) and not name.endswith("-bit")]
+        measured = ", ".join(gpus)
         return (
             f"no measured run on {residual_key(gpu, precision)}: efficiency pooled from {measured} (error "
             f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "

@@ -14,11 +14,20 @@ FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
 
 DEFAULT = "torch"
 CNN_DEFAULT = "torchvision"
-# Other names of the same code: all are plain PyTorch with autocast and DDP or FSDP2.
+# Other names of the same code, and libraries on top of it: Hugging Face's trainers run its modules, torchtune has
+# torchtitan's kind of modules under FSDP2, NeMo is Megatron Core, GPT-NeoX Megatron under DeepSpeed.
 ALIASES = {
     "transformers": "torch",
     "pytorch": "torch",
     "huggingface": "torch",
+    "hf": "torch",
+    "accelerate": "torch",
+    "trl": "torch",
+    "axolotl": "torch",
+    "torchtune": "torchtitan",
+    "nemo": "megatron-core",
+    "megatron-bridge": "megatron-core",
+    "gpt-neox": "megatron-deepspeed",
     "llm-foundry": "composer-fsdp",
     "composer": "composer-fsdp",
     "megatron-lm": "megatron",
