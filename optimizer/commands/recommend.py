@@ -12,13 +12,13 @@ from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.mixed import NOT_PROVISIONED
 from optimizer.plan import DERIVED_SPOT, FleetPlan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
 
 if TYPE_CHECKING:
     from optimizer.clouds import Comparison
-    from optimizer.mixed import NOT_PROVISIONED
 from optimizer.performance.calibration import Calibration
 
 COLUMNS = {
