@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import RUNS, Measured, fit, log_errors, predict, read_runs
-from optimizer.performance.calibration import POOLED
-from optimizer.performance.types import Estimates
+from optimizer.performance import kernels
+from optimizer.performance.batch import estimate_rows
+from optimizer.performance.calibrate import RUNS, Measured, fit, fit_rows, log_errors, predict, read_runs
+from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED
+from optimizer.performance.types import Estimates, Run
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
+
+OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
+
+OPERATIONS = OUT_OF_MEMORY.with_name("h200_ops_202611.csv")
 
 
 @functools.cache
@@ -29,7 +37,17 @@ def test_every_run_that_was_measured_is_said_to_fit() -> None:
     assert refused == []
 
 
-def test_each_measured_peak_is_met_within_eight_percent_and_on_average_within_two() -> None:
+def test_every_run_that_ran_out_of_memory_is_said_not_to_fit() -> None:
+    """Of those with expandable segments, which the limit counts on and bootstrap/launch.sh sets."""
+    with OUT_OF_MEMORY.open(newline="") as file:
+        ran_out = [row for row in csv.DictReader(file) if "expandable_segments:True" in row["source"]]
+    assert len(ran_out) >= 8
+    found = estimate_rows(ran_out, gpu_table(), CALIBRATION)
+    assert [row["row_id"] for row, estimate in zip(ran_out, found, strict=True) if estimate["fits"]] == []
+    assert all(estimate["error"] is None for estimate in found)
+
+
+def test_each_measured_peak_is_met_within_eight_percent_in_nine_of_ten_runs_and_on_average_within_three() -> None:
     errors = np.array(
         [
             peak / row.peak_memory_gib - 1
@@ -38,14 +56,16 @@ def test_each_measured_peak_is_met_within_eight_percent_and_on_average_within_tw
         ]
     )
     assert errors.size > 80
-    assert np.abs(errors).max() < 0.08
-    assert np.abs(errors).mean() < 0.02
-    # The margin between limit and memory is 5%, CUDA's 0.75 GiB and more: no measured peak is under-estimated by more.
-    assert errors.min() > -0.06
+    assert np.abs(errors).mean() < 0.03
+    assert np.quantile(np.abs(errors), 0.9) < 0.08
+    # Few are under-estimated by more than the margin between limit and memory, 5%; over-estimated are CNNs in 32 bits
+    # whose layout is channels last, and DDP whose gradients are views of its buckets.
+    assert np.mean(errors < -0.05) < 0.05
+    assert errors.min() > -0.08
 
 
 @pytest.mark.parametrize(
-    ("suite", "bound"), [("h200", 0.06), ("llmfoundry", 0.04), ("megatron", 0.05), ("vtrain", 0.09)]
+    ("suite", "bound"), [("h200", 0.06), ("llmfoundry", 0.03), ("megatron", 0.03), ("vtrain", 0.07)]
 )
 def test_throughput_of_each_suite_is_met(suite: str, bound: float) -> None:
     own = [row for row in rows() if row.suite == suite]
@@ -53,10 +73,21 @@ def test_throughput_of_each_suite_is_met(suite: str, bound: float) -> None:
     assert errors.mean() < bound
 
 
+@pytest.mark.parametrize(
+    ("suite", "bound"), [("h200", 0.10), ("llmfoundry", 0.06), ("megatron", 0.05), ("vtrain", 0.12)]
+)
+def test_a_suite_left_out_of_the_fit_is_met(suite: str, bound: float) -> None:
+    """What the equations know without any row of a suite: of its framework, most of the time."""
+    own, others = ([row for row in rows() if (row.suite == suite) == inside] for inside in (True, False))
+    errors = np.exp(-log_errors(own, fit_rows(others))) - 1
+    assert np.abs(errors).mean() < bound
+    assert abs(errors.mean()) < 0.09  # neither too fast nor too slow by habit
+
+
 def test_the_shipped_calibration_is_what_its_command_gives() -> None:
     """Refitted on the shipped rows, every coefficient comes out the same: no number was edited by hand."""
     fitted = fit(rows(), source=CALIBRATION.source, as_of=CALIBRATION.as_of, command=CALIBRATION.command)
-    for name, value in fitted.model_dump(exclude={"residuals"}).items():
+    for name, value in fitted.model_dump(exclude={"residuals", "provenance"}).items():
         shipped = getattr(CALIBRATION, name)
         if isinstance(value, dict):
             assert value == pytest.approx(shipped, rel=0.02), name
@@ -67,12 +98,59 @@ def test_the_shipped_calibration_is_what_its_command_gives() -> None:
         assert residual.relative_error == pytest.approx(CALIBRATION.residuals[name].relative_error, rel=0.05, abs=0.003)
 
 
-def test_efficiencies_are_shares_and_start_from_what_was_measured() -> None:
-    for name in ("matmul_efficiency", "attention_efficiency"):
-        assert all(0.05 < value <= 1.0 for value in getattr(CALIBRATION, name).values())
-    # A matrix product of 8192 cubed runs at 0.78 to 0.81 of peak on H200 (torch 2.11, measured 2026-11-04).
-    large = CALIBRATION.matmul_efficiency["H100"] / (1 + 3 * CALIBRATION.matmul_half_width["H100"] / 8192)
-    assert 0.70 < large < 0.85
+def operations(**wanted: str) -> list[dict[str, str]]:
+    """Operations measured one by one on H200."""
+    with OPERATIONS.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if all(row[name] == value for name, value in wanted.items())]
+
+
+def test_fitted_factors_stay_near_what_single_operations_measured() -> None:
+    """Products of H200, forward, 16 bits: the fitted efficiency and traffic give each one's time, cold to sustained."""
+    gpu = gpu_table()["h200-141gb"]
+    c = CALIBRATION.coefficients(gpu, Run(seq_len=1))
+    products = operations(op="matmul", direction="forward", precision="bf16", mode="warm")
+    products = [row for row in products if float(row["flop"]) > 1e11 and int(row["n"]) % 8 == 0]
+    flops, moved, seconds = (np.array([float(row[name]) for row in products]) for name in ("flop", "bytes", "seconds"))
+    byte_per_s = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY
+    found = flops / (gpu.peak_tflop_per_s["bf16"] * 1e12 * c.matmul_efficiency) + c.matmul_traffic * moved / byte_per_s
+    error = found / seconds - 1
+    assert len(products) > 100
+    assert abs(np.median(error)) < 0.12
+    assert np.percentile(np.abs(error), 90) < 0.25
+    for name in ("attention_efficiency", "elementwise_traffic", "overhead"):
+        assert all(0.75 < value < 1.33 for value in getattr(CALIBRATION, name).values()), name
+
+
+def test_flash_attention_takes_what_its_kernels_took() -> None:
+    """FlashAttention 2 and cuDNN on H200, forward and backward, by sequence, head width and mask."""
+    kinds: tuple[tuple[str, kernels.FlashKernel], ...] = (("flash", "flash2"), ("cudnn", "vendor"))
+    for variant, kernel in kinds:
+        measured = operations(op="attention", variant=variant, precision="bf16", mode="warm")
+        by_shape: dict[tuple[str, ...], list[dict[str, str]]] = {}
+        for row in measured:
+            shape = tuple(row[name] for name in ("batch", "seq_len", "heads", "kv_heads", "head_dim", "causal"))
+            by_shape.setdefault(shape, []).append(row)
+        errors = []
+        for (batch, seq_len, _, _, head_dim, causal), passes in by_shape.items():
+            if len(passes) < 2 or int(batch) * int(seq_len) < 16384 or int(head_dim) not in {64, 128}:
+                continue
+            half = kernels.CAUSAL_HALF_LENGTH if causal == "1" else kernels.HALF_LENGTH
+            slower = (1 + half / int(seq_len)) * (1 + kernels.HALF_HEAD / int(head_dim)) / (1 + kernels.HALF_HEAD / 128)
+            share = kernels.attention_share("Hopper", kernel)
+            found = sum(float(row["flop"]) for row in passes) * slower / (989.5e12 * share)
+            errors.append(found / sum(float(row["seconds"]) for row in passes) - 1)
+        assert len(errors) >= 3
+        assert np.abs(errors).mean() < 0.10, (variant, errors)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "precision", "slower"),
+    [(50304, "bf16", 1.0), (50257, "bf16", 5.7), (30522, "bf16", 2.9), (50257, "tf32", 3.0), (50257, "fp32", 1.0)],
+)
+def test_a_vocabulary_that_does_not_align_costs_what_was_measured(
+    vocab_size: int, precision: str, slower: float
+) -> None:
+    assert kernels.output_projection_slowdown(precision, vocab_size) == slower
 
 
 def test_a_gpu_without_rows_says_so_and_has_a_wider_error() -> None:
@@ -87,4 +165,12 @@ def test_a_gpu_without_rows_says_so_and_has_a_wider_error() -> None:
         assert residual.rows > 10
         assert residual.relative_error < CALIBRATION.residuals[POOLED].relative_error
     assert CALIBRATION.residual(gpus["h100-80gb"], "fp8").rows == 0
-    assert CALIBRATION.residual(gpus["h200-141gb"], "tf32").rows == 8
+    assert CALIBRATION.residual(gpus["h200-141gb"], "tf32").rows > 8
+
+
+def test_code_that_no_measured_run_used_has_a_wider_error() -> None:
+    gpu = gpu_table()["h100-80gb"]
+    known, unknown = (CALIBRATION.residual(gpu, "bf16", name) for name in ("megatron-core", "torchtitan"))
+    assert known == CALIBRATION.residuals["H100"]
+    assert unknown.rows == known.rows
+    assert unknown.relative_error == CALIBRATION.residuals[NEW_FRAMEWORK].relative_error > known.relative_error
