@@ -155,18 +155,28 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
 
 
 def _put(whole: dict[str, Any], name: str, value: Any, place: slice, size: int) -> None:
-    """Write one chunk's ``value``, an array or a mapping of arrays, into ``whole[name]``, arrays of ``size``."""
+    """Write one chunk's ``value``, an array or a mapping of arrays, into ``whole[name]``, arrays of ``size``.
+
+    What is one number in every chunk so far (an array without strides) stays one.
+    """
     if isinstance(value, dict):
         parts = whole.setdefault(name, {})
         for part, array in value.items():
             _put(parts, part, array, place, size)
         return
-    if name not in whole:
-        whole[name] = np.empty(size, dtype=value.dtype)
+    if value.strides == (0,):
+        number = value[0]
+        if place.start == 0:
+            whole[name] = number
+            return
+        if not isinstance(whole[name], np.ndarray) and whole[name] == number:
+            return
+    if place.start == 0 or not isinstance(whole[name], np.ndarray):
+        whole[name] = np.full(size, whole[name]) if name in whole else np.empty(size, dtype=value.dtype)
     whole[name][place] = value
 
 
 def _shaped(value: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(value, dict):
         return {name: _shaped(part, shape) for name, part in value.items()}
-    return value.reshape(shape)
+    return value.reshape(shape) if isinstance(value, np.ndarray) else np.broadcast_to(value, shape)

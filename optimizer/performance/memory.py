@@ -24,9 +24,13 @@ GATHERED_LAYERS = 2.0
 # Tokens of the fullest rank of experts over the mean: what ST-MoE trains with as capacity (arXiv:2202.08906, 2022-02).
 # A rank that holds every expert has each token experts_per_token times, however uneven the router is.
 EXPERT_CAPACITY = 1.25
-# Bytes an element that GELU saves as Hugging Face's GPT-2 writes it (NewGELUActivation: a power, a tanh, four products)
-# beyond its input: 12.2, 12.3 and 12.4 on H200 (GPT-2 and GPT-2 XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
-WRITTEN_GELU_BYTES = 12.0
+# Tensors that GELU saves as Hugging Face's GPT-2 writes it (NewGELUActivation: a power, a tanh, four products) beyond
+# its input: 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2 XL in bf16, GPT-2 in tf32, torch 2.11,
+# 2026-11-21).
+WRITTEN_GELU_TENSORS = 3.0
+# Casts of the residual's width that a tensor rank keeps whole beyond what is counted, without and with the sequence
+# split: 5 of 6 bytes and 8 of 10 on H200 at three quarters of them (Llama 3B over four ranks, torch 2.11, 2026-11-21).
+REPEATED_CASTS = (3.0, 5.0)
 # Peak bytes a logit when a compiler fuses the loss: the 16-bit logits and one tensor of 32 bits. 5.9 to 6.6 on H200
 # (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
@@ -41,8 +45,8 @@ WORKSPACE_BYTES = 0.1 * GIB
 CONTEXT_BYTES = 0.75 * GIB
 NCCL_BYTES = 0.69e9
 ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
-# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By 1 to 6% in ten of eleven runs
-# on H200 (the same measurement; 22% in one that had room to spare), up to 30% elsewhere. 5% is left for it, which
+# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By up to 30% where there is room,
+# by 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv). 5% is left for it, which
 # expandable segments keep to (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), as
 # bootstrap/launch.sh sets them.
 FRAGMENTATION = 0.05
@@ -87,16 +91,15 @@ def memory(x: Inputs) -> Memory:
     """Memory of each configuration."""
     m = _moments(x)
     loss_peaks = m.at_loss >= m.at_end
-    nothing = np.zeros_like(m.at_loss)
     return Memory(
         peak={
-            "weights": m.weights + np.where(loss_peaks, m.cast, nothing),
+            "weights": m.weights + np.where(loss_peaks, m.cast, 0.0),
             "gradients": np.where(loss_peaks, m.early, m.all_gradients),
-            "optimizer_state": m.state + nothing,
+            "optimizer_state": m.state,
             "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), m.last),
-            "logits": np.where(loss_peaks, m.logits, nothing),
-            "communication": m.buckets + nothing,
-            "workspace": WORKSPACE_BYTES + nothing,
+            "logits": np.where(loss_peaks, m.logits, 0.0),
+            "communication": m.buckets,
+            "workspace": WORKSPACE_BYTES,
         },
         nccl=_nccl_bytes(x),
     )
@@ -127,14 +130,16 @@ def _moments(x: Inputs) -> _Moments:
     reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
     buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
     gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
-    # Autocast makes its copies again where the layers are computed again: only the head's is there at the loss.
-    cast_of = np.where(x.checkpointing == FULL, np.minimum(x.vocab * x.hidden / x.tensor, held), held)
-    copies = np.where(gathers_all, held * x.element_bytes, cast_of * x.cast_bytes) + held * x.cached_bytes
-    cast = np.where(zero3 & several, gathered, copies)
-
     saved, working, layer_activations = activation_bytes(x)
     first, last = _micro_batches_in_flight(x)
     logits = logits_bytes(x)
+    # Autocast keeps its copies until the backward pass, which makes them again where the layers are computed again: the
+    # peak is then at the end of the forward pass, when the gradient of the logits is not there yet, or after it.
+    head = np.minimum(x.vocab * x.hidden / x.tensor, held)
+    kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
+    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held * x.cast_bytes)
+    copies = np.where(gathers_all, held * x.element_bytes, copied) + held * x.cached_bytes
+    cast = np.where(zero3 & several, gathered, copies)
     # Which stage is fuller: the first, or the last with its logits.
     last_is_fuller = (last - first) * saved + np.maximum(logits - working, 0.0) >= 0
     logits = np.where(last_is_fuller, logits, 0.0)
@@ -154,6 +159,11 @@ def _moments(x: Inputs) -> _Moments:
         all_gradients=gradients + reducing,
         last=layer_activations,
     )
+
+
+def updated_parameters(x: Inputs) -> Number:
+    """Parameters that the fullest rank's optimizer updates."""
+    return np.where(x.sharding >= ZERO1, _stage_parameters(x, 1.0) / (x.data * x.context), stage_parameters(x))
 
 
 def stage_parameters(x: Inputs) -> Number:
@@ -200,16 +210,18 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
     Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the run's elements.
     """
     tokens = tokens_of_rank(x)
-    element, residual = x.element_bytes, x.residual_bytes
+    element = x.element_bytes
+    residual: Number = np.where(_fsdp(x), element, x.residual_bytes)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
 
-    # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it) the
-    # normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once more: 3.7
-    # and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
+    # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
+    # bits) the normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once
+    # more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
     autocast = residual > element
     eager = x.written_out * (1.0 - x.compiled)
-    wide = residual * x.llama_like * eager
-    outside = x.hidden * (2.0 * (residual + wide + element) + 2.0 * x.dropout)
+    by_hand = x.llama_like * eager
+    wide = residual * by_hand
+    outside = x.hidden * (2.0 * (np.maximum(residual, 4.0 * by_hand) + wide + element) + 2.0 * x.dropout)
     # Queries, keys, values, the attention's output (the input of the output projection).
     products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
     # Feed-forward: every product's output, and the activation function's output that the last product reads. A rank
@@ -220,23 +232,28 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
     inner = element * x.ffn * used
     gated = x.mlp_matrices > 2.5
     # A compiler computes the product of the gate and what it gates again.
-    by_hand = WRITTEN_GELU_BYTES * x.ffn * used * eager * x.causal * (1.0 - gated)
-    feed_forward = element * up + inner * (1.0 + gated * (1.0 - x.compiled)) + by_hand
+    gelu = WRITTEN_GELU_TENSORS * residual * x.ffn * used * (eager * x.causal * (1.0 - gated))
+    feed_forward = element * up + inner * (1.0 + gated * (1.0 - x.compiled)) + gelu
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
     dispatched = element * x.hidden * used * (x.experts > 0)
     router = 8.0 * x.experts
-    # Unfused attention: a score's softmax (32 bits under autocast), what the product reads where that is another
+    # Unfused attention: a score's softmax (in PyTorch 32 bits), what the product reads where that is another
     # tensor (16 bits, or after dropout), and a mask byte. PyTorch has no fused attention in 32 bits for key-value heads
     # that are fewer than the query heads, and compiled none with a mask and dropout: 4.2 and 5.1 bytes a score on H200
     # (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
-    copied = np.where(autocast, element, element * x.dropout)
-    a_score = (1.0 - x.flash) * (residual + copied + x.dropout) + x.flash * x.written_out * (
-        (element > 2.0) * (x.kv < x.query) * residual
-        + x.compiled * (1.0 - x.causal) * x.dropout * (2.0 * element + 1.0)
+    softmax = np.maximum(x.residual_bytes, 4.0 * x.written_out)
+    copied = np.where(softmax > element, element, element * x.dropout)
+    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * x.written_out * (
+        (element > 2.0) * (x.kv < x.query) * softmax + x.compiled * (1.0 - x.causal) * x.dropout * (2.0 * element + 1.0)
     )
     scores = x.heads * x.seq_len * a_score
-    everything = (outside + router + dispatched) / split + dispatched + (products + feed_forward + scores) / x.tensor
+    # Autocast casts a norm's output for each of the five products that read it; tensor ranks each do so with the whole.
+    again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0]) * element * x.hidden
+    casts = by_hand * autocast * again * (1.0 - 1.0 / x.tensor)
+    everything = (
+        (outside + router + dispatched) / split + dispatched + casts + (products + feed_forward + scores) / x.tensor
+    )
 
     # Selective keeps each layer's input, attention's output and those of the matrix products that it does not repeat.
     kept_full = residual * x.hidden / split
@@ -276,8 +293,15 @@ def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
 
 def logits_bytes(x: Inputs) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage."""
-    loss_bytes = np.where(x.compiled > 0, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
-    return tokens_of_rank(x) * x.vocab * loss_bytes / x.tensor
+    # FSDP compiles layer by layer, and not the loss. Plain PyTorch gathers the logits of all tensor ranks for it.
+    fused = (x.compiled > 0) & ~_fsdp(x)
+    loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
+    return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
+
+
+def _fsdp(x: Inputs) -> Number:
+    """Where plain PyTorch is FSDP2, which computes in 16 bits throughout instead of under autocast."""
+    return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)
 
 
 def _nccl_bytes(x: Inputs) -> Number:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 # A CNN saves each convolution's input and output (the norm's input), in elements a published activation.
 SAVED_PER_ACTIVATION = 2.0
-# Gradients in flight and convolution workspace, in elements a published activation, as measured over what is saved on
-# ResNet-50 (batch 256, H200, torch 2.11, 2026-11-21): 5.5 GiB in fp32 and tf32, 0.1 GiB in bf16.
-CNN_WORKING = 0.5
-CNN_WORKING_16_BIT = 0.05
+# A ResNet's max pooling saves where each maximum was: 64 channels of 56 x 56, 8 bytes each, of an image.
+POOLING_INDICES_BYTES = 64.0 * 56 * 56 * 8
+# Convolution workspace in 32 bits, in elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
+# H200, torch 2.11, 2026-11-21); none in bf16, nor where the layout is channels last, which is the smaller need.
+CNN_WORKING_32_BIT = 0.5
 # Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
 # 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
 WORKSPACE_BYTES_32_BIT = 2.4
@@ -104,8 +105,9 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
     """Bytes one micro-batch of samples saves for the backward pass, and bytes of the backward pass on top of them."""
     if x.module is None:
         images = x.micro_batch * x.cnn_activations * x.element_bytes
-        working = np.where(x.element_bytes > 2.0, CNN_WORKING, CNN_WORKING_16_BIT)
-        return SAVED_PER_ACTIVATION * images, working * images
+        working = np.where(x.element_bytes > 2.0, CNN_WORKING_32_BIT, 0.0)
+        indices = np.where(x.cnn_activations > 0, POOLING_INDICES_BYTES * x.micro_batch, 0.0)
+        return SAVED_PER_ACTIVATION * images + indices, working * images
     # FSDP gathers 16-bit weights (which memory.py counts) where autocast keeps copies of them.
     gathers = (x.sharding >= ZERO2) & (x.data > 1)
     copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)
