@@ -9,13 +9,18 @@ import math
 from collections.abc import Sequence
 
 from optimizer.catalog import Catalog
+from optimizer.economics.checkpoint import checkpoint_gib
+from optimizer.fastest import Fastest
 from optimizer.mixed.assemble import assemble_mixed
-from optimizer.mixed.find import Search
+from optimizer.mixed.find import MAX_FLEETS, Search, cheapest_of_each
 from optimizer.mixed.fleet import NOT_PROVISIONED, Group, MixedFleet
+from optimizer.mixed.pricing import Terms
+from optimizer.mixed.sources import ways_to_have
+from optimizer.mixed.topup import topped_up
 from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
-from optimizer.search import Amount
+from optimizer.search import Amount, matching_types, run_of
 from optimizer.workload.model import ModelSpec
 
 __all__ = ["NOT_PROVISIONED", "Group", "MixedFleet", "find_mixed"]
@@ -28,27 +33,47 @@ def find_mixed(
     regions: Sequence[str],
     catalog: Catalog,
     calibration: Calibration,
+    fastest: Sequence[Fastest],
     best: FleetPlan | None,
 ) -> tuple[MixedFleet, ...]:
     """The mixed fleets that keep the limits and are cheaper than the cheapest fleet of one type, cheapest first.
 
-    A mix is two groups of nodes in one zone, of different types or of one type owned and rented. The model is whole on
-    every rank or sharded over all of them (tensor, pipeline and context parallelism are 1).
+    A mix is two groups of nodes in one zone: of unlike types, the model whole on every rank or sharded over all of them
+    (tensor, pipeline and context parallelism are 1); or of one type, some owned and some rented.
 
     Args:
         request, model, amount: what to train, resolved.
         regions: regions considered.
         catalog, calibration: prices and facts, fitted speeds.
+        fastest: the fastest configurations of each type.
         best: the cheapest fleet of one type that keeps the limits; None where there is none.
 
     Returns:
-        The best of each pair of types, at most MAX_FLEETS; empty where no mix is cheaper.
+        The best of each pair of types, at most ``find.MAX_FLEETS``; empty where no mix is cheaper.
 
     Raises:
         DataMissingError: a price the cost needs is in no region of the catalog.
     """
-    search = Search.of(request, model, amount, regions, catalog, calibration)
-    if search is None:
+    limits, run = request.constraints, run_of(request, amount)
+    batch = amount.global_batch or amount.batch_limit
+    types = [
+        instance
+        for name in matching_types(limits.instance_types, catalog)
+        # A fraction of a GPU shares its network and host with strangers: no gang of them.
+        if (instance := catalog.instance_type(name)).gpu_count >= 1
+        and run.precision in instance.gpu.peak_tflop_per_s
+        and instance.ranks < batch
+    ]
+    ways = list(ways_to_have(types, regions, limits, catalog))
+    if len(ways) < 2 or limits.max_nodes < 2:
         return ()
-    below = math.inf if best is None else best.cost_usd.expected
-    return tuple(assemble_mixed(mix, request, catalog, calibration, best) for mix in search.cheapest(below - 0.005))
+    size = checkpoint_gib(model.parameters, run.optimizer)
+    terms = Terms.of(ways, run.precision, size, catalog, calibration)
+    # Cheaper by a cent at least.
+    below = math.inf if best is None else best.cost_usd.expected - 0.005
+    mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))
+    search = Search.of(ways, terms, limits, amount, run, model, calibration)
+    if search is not None:
+        mixes = search.cheapest(below, mixes)
+    found = sorted(cheapest_of_each(mixes, below).values(), key=lambda mix: mix.key)
+    return tuple(assemble_mixed(mix, request, catalog, calibration, best) for mix in found[:MAX_FLEETS])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from optimizer.assemble import cents, node_prices, rounded, unit_prices
 from optimizer.catalog import Catalog
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.mixed.find import Mix
 from optimizer.mixed.fleet import Group, MixedFleet
+from optimizer.mixed.mix import Mix
 from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
@@ -35,6 +35,7 @@ def assemble_mixed(
     for i in sorted((0, 1), key=lambda i: mix.ways[i].reservation is None):
         way, instance = mix.ways[i], mix.ways[i].offer.instance
         samples = mix.micro_batch[i] * mix.grad_accum[i]
+        weight = samples * mix.layout["data"] / mix.global_batch
         # While the job waits for a reclaimed node, that node is not paid.
         absent = reclaims[i] / sum(reclaims) if sum(reclaims) else 0.0
         paid = mix.nodes[i] * float(run.running_hours) + (mix.nodes[i] - absent) * float(run.waiting_hours)
@@ -52,8 +53,8 @@ def assemble_mixed(
                 grad_accum=mix.grad_accum[i],
                 activation_checkpointing=CHECKPOINTINGS[mix.checkpointing[i]],
                 samples_per_rank=samples,
-                share_of_global_batch=rounded(samples * ranks[i] / mix.global_batch),
-                gradient_weight=rounded(samples * sum(ranks) / mix.global_batch),
+                share_of_global_batch=rounded(weight * ranks[i] / sum(ranks)),
+                gradient_weight=rounded(weight),
                 step_time_s=rounded(mix.computed_s[i]),
                 peak_gib=rounded(mix.peak_gib[i]),
                 limit_gib=rounded(mix.limit_gib[i]),
@@ -68,7 +69,7 @@ def assemble_mixed(
         region=region,
         zone_ids=tuple(sorted(set(zones(mix.ways[0])) & set(zones(mix.ways[1])))),
         groups=(groups[0], groups[1]),
-        sharding=SHARDINGS[mix.sharding],
+        parallelism={**mix.layout, "sharding": SHARDINGS[mix.sharding]},
         global_batch=mix.global_batch,
         steps=mix.steps,
         step_time_s=rounded(mix.step_time_s),

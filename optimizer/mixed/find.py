@@ -8,27 +8,24 @@ below the best found. So the answer is that of weighing every mix, which a test 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.catalog import Catalog
-from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.economics.fleet_cost import FleetCost
-from optimizer.economics.outcome import Outcome
 from optimizer.fastest import share_of_gpu
 from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
+from optimizer.mixed.mix import Mix, row_of
 from optimizer.mixed.physics import Physics, meets_every_micro_batch, micro_batches
 from optimizer.mixed.pricing import Terms, keeps_limits
-from optimizer.mixed.sources import group_name, pairs_of, ways_to_have
+from optimizer.mixed.sources import pairs_of
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import DDP
-from optimizer.request import Constraints, FleetRequest
-from optimizer.search import Amount, Purchase, matching_types, run_of
+from optimizer.performance.types import DDP, Run
+from optimizer.request import Constraints
+from optimizer.search import Amount, Purchase
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 
@@ -36,62 +33,24 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Places = NDArray[np.intp]
 
-Row = TypeVar("Row", Outcome, FleetCost)
-
 # Fleets an answer lists, each the best of its pair of types.
 MAX_FLEETS = 3
 # Most mixes that are weighed, and most node counts that are bounded closely. It is more than requests need
 # (docs/mixed.md), so that one without a solution costs no seconds; what is found until then is sound all the same.
 _MOST_WEIGHED = 512
 _MOST_BOUNDED = 4096
+_DATA_ONLY = {
+    "tensor": 1,
+    "pipeline": 1,
+    "context": 1,
+    "expert": 1,
+    "sequence_parallel": 0,
+    "virtual_stages": 1,
+}
 # Mixes weighed together, node counts bounded closely together, and pairs whose node counts are listed together.
 _MIXES = 24
 _COUNTS = 128
 _PAIRS = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mix:
-    """One mix that was weighed, with everything the answer says of it; tuples are of the two groups.
-
-    Attributes:
-        key: orders mixes: expected cost, expected hours, nodes, what the groups are, region.
-        ways, nodes, ranks: how the nodes are had, how many, and their GPUs.
-        sharding, checkpointing, micro_batch, grad_accum: as in Grid.
-        global_batch, steps: samples of a step, and optimizer steps.
-        step_time_s: one step; computed_s of it is each group's own computation.
-        peak_gib, limit_gib: memory of a rank.
-        run, cost: hours and dollars, single numbers.
-        log_error: of the speed.
-    """
-
-    key: tuple[object, ...]
-    ways: tuple[Purchase, Purchase]
-    nodes: tuple[int, int]
-    ranks: tuple[int, int]
-    sharding: int
-    checkpointing: tuple[int, int]
-    micro_batch: tuple[int, int]
-    grad_accum: tuple[int, int]
-    global_batch: int
-    steps: int
-    step_time_s: float
-    computed_s: tuple[float, float]
-    peak_gib: tuple[float, float]
-    limit_gib: tuple[float, float]
-    run: Outcome
-    cost: FleetCost
-    log_error: float
-
-    @property
-    def usd(self) -> float:
-        """Expected cost."""
-        return float(self.cost.expected)
-
-    @property
-    def name(self) -> frozenset[tuple[str, bool]]:
-        """What its groups are: of mixes of one name, an answer lists the best."""
-        return frozenset(group_name(way) for way in self.ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,31 +82,19 @@ class Search:
     @classmethod
     def of(
         cls,
-        request: FleetRequest,
-        model: ModelSpec,
+        ways: Sequence[Purchase],
+        terms: Terms,
+        limits: Constraints,
         amount: Amount,
-        regions: Sequence[str],
-        catalog: Catalog,
+        run: Run,
+        model: ModelSpec,
         calibration: Calibration,
     ) -> Self | None:
-        """Estimate the types and pair the ways to have them; None where there is nothing to pair."""
-        limits = request.constraints
+        """Estimate the types of ``ways`` and pair them; None where there is nothing to pair."""
         batch = amount.global_batch or amount.batch_limit
-        run = run_of(request, amount)
         # Megatron-LM counts the micro-batches of a step once for all data-parallel ranks
         # (https://github.com/NVIDIA/Megatron-LM, megatron/core/num_microbatches_calculator.py).
-        if run.framework.startswith("megatron"):
-            return None
-        types = [
-            instance
-            for name in matching_types(limits.instance_types, catalog)
-            # A fraction of a GPU shares its network and host with strangers: no gang of them.
-            if (instance := catalog.instance_type(name)).gpu_count >= 1
-            and run.precision in instance.gpu.peak_tflop_per_s
-            and instance.ranks < batch
-        ]
-        ways = tuple(ways_to_have(types, regions, limits, catalog))
-        if len(ways) < 2 or limits.max_nodes < 2:
+        if "data" not in limits.parallelism or run.framework.startswith("megatron"):
             return None
         had = {way.offer.instance.name: way.offer.instance for way in ways}
         places = {name: place for place, name in enumerate(had)}
@@ -161,8 +108,6 @@ class Search:
             micro_batches(batch // int(ranks.min()), free=amount.global_batch is None),
             calibration,
         )
-        size = checkpoint_gib(model.parameters, run.optimizer)
-        terms = Terms.of(ways, physics.log_error[kind], size, catalog)
         speed = physics.samples_per_second(np.arange(ranks.size), batch // ranks) * ranks
         pairs = pairs_of(ways, speed[kind] > 0)
         if not pairs.size:
@@ -189,7 +134,7 @@ class Search:
             limits=limits,
             training=shares.Training(samples=amount.samples, batch=batch, exact=amount.global_batch is not None),
             physics=physics,
-            ways=ways,
+            ways=tuple(ways),
             kind=kind,
             terms=terms,
             most=most,
@@ -197,9 +142,14 @@ class Search:
             bounds=bounds,
         )
 
-    def cheapest(self, below: float) -> list[Mix]:
-        """The best mix of each pair of types that costs less than ``below``, at most MAX_FLEETS, cheapest first."""
-        found: dict[frozenset[tuple[str, bool]], Mix] = {}
+    def cheapest(self, below: float, known: Sequence[Mix] = ()) -> list[Mix]:
+        """The best mix of each pair of types that costs less than ``below``, at most MAX_FLEETS, cheapest first.
+
+        Args:
+            below: USD.
+            known: mixes found elsewhere, which those found here are listed with.
+        """
+        found = cheapest_of_each(known, below)
 
         def limit() -> float:
             best = sorted(mix.usd for mix in found.values())
@@ -208,9 +158,7 @@ class Search:
         if self.limits.budget_usd is not None:
             below = min(below, self.limits.budget_usd)
         for pair, nodes in self._promising(limit):
-            for mix in self.weigh(pair, nodes):
-                if mix.usd < below and (mix.name not in found or mix.key < found[mix.name].key):
-                    found[mix.name] = mix
+            found = cheapest_of_each([*found.values(), *self.weigh(pair, nodes)], below)
         return sorted(found.values(), key=lambda mix: mix.key)[:MAX_FLEETS]
 
     def _promising(self, limit: Callable[[], float]) -> Iterator[tuple[Places, Ints]]:
@@ -318,12 +266,11 @@ class Search:
         for n in np.flatnonzero(keeps_limits(run, cost, self.limits)).tolist():
             at = int(best[n])
             ways = self.ways[two[n, 0]], self.ways[two[n, 1]]
-            names, region = tuple((*group_name(way), way.option) for way in ways), ways[0].offer.region
             yield Mix(
-                key=(float(cost.expected[n]), float(run.hours_expected[n]), int(count[n].sum()), names, region),
                 ways=ways,
                 nodes=_two(count[n]),
                 ranks=_two(ranks[row[at]]),
+                layout=_DATA_ONLY | {"data": int(together[row[at]])},
                 sharding=int(sharding[at]),
                 checkpointing=_two(checkpointing[at]),
                 micro_batch=_two(micro[at]),
@@ -334,8 +281,8 @@ class Search:
                 computed_s=_two(computed[at]),
                 peak_gib=_two(peak[at]),
                 limit_gib=_two(limit[at]),
-                run=_row_of(run, n),
-                cost=_row_of(cost, n),
+                run=row_of(run, n),
+                cost=row_of(cost, n),
                 log_error=float(self.terms.log_error[two[n]].max()),
             )
 
@@ -358,11 +305,15 @@ class Search:
         return share(groups[0], groups[1], self.training)
 
 
+def cheapest_of_each(mixes: Iterable[Mix], below: float) -> dict[frozenset[tuple[str, bool]], Mix]:
+    """The best mix of each name among those that cost less than ``below``."""
+    found: dict[frozenset[tuple[str, bool]], Mix] = {}
+    for mix in sorted(mixes, key=lambda mix: mix.key):
+        if mix.usd < below:
+            found.setdefault(mix.name, mix)
+    return found
+
+
 def _two(values: NDArray[Any]) -> tuple[Any, Any]:
     first, second = values.tolist()
     return first, second
-
-
-def _row_of(table: Row, row: int) -> Row:
-    """One row of a table of arrays, as a table of single numbers."""
-    return replace(table, **{f.name: getattr(table, f.name)[row] for f in fields(table)})

@@ -21,7 +21,7 @@ class Group:
         capacity_reservation_id: of owned capacity, where the user named one.
         usd_per_hour: price of one node.
         micro_batch, grad_accum, activation_checkpointing: of each rank.
-        samples_per_rank: micro_batch x grad_accum.
+        samples_per_rank: micro_batch x grad_accum, of a data-parallel rank.
         share_of_global_batch: of all the group's ranks together.
         gradient_weight: what each rank multiplies its mean loss by, so that the equal average that data-parallel
             training takes over ranks is the mean over samples.
@@ -63,7 +63,8 @@ class MixedFleet:
     Attributes:
         region, zone_ids: where, and the zones that offer both groups.
         groups: the two groups.
-        sharding: of the states, evenly over the ranks of both groups.
+        parallelism: of both groups together: data, tensor, pipeline, context, expert, sequence_parallel,
+            virtual_stages, and the sharding of the states, even over all ranks. Unlike GPUs are data-parallel only.
         global_batch, steps: samples of a step, and optimizer steps.
         step_time_s: one step: the slower group's computation, and the communication that shows.
         idle_share: of all GPU time in a step's computation, what the faster group's ranks wait.
@@ -79,7 +80,7 @@ class MixedFleet:
     region: str
     zone_ids: tuple[str, ...]
     groups: tuple[Group, Group]
-    sharding: str
+    parallelism: dict[str, Any]
     global_batch: int
     steps: int
     step_time_s: float

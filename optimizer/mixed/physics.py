@@ -56,7 +56,6 @@ class Physics:
         seconds: computation of one micro-batch (forward, backward and recomputation): chip x sharding x checkpointing x
             size.
         could_fit: whether it fits with ever so many ranks: the same, x (one micro-batch a step, several).
-        log_error: of each type's estimates, standard deviation of the log.
     """
 
     types: tuple[InstanceType, ...]
@@ -66,7 +65,6 @@ class Physics:
     checkpointings: Ints
     seconds: Floats
     could_fit: NDArray[np.bool_]
-    log_error: Floats
     _inputs: Inputs
     _chips: NDArray[np.intp]
     _efa: NDArray[np.bool_]
@@ -130,9 +128,6 @@ class Physics:
             seconds=seconds,
             could_fit=fits,
             _speed=np.maximum.accumulate(speed, axis=1),
-            log_error=np.array(
-                [calibration.residual(h.gpu, run.precision, run.framework).relative_error for h in hardware]
-            ),
             _inputs=inputs,
             _chips=first,
             _efa=np.array([h.efa for h in hardware]),

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from optimizer.catalog import Catalog
 from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
+from optimizer.hardware import Precision
+from optimizer.performance.calibration import Calibration
 from optimizer.request import Constraints
 from optimizer.search import Purchase, endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
@@ -46,7 +48,14 @@ class Terms:
     checkpoint_gib: float
 
     @classmethod
-    def of(cls, ways: Sequence[Purchase], log_error: Floats, size_gib: float, catalog: Catalog) -> Self:
+    def of(
+        cls,
+        ways: Sequence[Purchase],
+        precision: Precision,
+        size_gib: float,
+        catalog: Catalog,
+        calibration: Calibration,
+    ) -> Self:
         """Look up the terms of ``ways``.
 
         Raises:
@@ -61,7 +70,9 @@ class Terms:
             reclaims=np.array([way.hazard.rate_per_node_hour if way.hazard else 0.0 for way in ways]),
             wait_hours=np.array([way.hazard.wait_hours if way.hazard else 0.0 for way in ways]),
             ranks=np.array([way.offer.instance.ranks for way in ways]),
-            log_error=log_error,
+            log_error=np.array(
+                [calibration.residual(way.offer.instance.gpu, precision).relative_error for way in ways]
+            ),
             volume_usd_per_month=np.array([volume[region] for region in regions]),
             storage_usd_per_month=np.array([storage[region] for region in regions]),
             endpoints_usd_per_hour=np.array([endpoints[region] for region in regions]),
@@ -69,7 +80,12 @@ class Terms:
         )
 
     def priced(
-        self, pair: NDArray[np.intp], nodes: Ints, train_hours: Floats, writers: Floats
+        self,
+        pair: NDArray[np.intp],
+        nodes: Ints,
+        train_hours: Floats,
+        writers: Floats,
+        log_error: Floats | None = None,
     ) -> tuple[Outcome, FleetCost]:
         """Hours and dollars of mixes, one an element.
 
@@ -80,6 +96,7 @@ class Terms:
             nodes: of the groups, mix x 2.
             train_hours: useful hours of training.
             writers: nodes that write a checkpoint together.
+            log_error: of the speed, where it is not that of the less certain group.
         """
         spot = nodes * (self.reclaims[pair] > 0)
         each = nodes * self.reclaims[pair]
@@ -91,7 +108,7 @@ class Terms:
         run = outcome(
             Candidates(
                 train_hours=train_hours,
-                log_error=self.log_error[pair].max(axis=1),
+                log_error=self.log_error[pair].max(axis=1) if log_error is None else log_error,
                 nodes=all_nodes,
                 spot_nodes=spot.sum(axis=1),
                 gpus_per_node=(nodes * self.ranks[pair]).sum(axis=1) / all_nodes,

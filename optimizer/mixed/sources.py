@@ -42,12 +42,11 @@ def pairs_of(ways: Sequence[Purchase], trains: NDArray[np.bool_]) -> NDArray[np.
 
     Both are in one zone: EFA does not leave it (https://docs.aws.amazon.com/parallelcluster/latest/ug/efa-v3.html), and
     gradients that do are billed by the GB (https://aws.amazon.com/ec2/pricing/on-demand/). Both have one processor
-    architecture, as all nodes run one image. One type twice is a mix only where some of it is owned.
+    architecture, as all nodes run one image. One type twice is not here: its GPUs are alike (``topup.py``).
     """
     region = np.array([way.offer.region for way in ways])
     architecture = np.array([way.offer.instance.cpu_architecture for way in ways])
     name = np.array([way.offer.instance.name for way in ways])
-    owned = np.array([way.reservation is not None for way in ways])
     found = [np.empty((0, 2), dtype=np.intp)]
     for place in np.unique(region):
         at = np.flatnonzero((region == place) & trains)
@@ -58,6 +57,6 @@ def pairs_of(ways: Sequence[Purchase], trains: NDArray[np.bool_]) -> NDArray[np.
         a, b = np.triu_indices(at.size, 1)
         shared = offered[a] & offered[b] != 0
         a, b = at[a[shared]], at[b[shared]]
-        keep = (architecture[a] == architecture[b]) & ((name[a] != name[b]) | owned[a] | owned[b])
+        keep = (architecture[a] == architecture[b]) & (name[a] != name[b])
         found.append(np.stack([a[keep], b[keep]], axis=1))
     return np.concatenate(found)
