@@ -15,9 +15,9 @@ import numpy as np
 
 from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.memory import stage_parameters, tokens_of_rank
+from optimizer.performance.memory import layer_parameters, stage_parameters, tokens_of_rank, updated_parameters
 from optimizer.performance.samples import sample_costs, sample_flops
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def compute(x: Inputs) -> Compute:
     # A product of t x k by k x n: its FLOPs, and the bytes of its three sides.
     widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
     volume = 2.0 * tokens * x.layer_matrix / x.tensor
-    sides = element * (x.layer_parameters / x.tensor + tokens * widths)
+    sides = element * (layer_parameters(x, x.expert) / x.tensor + tokens * widths)
     matmul = x.layers * (3.0 + repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
     attention = x.layers * _attention_seconds(x, tokens, full)
     traffic = x.layers * tokens * _layer_traffic(x)
@@ -179,9 +179,8 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
 
 def optimizer_time(x: Inputs) -> Number:
     """Seconds of the optimizer step, memory-bound, on the rank's share of the parameters."""
-    shards = np.where(x.sharding >= ZERO1, np.maximum(x.data, 1.0), 1.0)
     byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
     moved = x.optimizer_traffic_bytes + x.master_bytes + np.where(x.master_bytes > 0, x.weight_bytes, 0.0)
     # DDP copies gradients to its buckets and back, a read and a write each way.
     copies = np.where((x.sharding == DDP) & (x.data > 1), 2.0 * x.bucket_bytes, 0.0)
-    return stage_parameters(x) / shards * (moved + copies) / byte_per_s
+    return updated_parameters(x) * (moved + copies) / byte_per_s

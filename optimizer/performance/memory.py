@@ -180,7 +180,7 @@ def _stage_parameters(x: Inputs, expert: Number) -> Number:
     # The first stage has the positions too.
     first = np.where(x.embedding_parameters >= 2.0 * tables, x.embedding_parameters - tables, x.embedding_parameters)
     table = np.where(x.pipeline > 1, first, x.embedding_parameters)
-    return (layers_of_stage(x) * _layer_parameters(x, expert) + table) / x.tensor
+    return (layers_of_stage(x) * layer_parameters(x, expert) + table) / x.tensor
 
 
 def layers_of_stage(x: Inputs) -> Number:
@@ -191,10 +191,10 @@ def layers_of_stage(x: Inputs) -> Number:
 def layer_parameters_of_rank(x: Inputs) -> Number:
     """Parameters of the largest unit that ZeRO gathers at once: a layer, or the embedding if that is larger."""
     table = np.minimum(x.vocab * x.hidden, x.embedding_parameters)
-    return np.maximum(_layer_parameters(x, x.expert), table) / x.tensor
+    return np.maximum(layer_parameters(x, x.expert), table) / x.tensor
 
 
-def _layer_parameters(x: Inputs, expert: Number) -> Number:
+def layer_parameters(x: Inputs, expert: Number) -> Number:
     """Parameters of one layer where ``expert`` ranks share its experts, before any slicing over tensor ranks."""
     return x.layer_parameters - x.expert_parameters * (1.0 - 1.0 / expert)
 
