@@ -1,44 +1,89 @@
 """Accuracy of the estimator on measured runs: ``python -m tests.benchmarks.accuracy [--runs CSV] [--out FOLDER]``.
 
-Prints, per suite, the mean absolute percentage error of predicted throughput: of the fit's own rows; of rows whose
-model the fit never saw (grouped cross-validation); of a suite the fit never saw. Beside each the bar: one constant MFU
-a GPU, given the suite's own rows, its other models, and the other suites. Writes a page and the raw predictions.
+Per suite, the mean absolute percentage error of predicted throughput: of the fit's own rows; of rows whose model the
+fit never saw (grouped cross-validation); of a suite the fit never saw. Beside each the bar: one constant MFU a GPU,
+given the suite's own rows, its other models, and the other suites; and the public estimators of ``peers`` on the same
+rows. Then peak memory, what fits, what a user's own rows bring, and the goals with what was reached. Writes a page
+(accuracy_page.py) and the raw predictions.
 """
 
 from __future__ import annotations
 
 import csv
-import platform
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
+from optimizer.hardware import Gpu
+from optimizer.performance.adapt import adapt
 from optimizer.performance.calibrate import (
     RUNS,
     Measured,
     cross_validated_errors,
+    fit,
     fit_rows,
     folds,
     log_errors,
     predict,
     read_runs,
+    throughput_error,
 )
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import Floats
+from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.inputs import stack
+from optimizer.performance.runs import read_row
+from optimizer.performance.types import Bools, Floats
+from tests.benchmarks.peers import PEERS, Answer, ask
 
 RESULTS = Path(__file__).parent / "results"
-Fitted = Callable[[Sequence[Measured]], Floats]
+OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"
+# Own rows given to ``adapt`` in turn, and how many random choices of them are averaged.
+OWN_ROWS = (1, 2, 3, 5, 10, 20)
+CHOICES = 8
 
 
-def throughput_error(log_error: Floats) -> Floats:
-    """Relative error of predicted throughput from log(predicted / measured) step time."""
-    return np.asarray(np.exp(-log_error) - 1)
+@dataclass(frozen=True, kw_only=True)
+class PeerResult:
+    """A public estimator's answers to all rows; none, with the reason in ``version``, where it is not installed."""
+
+    name: str
+    version: str
+    answers: list[Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything the page and the raw file are made of; arrays have one entry a row.
+
+    Attributes:
+        rows: the measured runs.
+        errors: log(predicted / measured) step time by way of predicting it.
+        peak_memory_gib: predicted peak.
+        fits: whether the run is predicted to fit; all of them ran.
+        peers: the public estimators.
+        ran_out: rows that ran out of memory by allocator setting: how many, and which are predicted to fit.
+        own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows; 0 is none.
+    """
+
+    rows: list[Measured]
+    errors: dict[str, Floats]
+    peak_memory_gib: Floats
+    fits: Bools
+    peers: list[PeerResult]
+    ran_out: dict[str, tuple[int, list[str]]]
+    own_rows: dict[str, dict[int, float]]
+
+    @property
+    def suites(self) -> list[str]:
+        """Names of the suites, sorted."""
+        return sorted({row.suite for row in self.rows})
 
 
 def constant_mfu(train: Sequence[Measured], test: Sequence[Measured], calibration: Calibration) -> Floats:
@@ -63,15 +108,14 @@ def measure(rows: Sequence[Measured]) -> dict[str, Floats]:
     """Log errors of every row, by way of predicting it."""
     shipped = fit_rows(rows)
     suites = np.array([row.suite for row in rows])
-    found = {"fitted": log_errors(rows, shipped), "models": cross_validated_errors(rows), "suites": np.zeros(len(rows))}
+    found = {"fitted": log_errors(rows, shipped), "models": cross_validated_errors(rows)}
+    found["suites"] = left_out_suite_errors(rows)
     found |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
     for suite in sorted(set(suites)):
         inside = np.flatnonzero(suites == suite)
         own, others = [rows[int(i)] for i in inside], [row for row in rows if row.suite != suite]
         found["constant fitted"][inside] = constant_mfu(own, own, shipped)
-        if others:
-            found["suites"][inside] = log_errors(own, fit_rows(others))
-            found["constant suites"][inside] = constant_mfu(others, own, shipped)
+        found["constant suites"][inside] = constant_mfu(others or own, own, shipped)
         # The bar is given the other models of the same suite, its best case.
         for test in folds(own):
             train = [row for index, row in enumerate(own) if index not in set(test)]
@@ -80,47 +124,108 @@ def measure(rows: Sequence[Measured]) -> dict[str, Floats]:
     return found
 
 
-def page(rows: Sequence[Measured], errors: dict[str, Floats], command: str) -> str:
-    """The benchmark's page, Markdown."""
+def left_out_suite_errors(rows: Sequence[Measured]) -> Floats:
+    """Log errors of each row from a fit to the rows of the other suites only."""
     suites = np.array([row.suite for row in rows])
-    lines = [
-        "# Accuracy of step time and memory on measured runs",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, Python {platform.python_version()}, numpy "
-        f"{version('numpy')}, gpufleet {version('gpufleet')}, {platform.machine()}. The fit uses no accelerator and is "
-        "deterministic. Raw predictions: the CSV beside this page.",
-        "",
-        "Mean absolute percentage error of throughput, per cent (mean error in brackets: above 0 is too fast).",
-        "",
-        "- *own rows*: fitted to all rows;",
-        "- *new model*: rows of a model (within its suite) that the fit never saw;",
-        "- *new suite*: none of the suite's rows were seen, so nothing of a framework that only it has;",
-        "- *constant*: the bar, one MFU a GPU, from the suite's own rows, its other models, the other suites.",
-        "",
-        "| suite | rows | own rows | constant | new model | constant | new suite | constant |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for suite in [*sorted(set(suites)), "all"]:
-        mine = suites == suite if suite != "all" else np.ones(len(rows), dtype=bool)
-        cells = []
-        for name in ("fitted", "constant fitted", "models", "constant models", "suites", "constant suites"):
-            error = throughput_error(errors[name][mine])
-            bias = "" if name.startswith("constant") else f" ({100 * error.mean():+.1f})"
-            cells.append(f"{100 * np.abs(error).mean():.1f}{bias}")
-        lines.append(f"| {suite} | {mine.sum()} | {' | '.join(cells)} |")
-    estimates = predict(rows, fit_rows(rows))
-    peaks = [(row, peak) for row, peak in zip(rows, estimates.peak_memory_gib, strict=True) if row.peak_memory_gib]
-    gaps = np.array([peak / row.peak_memory_gib - 1 for row, peak in peaks if row.peak_memory_gib])
-    if gaps.size:
-        lines += [
-            "",
-            f"Peak memory, {gaps.size} measured rows: mean absolute error "
-            f"{100 * np.abs(gaps).mean():.1f}%, from {100 * gaps.min():+.1f}% to {100 * gaps.max():+.1f}%. "
-            "No least-squares fit, but four constants (DDP buckets, rotary and norm copies, CNN workspace) were read "
-            "off the first 24 of these rows.",
-        ]
-    lines += ["", f"Predicted to fit: {int(estimates.fits.sum())} of {len(rows)} runs, all of which really ran.", ""]
-    return "\n".join(lines)
+    errors = np.zeros(len(rows))
+    for suite in sorted(set(suites)):
+        inside = np.flatnonzero(suites == suite)
+        own, others = [rows[int(i)] for i in inside], [row for row in rows if row.suite != suite]
+        errors[inside] = log_errors(own, fit_rows(others or own))
+    return errors
+
+
+def mean_absolute_percentage(log_error: Floats) -> float:
+    """Mean absolute error of predicted throughput, per cent."""
+    return float(100 * np.abs(throughput_error(log_error)).mean())
+
+
+def own_rows_curve(rows: Sequence[Measured]) -> dict[str, dict[int, float]]:
+    """What a user's own rows bring: each suite is the user's in turn, and the others are what ships.
+
+    The mean over CHOICES random choices of the user's rows; the error is of the suite's rows that were not chosen.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for suite in sorted({row.suite for row in rows}):
+        own, others = [row for row in rows if row.suite == suite], [row for row in rows if row.suite != suite]
+        if not others:
+            continue
+        base = fit(others, source="", as_of=date.min, command="")
+        found[suite] = {0: mean_absolute_percentage(log_errors(own, base))}
+        for count in (count for count in OWN_ROWS if count <= len(own) // 2):
+            errors = []
+            for choice in range(CHOICES):
+                order = np.random.default_rng(choice).permutation(len(own))
+                chosen, unseen = ([own[int(i)] for i in part] for part in (order[:count], order[count:]))
+                errors.append(mean_absolute_percentage(log_errors(unseen, adapt(chosen, base))))
+            found[suite][count] = float(np.mean(errors))
+    return found
+
+
+def ran_out_of_memory(
+    path: Path, gpus: Mapping[str, Gpu], calibration: Calibration
+) -> dict[str, tuple[int, list[str]]]:
+    """Runs that ran out of memory by allocator setting: how many, and the ids of those predicted to fit."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    runs = [read_row(row, gpus) for row in rows]
+    fits = evaluate_inputs(
+        stack([run.inputs(calibration.coefficients(run.hardware.gpu, run.run)) for run in runs])
+    ).fits
+    found: dict[str, tuple[int, list[str]]] = {}
+    for row, fit_ in zip(rows, fits, strict=True):
+        count, wrong = found.get(row["allocator"], (0, []))
+        found[row["allocator"]] = (count + 1, [*wrong, row["row_id"]] if fit_ else wrong)
+    return found
+
+
+def run(rows: list[Measured]) -> Results:
+    """Measure everything."""
+    shipped = fit_rows(rows)
+    estimates = predict(rows, shipped)
+    peers = []
+    for peer in PEERS:
+        answers, version = ask(peer, rows)
+        peers.append(PeerResult(name=peer.name, version=version, answers=answers))
+    return Results(
+        rows=rows,
+        errors=measure(rows),
+        peak_memory_gib=estimates.peak_memory_gib,
+        fits=estimates.fits,
+        peers=peers,
+        ran_out=ran_out_of_memory(OUT_OF_MEMORY, gpu_table(), shipped),
+        own_rows=own_rows_curve(rows),
+    )
+
+
+def write_raw(path: Path, results: Results) -> None:
+    """Every row with its measurement and every prediction, CSV; step times in seconds, memory in GiB."""
+    lines: list[dict[str, Any]] = []
+    for index, row in enumerate(results.rows):
+        line: dict[str, Any] = {
+            "row_id": row.row_id,
+            "suite": row.suite,
+            "model": row.run.model.name,
+            "gpu": row.run.hardware.gpu.key,
+            "measured_step_time_s": row.step_time_s,
+            "measured_peak_memory_gib": row.peak_memory_gib,
+            "predicted_peak_memory_gib": float(results.peak_memory_gib[index]),
+            "fits": str(bool(results.fits[index])).lower(),
+        }
+        for name, errors in results.errors.items():
+            line[f"{name.replace(' ', '_')}_step_time_s"] = row.step_time_s * float(np.exp(errors[index]))
+        for peer in (peer for peer in results.peers if peer.answers):
+            answer, name = peer.answers[index], peer.name.replace("-", "_")
+            line |= {f"{name}_{setting}_step_time_s": seconds for setting, seconds in answer.step_time_s.items()}
+            line |= {f"{name}_peak_memory_gib": answer.peak_memory_gib, f"{name}_cannot": answer.reason}
+        lines.append({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in line.items()})
+    with path.open("w", encoding="utf-8", newline="") as file:
+        columns = list(dict.fromkeys(name for line in lines for name in line))
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
 
 
 @click.command()
@@ -128,21 +233,14 @@ def page(rows: Sequence[Measured], errors: dict[str, Floats], command: str) -> s
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where to write.")
 def main(runs: Path, out: Path) -> None:
     """Measure the estimator's accuracy and write it down."""
-    rows = read_runs(runs, gpu_table())
-    errors = measure(rows)
+    from tests.benchmarks.accuracy_page import page
+
+    results = run(read_runs(runs, gpu_table()))
     command = "python -m tests.benchmarks.accuracy" + ("" if runs == RUNS else f" --runs {runs.name}")
-    text = page(rows, errors, command)
+    text = page(results, command)
     stem = out / f"accuracy_{datetime.now(UTC):%Y%m}"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    with stem.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        names = [f"{name} throughput error".replace(" ", "_") for name in errors]
-        writer.writerow(["row_id", "suite", "model", "gpu", "measured_step_time_s", *names])
-        columns = [throughput_error(values) for values in errors.values()]
-        for index, row in enumerate(rows):
-            cells = [f"{column[index]:.4f}" for column in columns]
-            name, gpu = row.run.model.name, row.run.hardware.gpu.key
-            writer.writerow([row.row_id, row.suite, name, gpu, f"{row.step_time_s:.6g}", *cells])
+    write_raw(stem.with_suffix(".csv"), results)
     sys.stdout.write(text)
 
 

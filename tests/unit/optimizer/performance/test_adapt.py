@@ -59,9 +59,8 @@ def test_a_slower_setup_is_learned_the_better_the_more_of_it_is_measured() -> No
     unseen = rows[10:]
     errors = [mean_error(unseen, adapt(rows[:count], SHIPPED)) for count in (1, 3, 10)]
     assert mean_error(unseen, SHIPPED) == pytest.approx(0.4, abs=0.01)
-    assert errors[0] < 0.3
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[2] < 0.1
+    assert 0.37 > errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.15
 
 
 def test_one_run_moves_a_gpu_with_many_rows_less_than_one_without() -> None:
@@ -69,8 +68,8 @@ def test_one_run_moves_a_gpu_with_many_rows_less_than_one_without() -> None:
     for gpu in ("a100-80gb", "l4-24gb"):
         slow = at_speed(on(rows_of("llmfoundry")[:1], gpu), SHIPPED, factor=0.8)
         left[gpu] = mean_error(slow, adapt(slow, SHIPPED)) / mean_error(slow, SHIPPED)
-    assert 0.15 < left["a100-80gb"] < 0.8  # some of it is believed, and never all
-    assert left["l4-24gb"] < left["a100-80gb"] - 0.1
+    assert 0.5 < left["a100-80gb"] < 0.98  # some of it is believed, and little
+    assert left["l4-24gb"] < left["a100-80gb"] - 0.05
 
 
 def test_a_wild_run_is_not_believed() -> None:

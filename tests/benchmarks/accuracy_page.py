@@ -1,0 +1,240 @@
+"""The page of the accuracy benchmark, Markdown, from its results."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import numpy as np
+
+from optimizer.performance.calibrate import RUNS, Measured, throughput_error
+from optimizer.performance.types import Bools, Floats
+from tests.benchmarks.accuracy import CHOICES, PeerResult, Results, mean_absolute_percentage
+
+LEGEND = """\
+- *own rows*: fitted to all rows;
+- *new model*: rows of a model (within its suite) that the fit never saw;
+- *new suite*: none of the suite's rows were seen, so nothing of a framework that only it has;
+- *constant*: the bar, one MFU a GPU, from the suite's own rows, its other models, the other suites."""
+
+# Goals on rows not used for fitting, per cent: what, which rows, which errors, the goal.
+GOALS: tuple[tuple[str, Callable[[Measured], bool], str, float], ...] = (
+    ("llm-foundry FSDP rows, A100 and H100", lambda row: row.suite == "llmfoundry", "models", 5.0),
+    (
+        "Megatron TP/PP rows",
+        lambda row: row.suite == "megatron" and float(np.asarray(row.run.grid.tensor)) > 1,
+        "models",
+        4.0,
+    ),
+    ("vTrain TP x DP x PP rows", lambda row: row.suite == "vtrain", "models", 10.0),
+)
+NEW_SUITE_GOAL = 8.0
+MEMORY_GOAL = 5.0
+
+
+def page(results: Results, command: str) -> str:
+    """The whole page."""
+    digest = hashlib.sha256(RUNS.read_bytes()).hexdigest()[:12]
+    head = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, Python {platform.python_version()}, numpy "
+        f"{version('numpy')}, gpufleet {version('gpufleet')}, {platform.machine()}; {len(results.rows)} rows "
+        f"(measured_runs.csv, SHA-256 {digest}). The fit uses no accelerator and is deterministic. Raw predictions: "
+        "the CSV beside this page."
+    )
+    parts = [
+        ["# Accuracy of step time and memory on measured runs", "", head],
+        _goals(results),
+        _throughput(results),
+        _peers(results),
+        _memory(results),
+        _own_rows(results),
+    ]
+    return "\n".join(line for part in parts for line in (*part, ""))
+
+
+def _goals(results: Results) -> list[str]:
+    lines = [
+        "## Goals",
+        "",
+        "On rows not used for fitting (new model, new suite), per cent.",
+        "",
+        "| | goal | reached | |",
+        "|---|---:|---:|---|",
+    ]
+    for name, wanted, errors, goal in GOALS:
+        mine = np.array([wanted(row) for row in results.rows])
+        lines.append(_goal(f"{name} ({mine.sum()}), new model", goal, _mape(results, errors, mine)))
+    suites = {suite: _mape(results, "suites", _of(results, suite)) for suite in results.suites}
+    lines += [_goal(f"new suite: {suite}", NEW_SUITE_GOAL, reached) for suite, reached in suites.items()]
+    lines.append(_goal("new suite: mean of the suites", NEW_SUITE_GOAL, float(np.mean(list(suites.values())))))
+    gaps = _memory_gaps(results)
+    if gaps.size:
+        lines.append(_goal(f"peak memory ({gaps.size} rows)", MEMORY_GOAL, float(100 * np.abs(gaps).mean())))
+    refused = int((~results.fits).sum())
+    lines.append(
+        f"| ran, and predicted not to fit | 0 | {refused} of {len(results.rows)} | {_verdict(refused, 0, '')} |"
+    )
+    for allocator, (count, wrong) in results.ran_out.items():
+        assumed = allocator != "default"  # limits assume expandable segments (optimizer/performance/inputs.py)
+        zero, verdict = ("0", _verdict(len(wrong), 0, "")) if assumed else ("-", "not the allocator assumed")
+        lines.append(f"| ran out ({allocator}), and predicted to fit | {zero} | {len(wrong)} of {count} | {verdict} |")
+    return lines
+
+
+def _goal(name: str, goal: float, reached: float) -> str:
+    return f"| {name} | <= {goal:g} | {reached:.1f} | {_verdict(reached, goal, ' points')} |"
+
+
+def _verdict(reached: float, goal: float, unit: str) -> str:
+    # Compared as printed: 4.04 is 4.0.
+    return "reached" if round(reached, 1) <= goal else f"missed by {round(reached - goal, 1):g}{unit}"
+
+
+def _throughput(results: Results) -> list[str]:
+    lines = [
+        "## Throughput",
+        "",
+        "Mean absolute percentage error of throughput, per cent (mean error in brackets: above 0 is too fast).",
+        "",
+        LEGEND,
+        "",
+        "| suite | rows | own rows | constant | new model | constant | new suite | constant |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for suite in [*results.suites, "all"]:
+        mine = _of(results, suite)
+        cells = []
+        for name in ("fitted", "constant fitted", "models", "constant models", "suites", "constant suites"):
+            error = throughput_error(results.errors[name][mine])
+            bias = "" if name.startswith("constant") else f" ({100 * error.mean():+.1f})"
+            cells.append(f"{100 * np.abs(error).mean():.1f}{bias}")
+        lines.append(f"| {suite} | {mine.sum()} | {' | '.join(cells)} |")
+    return lines
+
+
+def _peers(results: Results) -> list[str]:
+    lines = [
+        "## Public estimators on the same rows",
+        "",
+        "Mean absolute percentage error of throughput over the rows each can express; gpufleet on exactly those rows.",
+        "*As it comes*: the peer knows nothing of the suite, like gpufleet's new suite. *Best factor*: its times,",
+        "multiplied by one factor fitted to the suite's own rows (the best any constant efficiency could do), beside",
+        "gpufleet's own rows.",
+        "How a row is put to a peer: the first lines of tests/benchmarks/peers/*_peer.py.",
+    ]
+    for peer in results.peers:
+        lines += ["", f"### {peer.name}", ""]
+        if not peer.answers:
+            lines.append(f"{peer.version}.")
+            continue
+        lines += [
+            f"{peer.version}. {_cannot(results, peer)}",
+            "",
+            "| suite | setting | rows | as it comes | gpufleet, new suite | best factor | gpufleet, own rows |",
+            "|---|---|---:|---:|---:|---:|---:|",
+        ]
+        for suite in results.suites:
+            for setting in sorted({name for answer in peer.answers for name in answer.step_time_s}):
+                mine = _of(results, suite) & np.array([setting in answer.step_time_s for answer in peer.answers])
+                if not mine.any():
+                    continue
+                where = np.flatnonzero(mine)
+                times = np.array([peer.answers[int(i)].step_time_s[setting] for i in where])
+                error = np.log(times / [results.rows[int(i)].step_time_s for i in where])
+                cells = (
+                    f"{mean_absolute_percentage(error):.1f} ({100 * throughput_error(error).mean():+.1f})",
+                    f"{_mape(results, 'suites', mine):.1f}",
+                    f"{mean_absolute_percentage(error - error.mean()):.1f}",
+                    f"{_mape(results, 'fitted', mine):.1f}",
+                )
+                lines.append(f"| {suite} | {setting} | {mine.sum()} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cannot(results: Results, peer: PeerResult) -> str:
+    """How many rows the peer cannot express, by suite and reason."""
+    counts: dict[str, int] = {}
+    for row, answer in zip(results.rows, peer.answers, strict=True):
+        if answer.reason:
+            key = f"{row.suite}: {answer.reason}"
+            counts[key] = counts.get(key, 0) + 1
+    said = "; ".join(f"{key} ({count})" for key, count in sorted(counts.items()))
+    return f"Cannot express {said}." if said else "Expresses every row."
+
+
+def _memory(results: Results) -> list[str]:
+    gaps = _memory_gaps(results)
+    if not gaps.size:
+        return ["## Peak memory", "", "No row has a measured peak."]
+    lines = [
+        "## Peak memory",
+        "",
+        f"{gaps.size} measured rows, per cent; fits: predicted to fit, of all rows, all of which ran. Memory is "
+        "counted, not fitted by least squares.",
+        "",
+        "| suite | rows | mean absolute error | lowest | highest | fits |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for suite in [*results.suites, "all"]:
+        mine = _of(results, suite)
+        gap = _memory_gaps(results, mine)
+        errors = (
+            f"{100 * np.abs(gap).mean():.1f} | {100 * gap.min():+.1f} | {100 * gap.max():+.1f}"
+            if gap.size
+            else "- | - | -"
+        )
+        lines.append(f"| {suite} | {gap.size} | {errors} | {int(results.fits[mine].sum())} of {mine.sum()} |")
+    for peer in results.peers:
+        pairs = [
+            (answer.peak_memory_gib / row.peak_memory_gib - 1, peak / row.peak_memory_gib - 1)
+            for row, answer, peak in zip(results.rows, peer.answers, results.peak_memory_gib, strict=False)
+            if row.peak_memory_gib and answer.peak_memory_gib
+        ]
+        if pairs:
+            theirs, ours = (100 * np.abs(gap).mean() for gap in np.array(pairs).T)
+            lines += ["", f"{peer.name} on the {len(pairs)} it expresses: {theirs:.1f}; gpufleet on those {ours:.1f}."]
+    wrong = [f"{name} ({allocator})" for allocator, (_, names) in results.ran_out.items() for name in names]
+    lines += ["", f"Ran out and predicted to fit: {', '.join(wrong) or 'none'}."]
+    return lines
+
+
+def _own_rows(results: Results) -> list[str]:
+    counts = sorted({count for curve in results.own_rows.values() for count in curve})
+    if not counts:
+        return []
+    lines = [
+        "## What a user's own rows bring",
+        "",
+        "Each suite is a user's in turn: the calibration is fitted to the other suites, then moved by so many of the",
+        f"suite's rows (`gpufleet calibrate`), chosen at random, the mean of {CHOICES} choices. Error of the rows not",
+        "chosen, per cent.",
+        "",
+        f"| own rows | {' | '.join(map(str, counts))} |",
+        f"|---|{'---:|' * len(counts)}",
+    ]
+    for suite, curve in results.own_rows.items():
+        cells = (f"{curve[count]:.1f}" if count in curve else "-" for count in counts)
+        lines.append(f"| {suite} | {' | '.join(cells)} |")
+    return lines
+
+
+def _of(results: Results, suite: str) -> Bools:
+    return np.array([suite in (row.suite, "all") for row in results.rows])
+
+
+def _mape(results: Results, name: str, mine: Bools) -> float:
+    return mean_absolute_percentage(results.errors[name][mine])
+
+
+def _memory_gaps(results: Results, mine: Bools | None = None) -> Floats:
+    """Predicted over measured peak, less 1, of the rows that measured it."""
+    return np.array(
+        [
+            peak / row.peak_memory_gib - 1
+            for index, (row, peak) in enumerate(zip(results.rows, results.peak_memory_gib, strict=True))
+            if row.peak_memory_gib and (mine is None or mine[index])
+        ]
+    )
