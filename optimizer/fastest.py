@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from optimizer import space
 from optimizer.hardware import InstanceType
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.communication import communication, link_of, network_of
 from optimizer.performance.evaluate import evaluate_inputs, room_gib, step_s
 from optimizer.performance.frameworks import framework_name
@@ -44,6 +44,11 @@ _CHUNK = 680
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
 _WAVES = (1.1, 1.4, np.inf)
+# Kinds of parallelism that split the model, by place in a row's bits.
+_SPLITS = space.AXES[1:]
+# Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares). With any
+# other the speed is as sure as that of a GPU nobody measured.
+MEASURED_AXES = {"A100": ("tensor", "pipeline"), "H100": ("tensor", "pipeline"), "H200": ("tensor",)}
 # Parts of a step that every micro-batch pays in the layers of a stage.
 _COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
 _IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
@@ -53,8 +58,9 @@ _IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communicat
 class Fastest:
     """The fastest configurations that fit at each feasible node count of one type: arrays over them.
 
-    A node count has one row, or two: plain data parallelism, and one with tensor, pipeline, context or expert
-    parallelism where that is faster, because their estimates are not equally sure.
+    A node count has up to three rows, because their estimates are not equally sure: the fastest of plain data
+    parallelism; of the kinds of parallelism that were measured on the GPU, where that is faster; and of all, where
+    that is faster still.
 
     Attributes:
         instance: the type.
@@ -228,7 +234,7 @@ def fastest(
         able.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
     if able:
         first = [same[0] for same in able.values()]
-        search = _Search(
+        search = Search(
             machines=Machines.of(first, run, model, calibration),
             tables=[tables[key[1]] for key in able],
             model=model,
@@ -269,7 +275,7 @@ class _Entries:
         return type(self)(**{field.name: getattr(self, field.name)[at] for field in fields(self)})
 
 
-class _Search:
+class Search:
     """The search over some machines, each with its table of rows; positions in the joined table are ``row``s."""
 
     def __init__(
@@ -297,10 +303,19 @@ class _Search:
         self.possible = space.shards(self.table, self.shardings)[:, :, None]
         self.steps = np.ceil(samples / self.table.batch)
         self.axes = self.table.axes
-        # One mark for each machine and node count: the hours of the fastest plain row, and of the fastest of all.
+        self.used = np.sum([(getattr(self.table, a) > 1) << i for i, a in enumerate(_SPLITS)], axis=0)
+        self.unsure = calibration.residuals[POOLED].relative_error
+        self.errors = np.array(
+            [calibration.residual(i.gpu, run.precision, run.framework).relative_error for i in machines.instances]
+        )
+        measured = [
+            sum((axis in MEASURED_AXES.get(i.gpu.name, ())) << at for at, axis in enumerate(_SPLITS))
+            for i in machines.instances
+        ]
+        self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
+        # Of each machine and node count, the hours of the fastest row of each sureness or a better one.
         self.width = int(self.table.nodes.max()) + 1
-        self.plain = np.full(len(tables) * self.width, np.inf)
-        self.best = np.full(len(tables) * self.width, np.inf)
+        self.marks = np.full((3, len(tables) * self.width), np.inf)
         self.evaluated = np.zeros(len(tables), dtype=np.int64)
         self.entries: list[_Entries] = []
         # Of each machine where nothing fitted yet: the row that came nearest, and the GiB it lacks.
@@ -316,13 +331,13 @@ class _Search:
         self._wave(machine[is_plain], row[is_plain])
         machine, row = machine[~is_plain], row[~is_plain]
         key = machine * self.width + self.table.nodes[row]
-        open_ = self.floor.least_hours(machine, row) <= (1 + TIE) * self.best[key]
+        open_ = self.floor.least_hours(machine, row) <= (1 + TIE) * self.marks[self.sureness(machine, row), key]
         machine, row, key = machine[open_], row[open_], key[open_]
         bound = self._bound(machine, row)
-        least = np.full(self.best.size, np.inf)
+        least = np.full(self.marks.shape[1], np.inf)
         np.minimum.at(least, key, bound)
         for factor in _WAVES:
-            open_ = np.isfinite(bound) & (bound <= (1 + TIE) * self.best[key])
+            open_ = np.isfinite(bound) & (bound <= (1 + TIE) * self.marks[self.sureness(machine, row), key])
             now = open_ & (bound <= factor * least[key])
             self._wave(machine[now], row[now])
             later = open_ & ~now
@@ -376,11 +391,16 @@ class _Search:
             for at in np.argsort(lacks_gib)[::-1]:
                 if lacks_gib[at] < self.lacks_gib[where[at]]:
                     self.lacks_gib[where[at]], self.nearest[where[at]] = lacks_gib[at], nearest[at]
-            plain = self.axes[entries.row] == 0
             key = entries.machine * self.width + self.table.nodes[entries.row]
-            np.minimum.at(self.plain, key[plain], entries.hours[plain])
-            np.minimum.at(self.best, key, entries.hours)
+            sureness = self.sureness(entries.machine, entries.row)
+            for at, marks in enumerate(self.marks):
+                np.minimum.at(marks, key[sureness <= at], entries.hours[sureness <= at])
         self.evaluated += np.bincount(machine, weights=self._settings(row), minlength=len(self.slices)).astype(int)
+
+    def sureness(self, machine: Ints, row: Ints) -> Ints:
+        """0 for plain data parallelism, 1 for what was measured on the GPU, 2 for what was not: the wider error."""
+        used = self.used[row]
+        return np.where(used == 0, 0, 1 + ((used & self.unmeasured[machine]) != 0))
 
     def _settings(self, row: Ints | slice) -> Ints:
         """Configurations of each row."""
@@ -398,7 +418,7 @@ class _Search:
         way = fit[at, sharding].argmax(axis=1)
         machine, row = machine[at], row[at]
         key = machine * self.width + self.table.nodes[row]
-        mark = (1 + TIE) * np.where(self.axes[row] == 0, self.plain[key], self.best[key])
+        mark = (1 + TIE) * self.marks[self.sureness(machine, row), key]
         may = self.floor.hours(machine, row, way) <= mark
         machine, row, mark = machine[may], row[may], mark[may]
         sharding, way = self.shardings[sharding[may]], self.checkpointings[way[may]]
@@ -421,6 +441,33 @@ class _Search:
         }
         return self.machines.inputs(machine, columns, axes=2)
 
+    def everything(self) -> tuple[Floats, Floats, Floats]:
+        """Hours, peak and limit (GiB) of every configuration of one machine: rows x shardings x checkpointings.
+
+        Hours are infinite where there is nothing to shard.
+        """
+        row = np.arange(self.table.size)
+        x = self.inputs(np.zeros_like(row), row)
+        shape = (row.size, self.shardings.size, self.checkpointings.size)
+        hours = np.where(self.possible, self.steps[:, None, None] * step_s(x) / 3600, np.inf)
+        peak_gib, limit_gib = (np.broadcast_to(values, shape) for values in room_gib(x))
+        return np.broadcast_to(hours, shape), peak_gib, limit_gib
+
+    def of_rows(self, row: Ints, sharding: Ints, checkpointing: Ints, hours: Floats) -> Fastest:
+        """Configurations of one machine, chosen by the caller: positions of rows, shardings and checkpointings."""
+        sure = self.sureness(np.zeros_like(row), row) < 2
+        return Fastest(
+            instance=self.machines.instances[0],
+            rows=self.table.take(row),
+            sharding=self.shardings[sharding],
+            checkpointing=self.checkpointings[checkpointing],
+            relative_error=np.where(sure, self.errors[0], self.unsure),
+            steps=self.steps[row].astype(np.int64),
+            train_hours=hours,
+            configurations=row.size,
+            evaluated=row.size,
+        )
+
     def _result(self, at: int) -> Fastest | Rejection:
         """What was found of one machine."""
         instance = self.machines.instances[at]
@@ -428,14 +475,13 @@ class _Search:
         if not found.row.size:
             return self._no_room(at)
         rows = self.table.take(found.row)
-        plain = self.axes[found.row] == 0
-        residual = self.calibration.residual(instance.gpu, self.run.precision, self.run.framework)
+        sure = self.sureness(found.machine, found.row) < 2
         return Fastest(
             instance=instance,
             rows=rows,
             sharding=found.sharding,
             checkpointing=found.checkpointing,
-            relative_error=np.where(plain, residual.relative_error, residual.relative_error),
+            relative_error=np.where(sure, self.errors[at], self.unsure),
             steps=self.steps[found.row].astype(np.int64),
             train_hours=found.hours,
             configurations=int(self._settings(self.slices[at]).sum()),
@@ -443,28 +489,25 @@ class _Search:
         )
 
     def _choose(self) -> _Entries:
-        """Of each machine and node count the simplest of the fastest plain rows, and of those that beat them."""
+        """Of each machine, node count and sureness the simplest of the fastest, where it beats what is more sure."""
         names = [field.name for field in fields(_Entries)]
         found = _Entries(**{n: np.concatenate([getattr(piece, n) for piece in self.entries]) for n in names})
-        plain = self.axes[found.row] == 0
         key = found.machine * self.width + self.table.nodes[found.row]
-        mark = np.where(plain, self.plain[key], self.best[key])
-        # Another layout must beat plain data parallelism by more than a tie: training code has to implement it.
-        keep = (found.hours <= (1 + TIE) * mark) & (plain | (self.plain[key] > (1 + TIE) * self.best[key]))
-        found, key, plain = found.take(keep), key[keep], plain[keep]
-        order = np.lexsort(
-            (
-                found.hours,
-                found.checkpointing,
-                found.sharding,
-                self.table.virtual_stages[found.row],
-                self.axes[found.row],
-                ~plain,
-                key,
-            )
+        sureness = self.sureness(found.machine, found.row)
+        mark = (1 + TIE) * self.marks[sureness, key]
+        # By more than a tie: training code has to implement it.
+        keep = (found.hours <= mark) & ((sureness == 0) | (self.marks[sureness - 1, key] > mark))
+        found, key, sureness = found.take(keep), key[keep], sureness[keep]
+        simplest = (
+            found.hours,
+            found.checkpointing,
+            found.sharding,
+            self.table.virtual_stages[found.row],
+            self.axes[found.row],
         )
-        group = (2 * key + ~plain)[order]
-        return found.take(order[np.concatenate(([True], group[1:] != group[:-1]))[: group.size]])
+        group = len(self.marks) * key + sureness
+        order = np.lexsort((*simplest, group))
+        return found.take(order[np.concatenate(([True], np.diff(group[order]) > 0))[: order.size]])
 
     def _no_room(self, at: int) -> Rejection:
         instance = self.machines.instances[at]
@@ -487,7 +530,7 @@ class _Search:
 class _Floor:
     """The least time of a row: a table of computation by machine, layout of a layer and micro-batch."""
 
-    def __init__(self, search: _Search) -> None:
+    def __init__(self, search: Search) -> None:
         self.search = search
         table = search.table
         sizes, size = np.unique(table.micro_batch, return_inverse=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.alternatives import alternatives
 from optimizer.assemble import assemble
 from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
@@ -46,6 +47,7 @@ class Recommendation:
         searched_plans: ``configurations`` crossed with the ways to pay for them.
         configurations: legal configurations of all types that have a price, none left unweighed.
         evaluated: those of them whose memory and time were worked out; a bound proved the others slower.
+        alternatives: what the best plan's parallelism was chosen over on the same nodes, and why it loses.
         notes: what the user should know about the request, a sentence each.
         elapsed_s: seconds the search took.
     """
@@ -59,6 +61,7 @@ class Recommendation:
     searched_plans: int
     configurations: int
     evaluated: int
+    alternatives: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     elapsed_s: float
 
@@ -78,6 +81,7 @@ class Recommendation:
                 "evaluated": self.evaluated,
                 "ruled_out_by_bound": self.configurations - self.evaluated,
             },
+            "alternatives": list(self.alternatives),
             "notes": list(self.notes),
             "elapsed_s": round(self.elapsed_s, 4),
         }
@@ -126,6 +130,19 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         if estimates is not None
     }
     pareto = tuple(plans[at] for at in front)
+    lost = []
+    if chosen:
+        table, row = (front if request.objective == "pareto" else best)[0]
+        lost = alternatives(
+            plans[table, row],
+            tables[table],
+            tables[table].purchases[tables[table].purchase[row]],
+            request=request,
+            model=model,
+            amount=amount,
+            catalog=catalog,
+            calibration=calibration,
+        )
     return Recommendation(
         request=request,
         catalog=catalog,
@@ -145,6 +162,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
+        alternatives=tuple(lost),
         notes=_notes(request, names, regions),
         elapsed_s=time.perf_counter() - started,
     )

@@ -98,8 +98,9 @@ def rows(
     ranks: int,
     max_nodes: int,
     axes: Collection[str] = AXES,
+    min_nodes: int = 1,
 ) -> Rows:
-    """Every legal row over 1 to ``max_nodes`` nodes of ``ranks`` GPUs.
+    """Every legal row over ``min_nodes`` to ``max_nodes`` nodes of ``ranks`` GPUs.
 
     Args:
         model, run: what is trained.
@@ -108,8 +109,9 @@ def rows(
         ranks: GPUs of a node.
         max_nodes: most nodes.
         axes: the kinds of parallelism that may be used, of AXES.
+        min_nodes: fewest nodes.
     """
-    layouts = _layouts(model, run, ranks, max_nodes, axes)
+    layouts = _layouts(model, run, ranks, range(min_nodes, max_nodes + 1), axes)
     data = layouts["data"][:, None]
     if global_batch is None:
         sizes = _MICRO_BATCHES
@@ -127,10 +129,10 @@ def rows(
     return _with_virtual_stages(model, found)
 
 
-def _layouts(model: ModelSpec, run: Run, ranks: int, max_nodes: int, axes: Collection[str]) -> dict[str, Ints]:
+def _layouts(model: ModelSpec, run: Run, ranks: int, nodes: range, axes: Collection[str]) -> dict[str, Ints]:
     """Every legal layout, and whether it splits the sequence."""
     one = np.ones(1, dtype=np.int64)
-    most = ranks * max_nodes
+    most = ranks * nodes[-1]
     split = model.layers > 0
     tensor = np.array(divisors(ranks)) if "tensor" in axes and split else one
     contexts = max(1, run.seq_len // MIN_CONTEXT_TOKENS).bit_length()
@@ -138,7 +140,7 @@ def _layouts(model: ModelSpec, run: Run, ranks: int, max_nodes: int, axes: Colle
     pipeline = np.arange(1, min(model.layers, most) + 1) if "pipeline" in axes and split else one
     expert = np.array(divisors(model.experts)) if "expert" in axes and model.experts else one
     # Two dimensions at a time, so that the table stays small: most products do not divide the fleet.
-    n, t, c = (a.ravel() for a in np.meshgrid(np.arange(1, max_nodes + 1), tensor, context, indexing="ij"))
+    n, t, c = (a.ravel() for a in np.meshgrid(np.array(nodes), tensor, context, indexing="ij"))
     keep = n * ranks % (t * c) == 0
     n, t, c = n[keep], t[keep], c[keep]
     rest = n * ranks // (t * c)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer import space
+from optimizer import performance, space
 from optimizer.catalog import load
-from optimizer.fastest import TIE, Fastest, Machines, _Search, estimates_of, fastest, share_of_gpu
+from optimizer.catalog.gpus import gpu_table
+from optimizer.fastest import MEASURED_AXES, TIE, Fastest, Machines, Search, estimates_of, fastest, share_of_gpu
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.legality import legal
@@ -63,10 +66,8 @@ def configurations(
                 for sharding, way in itertools.product(range(len(SHARDINGS)), model.checkpointings):
                     if data * context == 1 and sharding != DDP:
                         continue
-                    rows.append(
-                        (data, tensor, pipeline, context, expert, splits, stages, micro, accum, sharding)
-                        + (CHECKPOINTINGS.index(way),)
-                    )
+                    layout = (data, tensor, pipeline, context, expert, splits, stages)
+                    rows.append((*layout, micro, accum, sharding, CHECKPOINTINGS.index(way)))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 11).T
     names = (*FIELDS, "micro_batch", "grad_accum", "sharding", "checkpointing")
     found = dict(zip(names, columns, strict=True))
@@ -74,24 +75,28 @@ def configurations(
     return {name: values[mask] for name, values in found.items()}
 
 
-def expected(found: dict[str, Any], estimates: Estimates, samples: int) -> list[tuple[float, tuple[int, ...]]]:
-    """(hours, configuration) that the search should pick: the simplest of the fastest plain one, and of the others."""
+def expected(
+    found: dict[str, Any], estimates: Estimates, samples: int, measured: tuple[str, ...]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """(hours, configuration) that the search should pick: the simplest of the fastest, by how sure they are."""
     batch = found["data"] * found["micro_batch"] * found["grad_accum"]
     hours = np.where(estimates.fits, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
-    axes = np.sum([found[name] > 1 for name in ("tensor", "pipeline", "context", "expert")], axis=0)
+    splits = ("tensor", "pipeline", "context", "expert")
+    axes = np.sum([found[name] > 1 for name in splits], axis=0)
+    unmeasured = np.sum([found[name] > 1 for name in splits if name not in measured], axis=0) > 0
     picked = []
-    plain = hours[axes == 0].min(initial=np.inf)
-    best = hours.min(initial=np.inf)
-    wanted = [(axes == 0, plain)] + ([(axes > 0, best)] if plain > (1 + TIE) * best else [])
-    for group, mark in wanted:
-        at = np.flatnonzero(group & (hours <= (1 + TIE) * mark) & np.isfinite(hours))
-        if not at.size:
-            continue
-        keys = [
-            (axes[i], found["virtual_stages"][i], found["sharding"][i], found["checkpointing"][i], hours[i]) for i in at
-        ]
-        first = at[min(range(len(keys)), key=keys.__getitem__)]
-        picked.append((float(hours[first]), tuple(int(found[name][first]) for name in FIELDS)))
+    surer = np.inf
+    for group in (axes == 0, (axes > 0) & ~unmeasured, (axes > 0) & unmeasured):
+        best = min(surer, hours[group].min(initial=np.inf))
+        if surer > (1 + TIE) * best:
+            at = np.flatnonzero(group & (hours <= (1 + TIE) * best))
+            keys = [
+                (axes[i], found["virtual_stages"][i], found["sharding"][i], found["checkpointing"][i], hours[i])
+                for i in at
+            ]
+            first = at[min(range(len(keys)), key=keys.__getitem__)]
+            picked.append((float(hours[first]), tuple(int(found[name][first]) for name in FIELDS)))
+        surer = best
     return picked
 
 
@@ -140,6 +145,9 @@ def test_the_search_finds_what_brute_force_finds(
         calibration=calibration,
     )[0]
     allowed = space.shardings(run)
+    # Where the GPU has no measured run, all is as unsure as can be.
+    rows = calibration.residual(instance.gpu).rows
+    measured = MEASURED_AXES.get(instance.gpu.name, ()) if rows else space.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -149,7 +157,7 @@ def test_the_search_finds_what_brute_force_finds(
             continue
         estimates = evaluate(model, run, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
         total += found["data"].size
-        wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples)]
+        wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples, measured)]
     if isinstance(result, dict):
         assert not wanted
         assert result["binding_constraint"] == ("memory" if total else "global_batch")
@@ -177,7 +185,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) ->
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g5.12xlarge")]
     rows = [space.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
-    search = _Search(
+    search = Search(
         machines=Machines.of(instances, run, model, calibration),
         tables=rows,
         model=model,
@@ -275,4 +283,37 @@ def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
     for layout in np.unique(rows.layout):
         mine = rows.take(rows.layout == layout)
         assert mine.micro_batch[0] == mine.micro_batch.min() and mine.virtual_stages[0] == 1
-        assert len({(int(t), int(p), int(d)) for t, p, d in zip(mine.tensor, mine.pipeline, mine.data)}) == 1
+        assert all(len(np.unique(ranks)) == 1 for ranks in (mine.nodes, mine.data, mine.tensor, mine.pipeline))
+
+
+def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
+    """One row is enough to count: the residual of its GPU has it in."""
+    with (Path(performance.__file__).parent / "data" / "measured_runs.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        axes = {axis for axis in ("tensor", "pipeline", "context") if float(row[f"{axis}_parallel"] or 1) > 1}
+        found.setdefault(gpu_table()[row["gpu"]].name, set()).update(axes)
+    assert {gpu: axes for gpu, axes in found.items() if axes} == {gpu: set(axes) for gpu, axes in MEASURED_AXES.items()}
+
+
+def test_what_no_run_of_the_gpu_measured_is_less_sure() -> None:
+    model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
+    result = fastest(
+        [load().instance_type("p4d.24xlarge")],
+        Run(seq_len=8192),
+        model,
+        samples=10_000,
+        global_batch=None,
+        batch_limit=244,
+        max_nodes=16,
+        calibration=calibration,
+    )[0]
+    assert isinstance(result, Fastest)
+    pooled = calibration.residuals["pooled"].relative_error
+    own = calibration.residual(result.instance.gpu).relative_error
+    assert own < pooled
+    unmeasured = result.rows.context > 1
+    assert unmeasured.any() and not unmeasured.all()
+    assert (result.relative_error[unmeasured] == pooled).all()
+    assert (result.relative_error[~unmeasured] == own).all()
