@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,24 @@ DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
 Call = Callable[[int], object]  # the argument counts calls, so that buffers can take turns
+Row = dict[str, Any]
+Calls = Iterator[tuple[Row, Call, dict[str, Any]]]  # a row, what to time, how
+cuda: Any = torch.cuda  # its events have no types
+
+
+def of(function: Callable[..., object], *arguments: object, **named: object) -> Call:
+    """A call of the function with these arguments, whichever its turn."""
+    return lambda index: function(*arguments, **named)
+
+
+def repeat(call: Call, times: int) -> None:
+    for index in range(times):
+        call(index)
+
+
+def gradient(out: torch.Tensor, inputs: object, of_out: torch.Tensor | None = None) -> Call:
+    """The backward pass from ``out``, whose graph stays."""
+    return of(torch.autograd.grad, out, inputs, of_out, retain_graph=True)
 
 
 class Bench:
@@ -50,7 +70,7 @@ class Bench:
         """A dimension, or a toy one."""
         return min(value, 64) if self.tiny else value
 
-    def rows(self, section: str, calls: Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]) -> None:
+    def rows(self, section: str, calls: Calls) -> None:
         """Measure and write each of a section's calls, until time runs out; an error costs that section's rest."""
         started, count = time.monotonic(), 0
         try:
@@ -89,22 +109,17 @@ class Bench:
             return [self.host_time(call, budget_s)]
         call(0)
         torch.cuda.synchronize()
-        once = max(self.events(lambda: [call(i) for i in range(3)]) / 3, 1e-6)
+        once = max(self.events(partial(repeat, call, 3)) / 3, 1e-6)
         batch = max(1, min(200, math.ceil(0.004 / once)))
-
-        def calls() -> None:
-            for index in range(batch):
-                call(index)
-
-        replay: Callable[[], object] = calls
+        replay: Callable[[], object] = partial(repeat, call, batch)
         if graph:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
-                calls()
+                repeat(call, batch)
             replay = captured.replay
         self.events(replay)
         repeats = max(5, min(40, round(budget_s / (once * batch))))
-        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        marks = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(repeats)]
         for start, end in marks:
             start.record()
             replay()
@@ -134,12 +149,12 @@ class Bench:
             torch.cuda.synchronize()
 
     def events(self, call: Callable[[], object]) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         start.record()
         call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, dtype=dtype)
@@ -188,7 +203,7 @@ def gemm_row(direction: str, precision: str, m: int, k: int, n: int, element: in
     }  # fmt: skip
 
 
-def matmuls(bench: Bench, precision: str) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def matmuls(bench: Bench, precision: str) -> Calls:
     """Linear layers in 16 or 32 bits."""
     dtype = DTYPES[precision]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -215,9 +230,9 @@ def scaled(bench: Bench, m: int, k: int, n: int) -> Call:
     )
 
 
-def fp8(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def fp8(bench: Bench) -> Calls:
     """Products in fp8, and what it costs to get there: largest magnitude, scale and cast of a bf16 tensor."""
-    for m in TOKENS[1::2] + (8192,):
+    for m in (*TOKENS[1::2], 8192):
         for k, n in WIDTHS[::2]:
             if 2.0 * m * k * n > 2e13 or n % 16 or k % 16:
                 continue
@@ -239,13 +254,13 @@ def fp8(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
             "k": k,
             "bytes": 3.0 * m * k,
         }
-        yield row | {"variant": "eager"}, lambda i, x=x: quantise(x), {}
+        yield row | {"variant": "eager"}, of(quantise, x), {}
         if not bench.tiny:
             compiled = torch.compile(quantise, dynamic=False)
-            yield row | {"variant": "compiled"}, lambda i, x=x, c=compiled: c(x), {}
+            yield row | {"variant": "compiled"}, of(compiled, x), {}
 
 
-def experts(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def experts(bench: Bench) -> Calls:
     """Grouped products of a mixture of experts, tokens spread evenly."""
     for count, m, k, n in (
         (8, 8192, 4096, 14336),
@@ -257,15 +272,15 @@ def experts(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]
         x, w = bench.random(m, k), bench.random(count, k, n)
         ends = torch.arange(1, count + 1, device=bench.device, dtype=torch.int32) * (m // count)
         row = gemm_row("forward", "bf16", m, k, n, 2) | {"op": "grouped matmul", "batch": count}
-        yield row, lambda i, x=x, w=w, e=ends: torch._grouped_mm(x, w, offs=e), {}
+        yield row, of(torch._grouped_mm, x, w, offs=ends), {}
 
 
 def sustained(bench: Bench) -> None:
     """The same product after a rest (the first 20 ms) and in the last of 2.5 seconds of nothing else."""
     cases: list[tuple[dict[str, Any], Call]] = []
     for precision, m, k, n in (
-        ("bf16", 8192, 8192, 8192), ("bf16", 16384, 4096, 14336), ("bf16", 8192, 1024, 4096), ("fp16", 8192, 8192, 8192),
-        ("tf32", 8192, 8192, 8192), ("fp32", 4096, 4096, 4096),
+        ("bf16", 8192, 8192, 8192), ("bf16", 16384, 4096, 14336), ("bf16", 8192, 1024, 4096),
+        ("fp16", 8192, 8192, 8192), ("tf32", 8192, 8192, 8192), ("fp32", 4096, 4096, 4096),
     ):  # fmt: skip
         dtype = DTYPES[precision]
         cases.append(
@@ -291,16 +306,13 @@ def sustained(bench: Bench) -> None:
         torch.cuda.synchronize()
         time.sleep(1.2)
         start = time.monotonic()
-        marks = [torch.cuda.Event(enable_timing=True)]
+        marks = [cuda.Event(enable_timing=True)]
         marks[0].record()
         clocks: list[tuple[float, float]] = []
-        batch = 1
-        first = bench.events(lambda: [call(i) for i in range(3)]) / 3
-        batch = max(1, round(0.01 / first))
+        batch = max(1, round(0.01 / (bench.events(partial(repeat, call, 3)) / 3)))
         while time.monotonic() < start + 2.5:
-            for index in range(batch):
-                call(index)
-            mark = torch.cuda.Event(enable_timing=True)
+            repeat(call, batch)
+            mark = cuda.Event(enable_timing=True)
             mark.record()
             marks.append(mark)
             if len(marks) > 4:
@@ -308,7 +320,7 @@ def sustained(bench: Bench) -> None:
             if len(marks) % 40 == 0:
                 clocks.append((torch.cuda.clock_rate(), torch.cuda.power_draw() / 1e3))
         torch.cuda.synchronize()
-        times = [a.elapsed_time(b) / 1e3 / batch for a, b in zip(marks[1:], marks[2:], strict=False)]
+        times = [a.elapsed_time(b) / 1e3 / batch for a, b in itertools.pairwise(marks[1:])]
         last = clocks[-max(1, len(clocks) // 3) :]
         bench.write(row | {"mode": "cold"}, times[:3])
         clock, power = (round(statistics.mean(column)) for column in zip(*last, strict=True))
@@ -318,7 +330,7 @@ def sustained(bench: Bench) -> None:
 # --- attention ---
 
 
-def attention(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def attention(bench: Bench) -> Calls:
     """Scaled dot-product attention, forward and backward, by backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -365,18 +377,18 @@ def attention(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, An
             "kv_heads": kv_heads, "head_dim": dim, "causal": int(causal),
         }  # fmt: skip
         flop = 4.0 * batch * heads * seq * seq * dim * (0.5 if causal else 1.0)
-        yield row | {"direction": "forward", "flop": flop}, lambda i, f=forward: f(), {}
+        yield row | {"direction": "forward", "flop": flop}, of(forward), {}
         out = forward()
         grad = torch.randn_like(out)
         yield (
             row | {"direction": "backward", "flop": 2.5 * flop},
-            lambda i, o=out, g=grad, a=leaves: torch.autograd.grad(o, a, g, retain_graph=True),
+            gradient(out, leaves, grad),
             {},
         )
         del out
 
 
-def eager_attention(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def eager_attention(bench: Bench) -> Calls:
     """Attention as written out: two products, scale, mask, softmax in fp32, dropout."""
     for batch, seq in ((64, 128), (32, 512), (8, 1024), (8, 2048), (2, 4096)):
         seq = bench.size(seq)
@@ -394,12 +406,12 @@ def eager_attention(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[s
             "heads": heads, "kv_heads": heads, "head_dim": dim, "causal": 1,
         }  # fmt: skip
         flop = 4.0 * batch * heads * seq * seq * dim
-        yield row | {"direction": "forward", "flop": flop}, lambda i, f=forward: f(), {}
+        yield row | {"direction": "forward", "flop": flop}, of(forward), {}
         out = forward()
         grad = torch.randn_like(out)
         yield (
             row | {"direction": "backward", "flop": 2 * flop},
-            lambda i, o=out, g=grad, a=[q, k, v]: torch.autograd.grad(o, a, g, retain_graph=True),
+            gradient(out, [q, k, v], grad),
             {},
         )
 
@@ -417,7 +429,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * cos
 
 
-def elementwise(bench: Bench, compiled: bool) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def elementwise(bench: Bench, compiled: bool) -> Calls:
     """Norms, activations, dropout, sums, rotary positions; bytes are the least possible: each input and output once."""
     # name, inputs that are read, function of the inputs
     functions: list[tuple[str, int, Callable[..., torch.Tensor]]] = [
@@ -457,19 +469,19 @@ def elementwise(bench: Bench, compiled: bool) -> Iterator[tuple[dict[str, Any], 
                 least = float(tokens * width * DTYPES[precision].itemsize)
                 yield (
                     row | {"direction": "forward", "bytes": least * (count + 1)},
-                    lambda i, r=run, a=inputs: r(*a),
+                    of(run, *inputs),
                     {"budget_s": 0.03},
                 )
                 out = run(*inputs)
                 grad = torch.randn_like(out)
                 yield (
                     row | {"direction": "backward", "bytes": least * (1 + 2 * count)},
-                    lambda i, o=out, g=grad, a=inputs: torch.autograd.grad(o, a, g, retain_graph=True),
+                    gradient(out, inputs, grad),
                     {"budget_s": 0.03},
                 )
 
 
-def losses(bench: Bench, compiled: bool) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def losses(bench: Bench, compiled: bool) -> Calls:
     """Cross-entropy over large vocabularies from 16-bit logits; embedding tables."""
 
     def upcast(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -488,13 +500,13 @@ def losses(bench: Bench, compiled: bool) -> Iterator[tuple[dict[str, Any], Call,
         }  # fmt: skip
         yield (
             row | {"direction": "forward", "bytes": 2.0 * tokens * vocab},
-            lambda i, r=run, a=(logits, labels): r(*a),
+            of(run, logits, labels),
             {},
         )
         loss = run(logits, labels)
         yield (
             row | {"direction": "backward", "bytes": 4.0 * tokens * vocab},
-            lambda i, o=loss, a=logits: torch.autograd.grad(o, a, retain_graph=True),
+            gradient(loss, logits),
             {},
         )
     if compiled:
@@ -506,19 +518,19 @@ def losses(bench: Bench, compiled: bool) -> Iterator[tuple[dict[str, Any], Call,
         row = {"op": "embedding", "variant": "eager", "precision": "fp32", "m": tokens, "k": width, "n": vocab}
         yield (
             row | {"direction": "forward", "bytes": 8.0 * tokens * width},
-            lambda i, t=table, x=indices: functional.embedding(x, t),
+            of(functional.embedding, indices, table),
             {},
         )
         out = functional.embedding(indices, table)
         grad = torch.randn_like(out)
         yield (
             row | {"direction": "backward", "bytes": 4.0 * vocab * width + 12.0 * tokens * width},
-            lambda i, o=out, g=grad, t=table: torch.autograd.grad(o, t, g, retain_graph=True),
+            gradient(out, table, grad),
             {},
         )
 
 
-def optimizers(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def optimizers(bench: Bench) -> Calls:
     """Optimizer steps on fp32 parameters in many tensors, and clipping of gradients."""
     for tensors, each in ((64, 16_777_216), (148, 840_000), (400, 65_536)):
         each = bench.size(each)
@@ -534,26 +546,26 @@ def optimizers(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, A
         ]
         row = {"op": "optimizer step", "precision": "fp32", "batch": tensors, "elements": total, "direction": "step"}
         for name, moved, optimizer in made:
-            yield row | {"variant": name, "bytes": moved * total}, lambda i, o=optimizer: o.step(), {}
+            yield row | {"variant": name, "bytes": moved * total}, of(optimizer.step), {}
             optimizer.state.clear()
         yield (
             row | {"op": "clip of gradients", "variant": "foreach", "bytes": 12.0 * total},
-            lambda i, p=parameters: torch.nn.utils.clip_grad_norm_(p, 1.0, foreach=True),
+            of(torch.nn.utils.clip_grad_norm_, parameters, 1.0, foreach=True),
             {},
         )
 
 
-def movement(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def movement(bench: Bench) -> Calls:
     """Copies on the GPU and between host and GPU, casts of weights."""
     for elements in (2**20, 2**26, 2**30):
         elements = bench.size(elements)
         wide, narrow = bench.random(elements, dtype=torch.float32), bench.random(elements)
         row = {"direction": "forward", "elements": elements, "precision": "fp32", "variant": "eager"}
         other = torch.empty_like(wide)
-        yield row | {"op": "copy", "bytes": 8.0 * elements}, lambda i, a=wide, b=other: b.copy_(a), {}
-        yield row | {"op": "fill", "bytes": 4.0 * elements}, lambda i, b=other: b.zero_(), {}
-        yield row | {"op": "cast to bf16", "bytes": 6.0 * elements}, lambda i, a=wide, b=narrow: b.copy_(a), {}
-        yield row | {"op": "cast to fp32", "bytes": 6.0 * elements}, lambda i, a=wide, b=narrow: a.copy_(b), {}
+        yield row | {"op": "copy", "bytes": 8.0 * elements}, of(other.copy_, wide), {}
+        yield row | {"op": "fill", "bytes": 4.0 * elements}, of(other.zero_), {}
+        yield row | {"op": "cast to bf16", "bytes": 6.0 * elements}, of(narrow.copy_, wide), {}
+        yield row | {"op": "cast to fp32", "bytes": 6.0 * elements}, of(wide.copy_, narrow), {}
     for elements in (2**18, 2**24, 2**28):
         elements = bench.size(elements)
         for pinned in (True, False):
@@ -567,11 +579,11 @@ def movement(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any
             }  # fmt: skip
             to = {"op": "copy host to GPU", "direction": "forward"}
             back = {"op": "copy GPU to host", "direction": "forward"}
-            yield row | to, lambda i, a=host, b=there: b.copy_(a, non_blocking=True), {}
-            yield row | back, lambda i, a=host, b=there: a.copy_(b, non_blocking=True), {}
+            yield row | to, of(there.copy_, host, non_blocking=True), {}
+            yield row | back, of(host.copy_, there, non_blocking=True), {}
 
 
-def launches(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def launches(bench: Bench) -> Calls:
     """Host time of one operation on tensors so small that the GPU is never the slower side."""
     small = bench.random(64, 64)
     wide = bench.random(64, 64, dtype=torch.float32)
@@ -601,12 +613,13 @@ def launches(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any
 
     def forward(i: int) -> torch.Tensor:
         with torch.autocast(kind, torch.bfloat16):
-            return layer(sample)
+            found: torch.Tensor = layer(sample)
+        return found
 
     yield row | {"variant": "TransformerEncoderLayer, autocast", "direction": "forward"}, forward, {"host": True}
     yield (
         row | {"variant": "TransformerEncoderLayer, autocast", "direction": "forward and backward"},
-        lambda i: forward(i).sum().backward(),
+        lambda i: torch.autograd.backward(forward(i).sum()),
         {"host": True},
     )
     if bench.tiny:
@@ -620,7 +633,7 @@ def launches(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any
     yield row | {"variant": "item()", "direction": "forward"}, lambda i: small[0, 0].item(), {"host": True}
 
 
-def convolutions(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str, Any]]]:
+def convolutions(bench: Bench) -> Calls:
     """ResNet-50's convolutions: (channels in, out, kernel, stride, side), batch 128, forward and backward."""
     layers = (
         (3, 64, 7, 2, 224),
@@ -652,13 +665,13 @@ def convolutions(bench: Bench) -> Iterator[tuple[dict[str, Any], Call, dict[str,
                 how = {"budget_s": 0.03}
                 yield (
                     row | {"direction": "forward", "flop": flop},
-                    lambda i, a=x, b=w, s=stride, p=pad: functional.conv2d(a, b, stride=s, padding=p),
+                    of(functional.conv2d, x, w, stride=stride, padding=pad),
                     how,
                 )
                 grad = torch.randn_like(out)
                 yield (
                     row | {"direction": "backward", "flop": 2 * flop},
-                    lambda i, o=out, g=grad, a=(x, w): torch.autograd.grad(o, a, g, retain_graph=True),
+                    gradient(out, (x, w), grad),
                     how,
                 )
 

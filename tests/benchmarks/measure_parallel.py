@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.benchmarks.measure_steps import (
     FIELDS,
@@ -36,12 +38,13 @@ from tests.benchmarks.measure_steps import (
     transformer,
 )
 
+cuda: Any = torch.cuda  # its events have no types
 SIZES = [2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28, 30)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
-    """One run on all GPUs: data parallel (``sharding`` ddp, zero2: FSDP2 that keeps gathered layers, zero3) or tensor."""
+    """One run on all GPUs: tensor parallel, or data parallel (zero2 is FSDP2 that keeps gathered layers)."""
 
     run: Configuration
     sharding: str = "ddp"
@@ -111,7 +114,7 @@ class Ranks:
                 call()
                 found.append(time.perf_counter() - start)
                 continue
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             begin.record()
             for _ in range(batch):
                 call()
@@ -133,7 +136,17 @@ def write(path: Path, ranks: Ranks, rows: Iterator[dict[str, Any]], fields: tupl
             file.flush()
 
 
-COLLECTIVE_FIELDS = ("collective", "gpus", "bytes", "precision", "seconds", "iqr_s", "repeats", "algorithm_gb_per_s", "bus_gb_per_s")
+COLLECTIVE_FIELDS = (
+    "collective",
+    "gpus",
+    "bytes",
+    "precision",
+    "seconds",
+    "iqr_s",
+    "repeats",
+    "algorithm_gb_per_s",
+    "bus_gb_per_s",
+)
 
 
 def collectives(ranks: Ranks) -> Iterator[dict[str, Any]]:
@@ -156,15 +169,15 @@ def collectives(ranks: Ranks) -> Iterator[dict[str, Any]]:
 
         ring = (world - 1) / world
         cases: list[tuple[str, float, Callable[[], object]]] = [
-            ("all-reduce", 2 * ring, lambda a=full: distributed.all_reduce(a)),
-            ("all-gather", ring, lambda a=full, b=part: distributed.all_gather_into_tensor(a, b)),
-            ("broadcast", 1.0, lambda a=full: distributed.broadcast(a, 0)),
+            ("all-reduce", 2 * ring, partial(distributed.all_reduce, full)),
+            ("all-gather", ring, partial(distributed.all_gather_into_tensor, full, part)),
+            ("broadcast", 1.0, partial(distributed.broadcast, full, 0)),
             ("send", 1.0, exchange),
         ]
         if not ranks.tiny:
             cases += [
-                ("reduce-scatter", ring, lambda a=full, b=part: distributed.reduce_scatter_tensor(b, a)),
-                ("all-to-all", ring, lambda a=full, b=full2: distributed.all_to_all_single(b, a)),
+                ("reduce-scatter", ring, partial(distributed.reduce_scatter_tensor, part, full)),
+                ("all-to-all", ring, partial(distributed.all_to_all_single, full2, full)),
                 ("send and receive", 1.0, both_ways),
             ]
         for name, factor, call in cases:
@@ -175,7 +188,8 @@ def collectives(ranks: Ranks) -> Iterator[dict[str, Any]]:
             yield {
                 "collective": name, "gpus": world, "bytes": size, "precision": "bf16", "seconds": f"{median:.4e}",
                 "iqr_s": f"{quartiles[2] - quartiles[0]:.2e}", "repeats": len(times),
-                "algorithm_gb_per_s": f"{size / median / 1e9:.4g}", "bus_gb_per_s": f"{factor * size / median / 1e9:.4g}",
+                "algorithm_gb_per_s": f"{size / median / 1e9:.4g}",
+                "bus_gb_per_s": f"{factor * size / median / 1e9:.4g}",
             }  # fmt: skip
     ranks.log("collectives done")
 
@@ -192,9 +206,9 @@ def overlap(ranks: Ranks) -> Iterator[dict[str, Any]]:
     full = torch.randn(2**27, device="cuda", dtype=torch.bfloat16)
     part = torch.randn(2**27 // ranks.world, device="cuda", dtype=torch.bfloat16)
     cases: dict[str, Callable[[], Any]] = {
-        "all-reduce": lambda: distributed.all_reduce(full, async_op=True),
-        "all-gather": lambda: distributed.all_gather_into_tensor(full, part, async_op=True),
-        "reduce-scatter": lambda: distributed.reduce_scatter_tensor(part, full, async_op=True),
+        "all-reduce": partial(distributed.all_reduce, full, async_op=True),
+        "all-gather": partial(distributed.all_gather_into_tensor, full, part, async_op=True),
+        "reduce-scatter": partial(distributed.reduce_scatter_tensor, part, full, async_op=True),
     }
     products = 16
 
@@ -202,23 +216,26 @@ def overlap(ranks: Ranks) -> Iterator[dict[str, Any]]:
         for _ in range(products):
             torch.mm(x, w.t(), out=y)
 
-    for name, start in cases.items():
-        def together(start: Callable[[], Any] = start) -> None:
-            works = [start() for _ in range(6)]
-            multiply()
-            inner.record()
-            for work in works:
-                work.wait()
+    def send(start: Callable[[], Any], meanwhile: Callable[[], object]) -> None:
+        works = [start() for _ in range(6)]
+        meanwhile()
+        for work in works:
+            work.wait()
 
-        inner = torch.cuda.Event(enable_timing=True)
+    def multiply_and_mark(mark: Any) -> None:
+        multiply()
+        mark.record()
+
+    ranks.seconds(multiply, 300, 1)  # to the clock that long work runs at
+    for name, start in cases.items():
+        begin, inner, end = (cuda.Event(enable_timing=True) for _ in range(3))
         alone = statistics.median(ranks.seconds(multiply, 10, 1))
-        sent = statistics.median(ranks.seconds(lambda s=start: [w.wait() for w in [s() for _ in range(6)]], 10, 1))
+        sent = statistics.median(ranks.seconds(partial(send, start, lambda: None), 10, 1))
         both, inside = [], []
         for _ in range(10):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             distributed.barrier()
             begin.record()
-            together()
+            send(start, partial(multiply_and_mark, inner))
             end.record()
             end.synchronize()
             both.append(begin.elapsed_time(end) / 1e3)
@@ -273,11 +290,13 @@ def split_tensors(model: Any, mesh: Any, sequence_parallel: bool) -> None:
         "mlp.down_proj": RowwiseParallel(output_layouts=out),
     }  # fmt: skip
     if sequence_parallel:
-        whole = {"desired_input_kwarg_layouts": {"hidden_states": Replicate()}}
         plan |= {
             "input_layernorm": SequenceParallel(use_local_output=True),
             "post_attention_layernorm": SequenceParallel(use_local_output=True),
-            "self_attn": PrepareModuleInput(input_kwarg_layouts={"hidden_states": Shard(1)}, **whole),
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": Shard(1)},
+                desired_input_kwarg_layouts={"hidden_states": Replicate()},
+            ),
             "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         }
     for layer in model.model.layers:
@@ -295,7 +314,7 @@ def measure(case: Parallel, ranks: Ranks, number: int) -> dict[str, Any]:
     """One row; every rank runs this."""
     run, scale = case.run, ((4 if case.tensor else 16) if ranks.tiny else 1)
     torch.manual_seed(0)
-    mesh = torch.distributed.init_device_mesh(ranks.device, (ranks.world,))
+    mesh = init_device_mesh(ranks.device, (ranks.world,))
     model = transformer(run, ranks.device, scale)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model = shard(model, case, mesh)
@@ -325,10 +344,11 @@ def measure(case: Parallel, ranks: Ranks, number: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    times = []
-    warm_s, measured_s, done = 1.0, 1.5, 0.0
-    for phase, least in ((0, 3), (1, 6)):
-        times, limit = [], (warm_s, measured_s)[phase]
+    times: list[float] = []
+    for least, least_s in ((3, 1.0), (6, 1.5)):  # warm-up, then what is measured
+        if times and not ranks.tiny:
+            torch.cuda.reset_peak_memory_stats()
+        times = []
         while True:
             distributed.barrier()
             if not ranks.tiny:
@@ -338,11 +358,8 @@ def measure(case: Parallel, ranks: Ranks, number: int) -> dict[str, Any]:
             if not ranks.tiny:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-            done = ranks.agreed(sum(times))
-            if ranks.tiny or (len(times) >= least and done > limit):
+            if ranks.tiny or (ranks.agreed(sum(times)) > least_s and len(times) >= least):
                 break
-        if not ranks.tiny and phase == 0:
-            torch.cuda.reset_peak_memory_stats()
     seconds = ranks.agreed(statistics.median(times))
     held = memory()
     held = {name: f"{ranks.agreed(float(str(value))):.6g}" for name, value in held.items()}
@@ -389,7 +406,7 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     ranks = Ranks(options.tiny)
     options.out.mkdir(parents=True, exist_ok=True)
-    ranks.log(f"torch {torch.__version__}, {ranks.world} ranks, NCCL {None if options.tiny else torch.cuda.nccl.version()}")
+    ranks.log(f"torch {torch.__version__}, {ranks.world} ranks, NCCL {None if options.tiny else cuda.nccl.version()}")
     write(options.out / "collectives.csv", ranks, collectives(ranks), COLLECTIVE_FIELDS)
     write(options.out / "overlap.csv", ranks, overlap(ranks), OVERLAP_FIELDS)
     write(options.out / "steps.csv", ranks, steps(ranks, deadline), FIELDS)

@@ -1,9 +1,10 @@
-"""Measure training steps on one GPU: ``python -m tests.benchmarks.measure_steps OUT.csv`` (CUDA, transformers, torchvision).
+"""Measure training steps on one GPU: ``python -m tests.benchmarks.measure_steps OUT.csv``.
 
-Writes rows in the columns of optimizer/performance/data/measured_runs.csv, as they are measured, and those that ran out
-of memory to OUT with ``_out_of_memory`` in its name. Hugging Face and torchvision models, fp32 weights, bf16 or fp16 by
-autocast (fp16 with a gradient scaler), fused AdamW (SGD with momentum for CNNs), random data, no clipping. A
-configuration runs for at least 1 s before 1.5 s are measured, so that the GPU is as hot as in training; median of steps.
+Needs CUDA, transformers and torchvision. Writes rows in the columns of optimizer/performance/data/measured_runs.csv, as
+they are measured, and those that ran out of memory to OUT with ``_out_of_memory`` in its name. Hugging Face's and
+torchvision's models, fp32 weights, bf16 or fp16 by autocast (fp16 with a gradient scaler), fused AdamW (SGD with
+momentum for CNNs), random data, no clipping. A configuration runs for at least 1 s before 1.5 s are measured, so that
+the GPU is hot; the median step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import importlib
 import itertools
 import os
 import statistics
@@ -19,10 +21,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 # architecture, layers, hidden, ffn, heads, key-value heads, vocabulary (experts, experts a token)
 SHAPES: dict[str, tuple[str, int, int, int, int, int, int, int, int]] = {
@@ -65,9 +69,7 @@ class Configuration:
 
 
 def llm(model: str, seq_len: int, micro_batch: int, checkpointing: str = "none", **more: Any) -> Configuration:
-    return Configuration(
-        model=model, seq_len=seq_len, micro_batch=micro_batch, checkpointing=checkpointing, **more
-    )
+    return Configuration(model=model, seq_len=seq_len, micro_batch=micro_batch, checkpointing=checkpointing, **more)
 
 
 def cnn(model: str, micro_batch: int, precision: str = "bf16", **more: Any) -> Configuration:
@@ -80,10 +82,12 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
     "small": [
         llm("gpt2", 1024, 1), llm("gpt2", 1024, 8), llm("gpt2", 1024, 32), llm("gpt2", 128, 8),
         llm("gpt2-medium", 1024, 4), llm("bert-base", 128, 2), llm("bert-base", 128, 32), llm("bert-base", 512, 32),
-        llm("bert-large", 512, 4), llm("bert-large", 128, 8), llm("gpt2-xl", 1024, 4), llm("llama-3b", 2048, 1, grad_accum=4),
+        llm("bert-large", 512, 4), llm("bert-large", 128, 8), llm("gpt2-xl", 1024, 4),
+        llm("llama-3b", 2048, 1, grad_accum=4),
     ],
     "compiled": [
-        llm("gpt2", 1024, 8, compiled=True), llm("gpt2", 1024, 32, compiled=True), llm("bert-base", 512, 32, compiled=True),
+        llm("gpt2", 1024, 8, compiled=True), llm("gpt2", 1024, 32, compiled=True),
+        llm("bert-base", 512, 32, compiled=True),
         llm("llama-410m", 2048, 8, compiled=True), llm("llama-410m", 512, 1, compiled=True),
         llm("llama-1b", 2048, 4, compiled=True), llm("llama-3b", 2048, 2, compiled=True),
         llm("llama-410m", 2048, 8, "full", compiled=True),
@@ -95,9 +99,9 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
         llm("llama-1b", 2048, 2, precision="tf32"), llm("llama-410m", 2048, 8, precision="fp16"),
     ],
     "checkpointing": [
-        llm("llama-410m", 2048, 8, "selective"), llm("llama-1b", 2048, 4, "selective"), llm("llama-1b", 2048, 8, "full"),
-        llm("llama-3b", 2048, 4, "selective"), llm("bert-large", 512, 32, "full"), llm("gpt2-medium", 1024, 16, "full"),
-        llm("gpt2-medium", 1024, 16, "selective"),
+        llm("llama-410m", 2048, 8, "selective"), llm("llama-1b", 2048, 4, "selective"),
+        llm("llama-1b", 2048, 8, "full"), llm("llama-3b", 2048, 4, "selective"), llm("bert-large", 512, 32, "full"),
+        llm("gpt2-medium", 1024, 16, "full"), llm("gpt2-medium", 1024, 16, "selective"),
     ],
     "long": [
         llm("llama-410m", 32768, 1), llm("llama-410m", 65536, 1, "full"), llm("llama-1b", 16384, 1, "full"),
@@ -110,7 +114,9 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
         llm("gpt2", 1024, 8, attention="unfused"), llm("bert-large", 512, 16, attention="unfused"),
         llm("llama-410m", 2048, 4, attention="unfused"),
     ],
-    "experts": [llm("mixtral-1b", 2048, 4), llm("mixtral-1b", 2048, 4, experts="eager"), llm("mixtral-1b", 2048, 8, "full")],
+    "experts": [
+        llm("mixtral-1b", 2048, 4), llm("mixtral-1b", 2048, 4, experts="eager"), llm("mixtral-1b", 2048, 8, "full"),
+    ],
     # Close to the end of memory, and beyond.
     "memory": [
         llm("llama-7b", 2048, 1, "full"), llm("llama-7b", 2048, 3), llm("llama-8b", 2048, 1, "full"),
@@ -120,9 +126,10 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
         cnn("resnet50", 3072), cnn("resnet50", 3328),
     ],
     "cnn": [
-        cnn("resnet50", 32), cnn("resnet50", 64), cnn("resnet50", 512), cnn("resnet50", 1024), cnn("resnet50", 128, "tf32"),
-        cnn("resnet18", 256), cnn("resnet34", 512), cnn("resnet101", 128), cnn("resnet101", 64, "tf32"),
-        cnn("resnet152", 64), cnn("resnet101", 128, "fp32"), cnn("resnet50", 256, compiled=True),
+        cnn("resnet50", 32), cnn("resnet50", 64), cnn("resnet50", 512), cnn("resnet50", 1024),
+        cnn("resnet50", 128, "tf32"), cnn("resnet18", 256), cnn("resnet34", 512),
+        cnn("resnet101", 128), cnn("resnet101", 64, "tf32"), cnn("resnet152", 64),
+        cnn("resnet101", 128, "fp32"), cnn("resnet50", 256, compiled=True),
         cnn("resnet50", 256, channels_last=False),
     ],
 }  # fmt: skip
@@ -142,7 +149,7 @@ def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def transformer(run: Configuration, device: str, scale: int = 1) -> Any:
     """A Hugging Face model of one of SHAPES, in training mode; ``scale`` shrinks it."""
-    import transformers  # type: ignore[import-not-found,unused-ignore]
+    transformers: Any = importlib.import_module("transformers")
 
     architecture, layers, hidden, ffn, heads, kv_heads, vocab, experts, used = SHAPES[run.model]
     layers, hidden, ffn, vocab = max(2, layers // scale), hidden // scale, ffn // scale, vocab // scale
@@ -177,9 +184,8 @@ def transformer(run: Configuration, device: str, scale: int = 1) -> Any:
     if run.checkpointing != "none":
         arguments: dict[str, Any] = {"use_reentrant": False}
         if run.checkpointing == "selective":
-            from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-            arguments["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)
+            checkpoint: Any = importlib.import_module("torch.utils.checkpoint")
+            arguments["context_fn"] = partial(checkpoint.create_selective_checkpoint_contexts, policy)
         model.gradient_checkpointing_enable(arguments)
     return model
 
@@ -190,7 +196,7 @@ def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], N
     torch.backends.cudnn.allow_tf32 = run.precision != "fp32"
     is_cnn = run.model in CNNS
     if is_cnn:
-        import torchvision  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        torchvision: Any = importlib.import_module("torchvision")
 
         layout = torch.channels_last if run.channels_last else torch.contiguous_format
         model: Any = getattr(torchvision.models, run.model)().to(device).to(memory_format=layout).train()
@@ -209,7 +215,7 @@ def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], N
     if run.compiled:
         model.compile(backend="inductor" if device == "cuda" else "aot_eager")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
-    scaler = torch.amp.GradScaler(device, enabled=run.precision == "fp16")
+    scaler = GradScaler(device, enabled=run.precision == "fp16")
     criterion = torch.nn.CrossEntropyLoss()
 
     def step() -> None:
@@ -226,7 +232,8 @@ def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], N
 
 def run_steps(step: Callable[[], None], quick: bool) -> tuple[list[float], list[float]]:
     """Seconds of warm-up and of measured steps."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    cuda: Any = torch.cuda
+    synchronize = cuda.synchronize if cuda.is_available() else lambda: None
     parts: list[list[float]] = []
     for least_steps, least_s, most_steps in ((3, 1.0, 25), (6, 1.5, 40)):
         times: list[float] = []
@@ -280,7 +287,10 @@ FIELDS = (
     "activation_checkpointing", "micro_batch", "grad_accum", "framework", "attention", "compiled",
     "tokens_per_second_per_gpu", "peak_memory_gib", "memory_kind", "reserved_memory_gib", "source",
 )  # fmt: skip
-OUT_OF_MEMORY_FIELDS = (*[name for name in FIELDS if name not in ("tokens_per_second_per_gpu", "memory_kind")], "outcome")
+OUT_OF_MEMORY_FIELDS = (
+    *[name for name in FIELDS if name not in ("tokens_per_second_per_gpu", "memory_kind")],
+    "outcome",
+)
 
 
 def measure(run: Configuration, device: str, scale: int) -> dict[str, object]:
