@@ -45,8 +45,8 @@ class _Start:
 # 1.1 of what they count, attention and traffic as measured (1), a kernel's start between the 1.1 us of a CUDA graph and
 # the 3.3 us of the smallest product. A layer takes the host 1.0 ms (BERT and GPT-2 of Hugging Face), 1.4 ms (its Llama)
 # or 2.0 ms (torch.nn.TransformerEncoderLayer), and hosts differ. What is left of a framework is its overhead. Halving
-# or doubling a spread moves the mean error of left-out suites and of left-out models by less than half a per cent, but
-# for the host's, of which two suites tell (docs/estimator.md).
+# or doubling a spread moves the mean error of left-out suites by 0.3 per cent at most, but for the host's, of which two
+# suites tell (docs/estimator.md).
 START = {
     "matmul_efficiency": _Start(0.76, 0.05, 0.1, most=1.0),
     "matmul_traffic": _Start(0.7, 0.2, 0.05),

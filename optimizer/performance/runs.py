@@ -215,7 +215,8 @@ def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
         "ffn_size",
         default=GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE) if gated else 4 * hidden,
     )
-    vocab = _count(row, "vocab_size", default=32000 if gated else 50257)
+    # GPT-2's 50257, padded as training code does: an odd width would cost the output projection five times as much.
+    vocab = _count(row, "vocab_size", default=32000 if gated else 50304)
     experts = _count(row, "experts", default=0, least=0)
     used = _count(row, "experts_per_token", default=min(2, experts), least=0)
     given = _amount(row, "parameters", default=0.0, least=0)
