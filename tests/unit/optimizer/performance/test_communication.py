@@ -1,0 +1,236 @@
+"""Collectives against what NCCL was measured to do and what their definitions say, and each group of ranks' own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.performance.communication import (
+    LINK_PIECE_S,
+    NVLINK_EFFICIENCY,
+    NVLINK_LATENCY_S,
+    Group,
+    communication,
+    link_of,
+    network_of,
+)
+from optimizer.performance.inputs import Inputs, make_inputs
+from optimizer.performance.memory import updated_parameters
+from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Grid, Run
+from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, GPT2_XL, LLAMA_8B, node, of
+
+MIXTRAL = resolve_model("mixtral-8x7b")
+MIB = 2**20
+
+
+def group(ranks: int, *, members: int | None = None, network_byte_per_s: float = 1e9) -> Group:
+    """``ranks`` H200s, ``members`` on a node; the links are NVLink 4."""
+    members = members or ranks
+    link = 450e9 * NVLINK_EFFICIENCY
+    spans = ranks / members
+    return Group(
+        ranks=ranks,
+        members=members,
+        spans=spans,
+        byte_per_s=link if spans == 1 else min(link, network_byte_per_s * members),
+        link_byte_per_s=link,
+        network_byte_per_s=network_byte_per_s,
+        latency_s=NVLINK_LATENCY_S,
+        ring_latency_s=NVLINK_LATENCY_S,
+        piece_s=LINK_PIECE_S if spans == 1 else 0.0,
+    )
+
+
+def inputs(model: Any = LLAMA_8B, *, run: Run | None = None, **grid: Any) -> Inputs:
+    run, hardware = run or Run(seq_len=4096, framework="megatron-core"), node()
+    settings = Grid(**({"nodes": 1, "data": 8} | grid))
+    coefficients = CALIBRATION.coefficients(hardware.gpu, run)
+    return make_inputs(model, run, hardware, settings, coefficients, link_of(hardware), network_of(hardware))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mib", "gb_per_s"),
+    [(2, 1, 38.3), (2, 8, 169.5), (2, 64, 258.1), (2, 256, 296.7), (2, 1024, 322.7), (4, 8, 160.0), (4, 1024, 351.0)],
+)
+def test_an_all_reduce_on_h200_is_near_what_was_measured(ranks: int, mib: int, gb_per_s: float) -> None:
+    """Bus bandwidth, NVLink multicast off, torch 2.11, 2026-11-21 (smoke_2xh200_202611.md; four GPUs by nccl-tests)."""
+    seconds = float(group(ranks).all_reduce(mib * MIB))
+    bus = 2 * (ranks - 1) / ranks * mib * MIB / seconds / 1e9
+    assert bus == pytest.approx(gb_per_s, rel=0.15)
+
+
+def test_two_nodes_reduce_by_a_tree_and_four_take_twice_as_long() -> None:
+    """Two p4d.24xlarge reduced 1 GiB in 35 ms, four in 70 (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25)."""
+    two, four = (
+        float(group(8 * nodes, members=8, network_byte_per_s=50e9 * 0.6 / 8).all_reduce(1024 * MIB)) for nodes in (2, 4)
+    )
+    assert two == pytest.approx(35.2e-3, rel=0.1)
+    assert four == pytest.approx(70.2e-3, rel=0.1)
+
+
+def test_an_all_to_all_takes_the_network_for_what_leaves_the_node() -> None:
+    """Half of it between two nodes; 19.8 GB/s of 23.4 measured (https://github.com/NVIDIA/nccl/issues/1138)."""
+    per_rank = 12.5e9
+    one = float(group(16, members=8, network_byte_per_s=per_rank).all_to_all(1024 * MIB))
+    assert one == pytest.approx(0.5 * 1024 * MIB / per_rank, rel=0.01)
+    inside = float(group(8).all_to_all(1024 * MIB))
+    assert inside == pytest.approx(7 / 8 * 1024 * MIB / (450e9 * NVLINK_EFFICIENCY), rel=0.1)
+
+
+@given(
+    ranks=st.sampled_from([2, 4, 8]),
+    first=st.integers(1, 2**34),
+    more=st.integers(0, 2**34),
+    calls=st.integers(1, 100),
+    kind=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_more_bytes_and_more_calls_never_take_less(ranks: int, first: int, more: int, calls: int, kind: str) -> None:
+    collective = getattr(group(ranks), kind)
+    assert collective(first) <= collective(first + more)
+    assert collective(first) <= collective(first, calls)
+    assert collective(first) >= first * (1 - 1 / ranks) / group(ranks).byte_per_s
+
+
+def test_one_rank_of_each_kind_sends_nothing() -> None:
+    found = communication(inputs(data=1, sharding=np.arange(len(SHARDINGS))))
+    parts = (found.data_per_micro_batch, found.data_per_step, found.tensor, found.context, found.expert, found.pipeline)
+    for part in parts:
+        assert (np.asarray(part) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("grid", "sends"),
+    [
+        ({"data": 4, "tensor": 2}, "tensor"),
+        ({"data": 4, "context": 2}, "context"),
+        ({"data": 8, "expert": 4}, "expert"),
+        ({"data": 4, "pipeline": 2, "grad_accum": 4}, "pipeline"),
+    ],
+)
+def test_each_kind_of_parallelism_has_its_own_collectives(grid: dict[str, Any], sends: str) -> None:
+    found = communication(inputs(MIXTRAL, sharding=ZERO1, **grid))
+    for name in ("tensor", "context", "expert", "pipeline"):
+        assert (float(np.asarray(getattr(found, name))) > 0) == (name == sends)
+
+
+def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
+    """Four exchanges of 2 bytes an element for each of the two experts of a token, six where layers are recomputed."""
+    x = inputs(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16)
+    sent = 4 * MIXTRAL.layers * 2 * 16 * 4096 * MIXTRAL.hidden_size * 2
+    on_wire = sent * 7 / 8 / float(np.asarray(x.link_byte_per_s))
+    assert float(communication(x).expert) == pytest.approx(on_wire, rel=0.1)
+    again = inputs(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16, checkpointing=2)
+    assert float(communication(again).expert) == pytest.approx(1.5 * float(communication(x).expert))
+
+
+def test_experts_reduce_their_gradients_among_fewer_ranks() -> None:
+    """Eight ranks that share eight experts have no gradient of an expert in common."""
+    run = Run(seq_len=4096, framework="megatron")
+    whole, spread = (communication(inputs(MIXTRAL, run=run, sharding=DDP, expert=expert)) for expert in (1, 8))
+    others = MIXTRAL.parameters - MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_matrix_parameters
+    share = others / MIXTRAL.parameters
+    assert float(spread.data_per_step) == pytest.approx(share * float(whole.data_per_step), rel=0.1)
+
+
+def test_a_ring_of_contexts_hides_behind_attention_on_long_sequences_only() -> None:
+    run = Run(seq_len=131_072, framework="megatron-core")
+    long = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, run=run).time_s["context_communication"]
+    short = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, run=replace(run, seq_len=512)).time_s
+    assert long == 0
+    assert short["context_communication"] > 0
+
+
+def test_the_bubble_of_megatron_sc21() -> None:
+    """Narayanan et al., arXiv:2104.04473, section 2.2: (p - 1) / m of the ideal time, divided by v chunks."""
+    run = Run(seq_len=2048, framework="megatron")
+    deep = replace(LLAMA_8B, layers=64, parameters=2 * LLAMA_8B.parameters)
+    for stages, chunks, batches in ((4, 1, 16), (8, 1, 64), (8, 4, 64)):
+        found = of(
+            deep, data=1, pipeline=stages, virtual_stages=chunks, grad_accum=batches, sharding=DDP, run=run
+        ).time_s
+        ideal = sum(float(found[part]) for part in ("matmul", "attention", "elementwise"))
+        assert float(found["bubble"]) == pytest.approx((stages - 1) / (batches * chunks) * ideal, rel=0.1)
+
+
+def test_uneven_stages_take_as_long_as_the_fullest() -> None:
+    """32 layers over 5 stages: two of 7 layers."""
+    run = Run(seq_len=2048, framework="megatron")
+    five, whole = (of(LLAMA_8B, data=1, pipeline=p, grad_accum=16, sharding=DDP, run=run) for p in (5, 1))
+    assert float(five.time_s["matmul"]) == pytest.approx(float(whole.time_s["matmul"]) * 7 / 32)
+
+
+layouts = st.fixed_dictionaries(
+    {
+        "data": st.sampled_from([1, 2, 4, 8, 16]),
+        "context": st.sampled_from([1, 2, 4]),
+        "tensor": st.sampled_from([1, 2, 4, 8]),
+        "pipeline": st.sampled_from([1, 2, 4, 8]),
+        "sharding": st.integers(0, 3),
+        "micro_batch": st.sampled_from([1, 2]),
+    }
+)
+
+
+@given(layout=layouts, expert=st.sampled_from([1, 2, 4, 8]), model=st.sampled_from([LLAMA_8B, MIXTRAL, GPT2_XL]))
+@settings(max_examples=80, deadline=None)
+def test_states_of_all_ranks_sum_to_the_whole(layout: dict[str, Any], expert: int, model: Any) -> None:
+    """Sharded states exist once over all ranks; unsharded ones once a data-parallel replica, experts once a group."""
+    expert = expert if model is MIXTRAL and layout["data"] % expert == 0 else 1
+    x = inputs(model, expert=expert, grad_accum=8, **layout)
+    stages, tensor = layout["pipeline"], layout["tensor"]
+    replicas = layout["data"] * layout["context"]
+    # What the fullest rank updates, on all ranks; the first stage's table on every stage but the real one is too much.
+    of_layers = float(np.asarray(updated_parameters(x))) * tensor * stages * replicas
+    tables = model.embedding_parameters if stages == 1 else float(model.vocab_size * model.hidden_size)
+    if stages > 1:
+        tables = model.embedding_parameters - (0 if model.tied_embeddings else tables)
+    copies = 1 if layout["sharding"] >= ZERO1 else replicas
+    experts = model.layers * model.experts * model.expert_matrix_parameters
+    layers = model.parameters - model.embedding_parameters
+    expected = copies * (layers - experts + experts / (expert if copies > 1 else 1) + stages * tables)
+    if model.layers % stages == 0:
+        assert of_layers == pytest.approx(expected)
+    else:
+        assert of_layers >= expected
+
+
+@given(layout=layouts, model=st.sampled_from([LLAMA_8B, MIXTRAL]))
+@settings(max_examples=40, deadline=None)
+def test_parallelism_of_one_is_none(layout: dict[str, Any], model: Any) -> None:
+    run = Run(seq_len=4096, framework="megatron-core")
+    plain = of(model, run=run, nodes=4, grad_accum=8, **layout)
+    named = of(model, run=run, nodes=4, grad_accum=8, expert=1, virtual_stages=1, **layout)
+    assert plain.step_time_s == named.step_time_s
+    assert plain.peak_memory_gib == named.peak_memory_gib
+    if layout["tensor"] == 1:
+        split = of(model, run=run, nodes=4, grad_accum=8, sequence_parallel=1, **layout)
+        whole = of(model, run=run, nodes=4, grad_accum=8, sequence_parallel=0, **layout)
+        assert split.step_time_s == whole.step_time_s
+        assert split.peak_memory_gib == whole.peak_memory_gib
+
+
+@given(layout=layouts)
+@settings(max_examples=60, deadline=None)
+def test_splitting_more_never_takes_more_memory_of_states(layout: dict[str, Any]) -> None:
+    run = Run(seq_len=4096, framework="megatron-core")
+    for name, values in (("tensor", [1, 2, 4, 8]), ("pipeline", [1, 2, 4, 8]), ("expert", [1, 2, 4, 8])):
+        grid = layout | {name: np.array(values), "data": 8, "grad_accum": 8, "nodes": 8}
+        found = of(MIXTRAL, run=run, **grid).memory_gib["optimizer_state"]
+        assert (np.diff(np.broadcast_to(found, 4)) <= 1e-9).all()
+
+
+@given(layout=layouts, sharding=st.just(ZERO3))
+@settings(max_examples=40, deadline=None)
+def test_parts_add_up_in_every_layout(layout: dict[str, Any], sharding: int) -> None:
+    run = Run(seq_len=4096, framework="torchtitan")
+    found = of(MIXTRAL, run=run, **(layout | {"sharding": sharding, "nodes": 4, "grad_accum": 8}))
+    assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
+    assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
+    assert all(value >= 0 for value in (*found.memory_gib.values(), *found.time_s.values()))
