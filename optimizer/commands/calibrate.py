@@ -79,8 +79,11 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
         return
     if runs is None:
         raise click.UsageError("Missing argument '[RUNS.csv]' (or '--template').")
-    if out is not None and out.exists() and runs.exists() and out.samefile(runs):
-        raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
+    if out is not None and out.exists():
+        if runs.exists() and out.samefile(runs):
+            raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
+        if not out.is_file():  # a device or a pipe would be replaced by a file
+            raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
     from optimizer.catalog.gpus import gpu_table
     from optimizer.performance.own_runs import calibrate
 
@@ -249,6 +252,7 @@ def _write(path: Path, text: str) -> None:
     Raises:
         GpufleetError: it cannot be written.
     """
+    path = path.resolve()  # a link stays, and what it leads to is written
     temporary = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:

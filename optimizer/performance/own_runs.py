@@ -21,6 +21,8 @@ from optimizer.performance.types import Bools, Floats
 
 # Fewest rows a calibration is fitted to with nothing else known.
 LEAST_ALONE = 2
+# Least share of the GPU's peak that a run of a few tokens still reaches: 1% is the lowest of the shipped rows.
+LEAST_MFU = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,19 +127,21 @@ def calibrate(
 
 
 def _possible(rows: list[Measured], base: Calibration | None) -> tuple[list[Measured], list[Refused]]:
-    """The rows that are possible, and those whose throughput is above what the GPU's peak allows."""
+    """The rows that are possible, and those whose throughput is above the GPU's peak or next to nothing."""
     if not rows:
         return [], []
     # Useful FLOPs over the peak: MFU x step time is the same whatever the calibration.
     found = predict(rows, base or fit_rows(rows))
     mfu = found.mfu * found.step_time_s / np.array([row.step_time_s for row in rows])
-    refused = [
-        Refused(
-            line=row.line,
-            reason=f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.0%} of the "
-            f"{row.run.hardware.gpu.name}'s {row.run.run.precision} peak; is it of all GPUs together?",
+    possible, refused = [], []
+    for row, share in zip(rows, mfu, strict=True):
+        if LEAST_MFU <= share <= 1:
+            possible.append(row)
+            continue
+        reason = (
+            f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.3g} of the "
+            f"{row.run.hardware.gpu.name}'s {row.run.run.precision} peak (limit: {LEAST_MFU:g} to 1); "
+            + ("is it of all GPUs together?" if share > 1 else "is it a row of this model and GPU?")
         )
-        for row, share in zip(rows, mfu, strict=True)
-        if share > 1
-    ]
-    return [row for row, share in zip(rows, mfu, strict=True) if share <= 1], refused
+        refused.append(Refused(line=row.line, reason=reason))
+    return possible, refused

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -126,15 +127,17 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
         file.write("gpt2,1024,l4-24gb,1,8,1600000,\n")
         file.write('"a model\nof two lines",1024,l4-24gb,1,8,-3,\n')
         file.write("gpt2,1024,l4-24gb,1,8,16000,nan\n")
+        file.write("gpt2,1024,l4-24gb,1,8,1e-320,\n")
     code, out, err = gpufleet("calibrate", str(runs), "--format", "json")
     assert code == 0
     refused = {entry["line"]: entry["reason"] for entry in json.loads(out)["refused"]}
-    assert set(refused) == {5, 6, 7, 9, 10}
+    assert set(refused) == {5, 6, 7, 9, 10, 11}
     assert "tokens_per_second_per_gpu is empty" in refused[5]
     assert "gpu is 'mi300x'" in refused[6]
-    assert "of the L4's bf16 peak; is it of all GPUs together?" in refused[7]
+    assert "of the L4's bf16 peak (limit: 1e-05 to 1); is it of all GPUs together?" in refused[7]
     assert "hidden_size is empty" in refused[9]
     assert "peak_memory_gib is nan" in refused[10]
+    assert "is it a row of this model and GPU?" in refused[11]
     assert "line 6 refused" in err
     assert len(json.loads(out)["runs"]) == 3
 
@@ -223,6 +226,19 @@ def test_what_was_there_stays_when_writing_fails(gpufleet: Gpufleet, runs: Path,
     code, _, err = gpufleet("calibrate", str(runs), "--out", str(runs))
     assert code == 2
     assert runs.read_text(encoding="utf-8") == MINE
+
+
+def test_only_a_file_is_replaced_and_a_link_stays(gpufleet: Gpufleet, runs: Path, tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "target.json"
+    os.mkfifo(pipe)
+    code, _, err = gpufleet("calibrate", str(runs), "--out", str(pipe))
+    assert code == 2
+    assert "no regular file" in err
+    assert pipe.is_fifo()
+    link.symlink_to(target)
+    assert gpufleet("calibrate", str(runs), "--out", str(link))[0] == 0
+    assert link.is_symlink()
+    assert read_calibration(target).residuals["L4"].rows == 3
 
 
 @pytest.mark.parametrize("arguments", [(), ("--template", "runs.csv"), ("--template", "--out", "x.json")])
