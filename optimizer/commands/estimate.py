@@ -196,7 +196,7 @@ def _estimate_one(
         compiled=compiled,
         framework=framework_name(framework, cnn=spec.convolutional),
     )
-    sharding = sharding or default_sharding(spec, data)
+    sharding = sharding or default_sharding(spec, data * context)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[run.framework].splits_sequence
     grid = Grid(

@@ -113,7 +113,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         network_gbit_per_s=network,
         efa=True,
     )
-    sharding = _word(row, "sharding", SHARDINGS, default=default_sharding(model, data))
+    sharding = _word(row, "sharding", SHARDINGS, default=default_sharding(model, data * context))
     seq_len = 1 if cnn else _count(row, "seq_len", default=default_seq_len(model))
     micro_batch = _count(row, "micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
@@ -162,9 +162,9 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     return RowRun(model=model, run=run, hardware=hardware, grid=grid, gpus=count)
 
 
-def default_sharding(model: ModelSpec, data: int) -> str:
-    """Large language models are sharded unless said otherwise; what fits one GPU is replicated."""
-    return "zero3" if model.architecture == "decoder" and data > 1 else "ddp"
+def default_sharding(model: ModelSpec, ranks: int) -> str:
+    """Large language models are sharded over their data and context ranks; what fits one GPU is replicated."""
+    return "zero3" if model.architecture == "decoder" and ranks > 1 else "ddp"
 
 
 def default_seq_len(model: ModelSpec) -> int:

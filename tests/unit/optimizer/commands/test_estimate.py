@@ -93,6 +93,14 @@ def test_the_table_says_what_the_gpu_must_have_beyond_the_peak() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("model", "split", "sharding"),
+    [("llama-2-7b", "1", "zero3"), ("llama-2-7b", "16", "zero3"), ("bert-large", "1", "ddp"), ("resnet50", "1", "ddp")],
+)
+def test_a_decoder_is_sharded_over_data_and_context_ranks(model: str, split: str, sharding: str) -> None:
+    assert as_json("--model", model, *H100, "--context", split)["sharding"] == sharding
+
+
 def test_an_instance_type_brings_its_gpus_and_network() -> None:
     found = as_json("--model", "llama-2-7b", "--instance-type", "p5.48xlarge", "--nodes", "2")
     assert (found["gpu"], found["gpus"], found["nodes"]) == ("h100-80gb", 16, 2)
