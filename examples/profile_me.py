@@ -43,8 +43,8 @@ def llama_1b(batch_size: int, seq_len: int = 4096) -> Any:
     config = LlamaConfig(
         num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
         vocab_size=128256, max_position_embeddings=seq_len, tie_word_embeddings=True, use_cache=False,
-        attn_implementation="causal",
     )  # fmt: skip
+    config._attn_implementation = "causal"
     tokens = torch.randint(config.vocab_size, (batch_size, seq_len))
     return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
 

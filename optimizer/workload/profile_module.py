@@ -40,7 +40,7 @@ from optimizer.workload.profile import (
     Pass,
     ProfiledCheckpointing,
 )
-from optimizer.workload.profile_trace import Trace, as_on_cuda
+from optimizer.workload.profile_trace import Trace, as_on_cuda, fake_tensors
 
 # Batches traced: two give a line for every operator, the third checks that it is one.
 SMALLEST_BATCH = 2
@@ -155,7 +155,7 @@ def _find(target: str) -> Callable[[int], Any]:
 def _run(target: str, function: Callable[[int], Any], size: int, *, only_plain: bool) -> _Run:
     """Build the module for one batch size and trace every pass, or only the first."""
     trace = Trace()
-    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), trace:
+    with fake_tensors(), trace:
         with _blaming(f"{target}({size}) failed"):
             returned = function(size)
         built = _check(returned, target, size)
@@ -220,6 +220,14 @@ def _check(returned: Any, target: str, size: int) -> _Built:
     if not any(True for _ in module.parameters()):
         raise InvalidInputError(
             f"{type(module).__name__} has no parameters", limit="a module that can be trained", next_step=_NEXT
+        )
+    devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), *tensors]}
+    if devices != {"cpu"}:
+        raise InvalidInputError(
+            f"{target}({size}) puts tensors on {' and '.join(sorted(devices))}",
+            limit="the module and its inputs on the CPU, where they take no memory",
+            why="without a GPU, torch runs no backward pass on one; what differs there is counted as on a GPU",
+            next_step="leave out .cuda() and .to(device)",
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InvalidInputError(
@@ -382,8 +390,6 @@ def _user_error(what: str, error: BaseException) -> InvalidInputError:
     elif isinstance(error, fake_tensor.UnsupportedOperatorException | NotImplementedError):
         why = "fake tensors need every operator to have a meta kernel; a custom CUDA operator often has none"
         next_step = "register one with torch.library.register_fake, or profile a form in plain PyTorch"
-    elif "fake" in message.lower() and "tensor" in message.lower():
-        why, next_step = _VALUES, _USE_CONFIG
     return InvalidInputError(
         f"{what}: {kind}: {message}{_place(error)}",
         limit="code that trains for a step on fake tensors (shapes without values)" if why else "",
@@ -394,6 +400,8 @@ def _user_error(what: str, error: BaseException) -> InvalidInputError:
 
 def _place(error: BaseException) -> str:
     """The last line of user code in the traceback: the last frame outside gpufleet, torch and installed packages."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"\n  at {error.filename}:{error.lineno}"
     here = Path(__file__).parent.parent
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).suffix == ".py"]
     outside = [frame for frame in frames if here not in Path(frame.filename).parents]
@@ -401,8 +409,6 @@ def _place(error: BaseException) -> str:
     own = [frame for frame in own if not frame.filename.startswith(str(Path(importlib.__file__).parent))]
     for frame in (own or outside)[-1:]:
         return f"\n  at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    if isinstance(error, SyntaxError):
-        return f"\n  at {error.filename}:{error.lineno}"
     return ""
 
 

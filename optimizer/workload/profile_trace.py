@@ -7,14 +7,18 @@ operators that differ behave as they do on a GPU.
 
 from __future__ import annotations
 
+import logging
 import math
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
@@ -57,6 +61,23 @@ _CAUSAL_AT = {
 
 
 @contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Within it, tensors have shapes and no values, and modules of them can be converted (``.bfloat16()``)."""
+    utils: Any = torch.utils
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    weakref_module, level = utils.weakref, log.level
+    # Converting a module swaps its parameters, and refuses those with weak references. FakeTensorMode holds one to each.
+    utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
+    log.setLevel(logging.CRITICAL)  # it logs a traceback of each error, which then is an error of ours
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        utils.weakref = weakref_module
+        log.setLevel(level)
+
+
+@contextmanager
 def as_on_cuda() -> Iterator[None]:
     """Within it, CPU tensors go through autocast, dropout and fused attention as CUDA tensors do.
 
@@ -64,18 +85,24 @@ def as_on_cuda() -> Iterator[None]:
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        library.impl("dropout", _dropout, "AutogradCPU")
-        library.impl("rms_norm", _rms_norm, "AutogradCPU")
-        library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
-        for name in FP32_ON_CUDA:
-            library.impl(name, _in_fp32(name), "AutocastCPU")
-        for name in FP32_UNLESS_GIVEN:
-            library.impl(name, _to_fp32(name), "AutocastCPU")
-        for name in _only_on_cpu():
-            library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*other operators may also be overridden")  # they are meant
+            _register(library)
         yield
     finally:
         library._destroy()
+
+
+def _register(library: Any) -> None:
+    library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("rms_norm", _rms_norm, "AutogradCPU")
+    library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+    for name in FP32_ON_CUDA:
+        library.impl(name, _in_fp32(name), "AutocastCPU")
+    for name in FP32_UNLESS_GIVEN:
+        library.impl(name, _to_fp32(name), "AutocastCPU")
+    for name in _only_on_cpu():
+        library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
 
 
 def _operator(name: str) -> Any:
