@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.mixed import NOT_PROVISIONED
-from optimizer.plan import DERIVED_SPOT, FleetPlan
+from optimizer.plan import DERIVED_SPOT, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict
+from optimizer.space import AXES
 
 if TYPE_CHECKING:
     from optimizer.clouds import Comparison
@@ -28,6 +30,7 @@ COLUMNS = {
     "node_count": "nodes",
     "gpus": "GPUs",
     "option": "purchase",
+    "parallelism": "parallelism",
     "sharding": "sharding",
     "micro_batch": "micro",
     "global_batch": "batch",
@@ -37,6 +40,16 @@ COLUMNS = {
     "cost_usd_expected": "USD",
     "cost_usd_p95": "p95 USD",
     "measured_rows": "runs",
+}
+ALTERNATIVE_COLUMNS = {
+    "parallelism": "parallelism",
+    "sharding": "sharding",
+    "micro_batch": "micro",
+    "checkpointing": "checkpointing",
+    "peak_gib": "GiB",
+    "step_time_s": "step s",
+    "cost_usd_expected": "USD",
+    "why": "why it loses",
 }
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
@@ -57,6 +70,12 @@ Example:
 @click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
 @click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
 @click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
+@click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
+@click.option(
+    "--parallelism",
+    metavar="KIND,...",
+    help="What the training code can do of data, tensor, pipeline, context, expert.  [default: all]",
+)
 @click.option("--budget", metavar="USD", help="Most the run may cost, at the 95th percentile.")
 @click.option("--deadline", metavar="48h|3d", help="Longest the run may take, at the 95th percentile.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
@@ -76,6 +95,7 @@ Example:
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
+@click.option("--explain", is_flag=True, help="Also list what the best plan's parallelism was chosen over, and why.")
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
 )
@@ -92,6 +112,7 @@ def command(
     output_format: str,
     calibration: Path | None,
     compare_clouds: bool,
+    explain: bool,
     save: Path | None,
     **flags: Any,
 ) -> None:
@@ -112,9 +133,15 @@ def command(
     elif output_format == "csv":
         write_csv(_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
     else:
-        _print_tables(answer)
+        _print_tables(answer, explain=explain)
         if others is not None:
             _print_other_clouds(others)
+    for line in answer.notes:
+        click.echo(f"note: {line}", err=True)
+    if output_format == "csv" and answer.rejected:
+        click.echo(
+            f"note: {len(answer.rejected)} types have no plan ({_counted(answer)}); --format json lists them", err=True
+        )
     if save:
         _save(save, _document(answer, others))
     if not answer.plans:
@@ -134,7 +161,7 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     amounts = {"tokens", "samples", "steps"} & given.keys()
     if amounts:  # an amount on the command line replaces the file's, whatever its kind
         workload = {name: value for name, value in workload.items() if name not in ("tokens", "samples", "steps")}
-    for name in ("tokens", "samples", "steps", "seq_len", "global_batch", "precision", "optimizer"):
+    for name in ("tokens", "samples", "steps", "seq_len", "global_batch", "precision", "optimizer", "framework"):
         if name in given:
             workload[name] = given[name]
     constraints = _section(out, "constraints")
@@ -142,6 +169,8 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     for name in ("budget", "deadline", "regions", "purchase_options", "instance_types", "max_nodes"):
         if name in given:
             constraints[renamed.get(name, name)] = given[name]
+    if "parallelism" in given:
+        constraints["parallelism"] = [kind.strip() for kind in str(given["parallelism"]).split(",")]
     out |= {"workload": workload, "constraints": constraints}
     out |= {name: given[name] for name in ("model", "objective") if name in given}
     if "model" not in out:
@@ -173,6 +202,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "node_count": plan.node_count,
         "gpus": plan.gpus,
         "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
+        "parallelism": _layout(plan.parallelism),
         "sharding": plan.parallelism.sharding,
         "micro_batch": plan.parallelism.micro_batch,
         "global_batch": plan.job.global_batch,
@@ -187,9 +217,22 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _print_tables(answer: Recommendation) -> None:
+def _layout(split: Parallelism) -> str:
+    """Ranks of each kind of parallelism in short: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
+    stages = f"x{split.virtual_stages}" if split.virtual_stages > 1 else ""
+    kinds = (
+        ("TP", split.tensor, ""),
+        ("PP", split.pipeline, stages),
+        ("CP", split.context, ""),
+        ("EP", split.expert, ""),
+    )
+    return " ".join([*(f"{name}{ranks}{more}" for name, ranks, more in kinds if ranks > 1), f"DP{split.data}"])
+
+
+def _print_tables(answer: Recommendation, *, explain: bool) -> None:
     if answer.plans:
         write_table(_rows(answer), COLUMNS, title=f"Plans, best {answer.request.objective} first")
+        _print_parallelism(answer, explain=explain)
         if any(not plan.calibration.rows for plan in answer.plans):
             click.echo(
                 "runs 0: no training run on that GPU was measured; its speed is pooled from others, p95 is wide."
@@ -213,6 +256,55 @@ def _print_tables(answer: Recommendation) -> None:
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
         f"{answer.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
     )
+
+
+def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
+    """What plans ask of the training code, and what the first one's parallelism was chosen over."""
+    kinds = [kind for kind in AXES if any(kind in plan.parallelism.beyond_data for plan in answer.plans)]
+    if kinds:
+        short = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
+        click.echo(
+            f"{', '.join(short[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
+            "parallelism, and bootstrap.training does not; --parallelism data plans without."
+        )
+    if explain:
+        click.echo()
+        write_table(
+            [_alternative(entry) for entry in answer.alternatives],
+            ALTERNATIVE_COLUMNS,
+            title="Plan 1 was chosen over, on the same nodes",
+        )
+    elif answer.plans[0].parallelism.beyond_data:
+        plain = [e for e in answer.alternatives if e["parallelism"] and _is_plain(e["parallelism"])]
+        if plain:
+            click.echo(
+                f"plan 1 over data parallelism alone: {plain[0]['why']} (--explain lists all it was chosen over)."
+            )
+
+
+def _is_plain(split: Mapping[str, Any]) -> bool:
+    return all(split[kind] == 1 for kind in ("tensor", "pipeline", "context", "expert"))
+
+
+def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:
+    split = entry["parallelism"]
+    if split is None:
+        return dict(entry)
+    return {
+        **entry,
+        "parallelism": _layout(Parallelism.model_validate(split)),
+        "sharding": split["sharding"],
+        "micro_batch": split["micro_batch"],
+        "checkpointing": split["activation_checkpointing"],
+    }
+
+
+def _counted(answer: Recommendation) -> str:
+    """How many types each constraint rejects: "3 memory, 2 budget"."""
+    counts: dict[str, int] = {}
+    for entry in answer.rejected:
+        counts[entry["binding_constraint"]] = counts.get(entry["binding_constraint"], 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
 def _other_clouds(answer: Recommendation, calibration: Calibration) -> Comparison:
@@ -256,12 +348,9 @@ def _explain_nothing(answer: Recommendation) -> None:
         )
     wanted = [f"budget {limits.budget_usd:,.2f} USD"] if limits.budget_usd is not None else []
     wanted += [f"deadline {limits.deadline_hours:g} h"] if limits.deadline_hours is not None else []
-    counts: dict[str, int] = {}
-    for entry in answer.rejected:
-        counts[entry["binding_constraint"]] = counts.get(entry["binding_constraint"], 0) + 1
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or "the memory and prices of the considered types",
-        why="of the considered types " + ", ".join(f"{count} break {name}" for name, count in sorted(counts.items())),
+        why=f"constraints that bind the considered types: {_counted(answer)}",
         next_step="raise the limit that binds (--format table and json list each type's), or consider more types",
     )

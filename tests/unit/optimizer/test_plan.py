@@ -22,6 +22,9 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "cheaper than its parts": ({"cost_usd": {"expected": 1.0, "p50": 1.0}}, "adds up to 100.00 USD"),
     "p95 below p50": ({"hours": {"p95": 4.0}}, "hours.p95"),
     "faster than its steps": ({"hours": {"expected": 1.0, "p50": 1.0}}, "hours.expected 1.0 is below"),
+    "experts over no data ranks": ({"parallelism": {"expert": 3}}, "parallelism.expert 3 does not divide"),
+    "chunks without stages": ({"parallelism": {"virtual_stages": 2}}, "virtual_stages 2 needs pipeline stages"),
+    "a split sequence on one rank": ({"parallelism": {"sequence_parallel": True}}, "sequence_parallel needs tensor"),
     "base above the fleet": ({"purchase": {"on_demand_base": 3}}, "on_demand_base 3"),
     "reservation for spot": ({"purchase": {"capacity_reservation_id": "cr-0123456789abcdef0"}}, "does not go with"),
     "more EFA than cards": ({"node": {"efa_cards": 32}}, "efa_cards 32"),
@@ -84,6 +87,22 @@ def test_a_plan_is_picked_from_recommend_output(tmp_path: Path) -> None:
 def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         read_plan(text)
+
+
+def test_a_plan_written_before_these_dimensions_is_read() -> None:
+    old = {
+        name: value for name, value in SPOT_P4D["parallelism"].items() if name not in ("tensor", "pipeline", "context")
+    }
+    plan = plan_from_dict(SPOT_P4D | {"parallelism": old})
+    split = plan.parallelism
+    assert (split.expert, split.sequence_parallel, split.virtual_stages, split.beyond_data) == (1, False, 1, ())
+
+
+def test_a_byte_order_mark_is_no_defect(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text("\ufeff" + sample_plan().to_json(), encoding="utf-8")
+    assert read_plan_file(file) == sample_plan()
+    assert read_plan("\ufeff" + sample_plan().to_json()) == sample_plan()
 
 
 def test_a_lone_plan_has_no_second() -> None:

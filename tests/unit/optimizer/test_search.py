@@ -16,6 +16,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.errors import InvalidInputError
+from optimizer.fastest import TIE, estimates_of
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
@@ -23,7 +24,7 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search import Amount, Table, pareto_front, search_type, share_of_gpu
+from optimizer.search import Amount, Table, pareto_front, run_of, search_type, share_of_gpu
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -104,23 +105,25 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
 
 @pytest.mark.parametrize("objective", ["cost", "time"])
 def test_best_plan_is_the_best_of_all(catalog: Catalog, calibration: Calibration, objective: str) -> None:
-    wanted = request(objective=objective, constraints={"purchase_options": ["on-demand"]})
+    wanted = request(objective=objective, constraints={"purchase_options": ["on-demand"], "parallelism": ["data"]})
     best = recommend(wanted, catalog, calibration).plans[0]
     everything = list(brute_force(wanted, catalog, calibration))
     assert len(everything) > 400
     if objective == "cost":
-        assert best.cost_usd.expected == pytest.approx(min(cost for _, cost in everything), abs=0.01)
+        found, least = best.cost_usd.expected, min(cost for _, cost in everything)
     else:
-        assert best.hours.expected == pytest.approx(min(hours for hours, _ in everything), rel=1e-4)
+        found, least = best.hours.expected, min(hours for hours, _ in everything)
+    # Of configurations that are tied, the simplest.
+    assert least * (1 - 1e-4) <= found <= least * (1 + TIE)
 
 
 def test_pareto_set_is_that_of_all_configurations(catalog: Catalog, calibration: Calibration) -> None:
-    wanted = request(constraints={"purchase_options": ["on-demand"]})
+    wanted = request(constraints={"purchase_options": ["on-demand"], "parallelism": ["data"]})
     everything = np.array(list(brute_force(wanted, catalog, calibration)))
     found = {(round(p.hours.expected, 3), p.cost_usd.expected) for p in recommend(wanted, catalog, calibration).pareto}
     front = everything[pareto_front(everything[:, 0], everything[:, 1])]
     for hours, cost in front:
-        assert any(abs(h - hours) < 0.01 * hours and abs(c - cost) < 0.01 * cost for h, c in found)
+        assert any(abs(h - hours) <= TIE * hours and abs(c - cost) <= TIE * cost for h, c in found)
     assert len(found) <= len(front)
 
 
@@ -182,7 +185,13 @@ def test_each_binding_constraint_is_named(catalog: Catalog, calibration: Calibra
 
 def test_a_batch_that_does_not_divide_is_named(catalog: Catalog, calibration: Calibration) -> None:
     found = bindings(
-        recommend(request(workload={"global_batch": 7}, constraints={"instance_types": ["p4d"]}), catalog, calibration)
+        recommend(
+            request(
+                workload={"global_batch": 7}, constraints={"instance_types": ["p4d"], "parallelism": ["data", "tensor"]}
+            ),
+            catalog,
+            calibration,
+        )
     )
     assert found == {"p4d.24xlarge": "global_batch"}
 
@@ -245,8 +254,17 @@ def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibr
         hourly = way.offer.on_demand.usd_per_hour + (nodes - 1) * way.price.usd_per_hour
         waiting = table.run.waiting_hours[row] * (hourly - way.price.usd_per_hour)
         assert table.cost.compute[row] == pytest.approx(hourly * table.run.running_hours[row] + waiting)
+        chosen = [(table.fastest, int(table.config[row]))]
         plan = assemble(
-            table, row, request=wanted, model=model, amount=amount, catalog=catalog, calibration=calibration
+            table,
+            row,
+            request=wanted,
+            model=model,
+            amount=amount,
+            catalog=catalog,
+            calibration=calibration,
+            estimates=estimates_of(chosen, run_of(wanted, amount), model, calibration),
+            cell=0,
         )
         assert plan.purchase.on_demand_base == 1
         assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]

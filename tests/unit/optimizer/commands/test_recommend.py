@@ -43,7 +43,7 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 def test_flags_give_the_contracts_json() -> None:
     found = answer(*ISSUE_FLAGS)
-    assert set(found) == CONTRACT
+    assert set(found) == CONTRACT | {"alternatives", "mixed_fleets", "notes", "searched"}
     assert found["schema_version"] == 1
     assert set(found["catalog"]) >= {"as_of", "sources"}
     assert found["plans"] and found["pareto"] and found["rejected"]
@@ -52,8 +52,8 @@ def test_flags_give_the_contracts_json() -> None:
         assert plan["hours"]["p95"] <= 48
         assert set(plan["cost_usd"]["breakdown"]) == {"compute", "volumes", "storage", "transfer", "head_node"}
         assert set(plan["parallelism"]) == {
-            *("data", "sharding", "tensor", "pipeline", "context", "micro_batch", "grad_accum"),
-            "activation_checkpointing",
+            *("data", "sharding", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages"),
+            *("micro_batch", "grad_accum", "activation_checkpointing"),
         }
         assert all(price["source"] and price["as_of"] for price in plan["prices"])
     costs = [plan["cost_usd"]["expected"] for plan in found["plans"]]
@@ -248,3 +248,115 @@ def test_no_heavy_package_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *ISSUE_FLAGS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+BIG_FLAGS = (
+    *("--model", "llama-3.1-70b", "--tokens", "100M", "--seq-len", "8192", "--max-nodes", "4"),
+    *("--instance-type", "p4de", "--instance-type", "p5", "--region", "us-*"),
+)
+
+
+def test_alternatives_say_why_each_loses() -> None:
+    found = answer(*BIG_FLAGS)
+    best = found["plans"][0]
+    reasons = {entry["loses_by"] for entry in found["alternatives"]}
+    assert "slower" in reasons
+    for entry in found["alternatives"]:
+        assert entry["why"]
+        if entry["loses_by"] == "slower":
+            assert entry["fits"] and entry["cost_usd_expected"] >= best["cost_usd"]["expected"] * 0.999
+        if entry["loses_by"] == "memory":
+            assert not entry["fits"] and entry["peak_gib"] > entry["limit_gib"]
+        split = entry["parallelism"]
+        if split:
+            gpus = split["data"] * split["tensor"] * split["pipeline"] * split["context"]
+            assert gpus == best["node_count"] * best["node"]["gpu_count"]
+    assert (
+        found["searched"]["configurations"] == found["searched"]["evaluated"] + found["searched"]["ruled_out_by_bound"]
+    )
+
+
+def test_a_plan_that_splits_the_model_says_what_the_code_must_do() -> None:
+    done = gpufleet("recommend", *BIG_FLAGS)
+    assert "the training code must implement" in done.stdout and "--parallelism data" in done.stdout
+    explained = gpufleet("recommend", *BIG_FLAGS, "--explain")
+    assert "why it loses" in explained.stdout and "GiB a GPU" in explained.stdout
+    plain = answer(*BIG_FLAGS, "--parallelism", "data", "--max-nodes", "16")
+    for plan in plain["plans"]:
+        assert [plan["parallelism"][kind] for kind in ("tensor", "pipeline", "context", "expert")] == [1, 1, 1, 1]
+    assert "must implement" not in gpufleet("recommend", *ISSUE_FLAGS, "--parallelism", "data").stdout
+
+
+def test_illegal_parallelism_is_explained() -> None:
+    flags = (
+        "--model",
+        "gpt2-xl",
+        "--samples",
+        "100k",
+        "--seq-len",
+        "1024",
+        "--instance-type",
+        "p4d",
+        "--max-nodes",
+        "2",
+    )
+    whys = [entry["why"] for entry in answer(*flags)["alternatives"] if entry["loses_by"] == "illegal"]
+    assert any("25, the attention heads of gpt2-xl" in why for why in whys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--parallelism", "tensors"), "constraints.parallelism.0"),
+        (("--parallelism", ""), "constraints.parallelism.0"),
+        (("--framework", "jax"), "workload.framework"),
+    ],
+)
+def test_unknown_words_are_refused(flags: tuple[str, ...], says: str) -> None:
+    done = gpufleet("recommend", *BIG_FLAGS, *flags)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+def test_a_framework_without_zero3_is_not_given_it() -> None:
+    for plan in answer(*BIG_FLAGS, "--framework", "megatron-core")["plans"]:
+        assert plan["parallelism"]["sharding"] in ("ddp", "zero1")
+
+
+def test_reservations_that_the_limits_leave_out_are_named(tmp_path: Path) -> None:
+    owned = {"instance_type": "p4de.24xlarge", "region": "us-east-1", "count": 2, "usd_per_hour": 1}
+    request = {
+        "model": "gpt2",
+        "workload": {"samples": 10_000, "seq_len": 1024},
+        "constraints": {"existing_reservations": [owned], "instance_types": ["p4de"], "max_nodes": 2},
+    }
+    file = tmp_path / "request.yaml"
+    file.write_text(yaml.safe_dump(request))
+    used = answer(str(file))
+    assert used["plans"][0]["purchase"]["option"] == "reserved" and not used["notes"]
+    for flags, reason in (
+        (("--region", "us-west-2"), "regions (us-west-2) leave it out"),
+        (("--instance-type", "p4d"), "instance_types (p4d) leave it out"),
+        (("--purchase", "spot"), "purchase_options (spot) leave out reserved"),
+    ):
+        done = gpufleet("recommend", str(file), *flags, "--format", "json")
+        assert reason in done.stderr
+        assert all(plan["purchase"]["option"] != "reserved" for plan in json.loads(done.stdout)["plans"])
+
+
+def test_a_reservation_the_catalog_has_no_offer_of_is_used(tmp_path: Path) -> None:
+    owned = {"instance_type": "p5e.48xlarge", "region": "us-east-1", "count": 2, "usd_per_hour": 3.5}
+    request = {
+        "model": "gpt2",
+        "workload": {"samples": 10_000, "seq_len": 1024},
+        "constraints": {"existing_reservations": [owned], "instance_types": ["p5e"], "max_nodes": 2},
+    }
+    file = tmp_path / "request.yaml"
+    file.write_text(yaml.safe_dump(request))
+    plan = answer(str(file))["plans"][0]
+    assert (plan["region"], plan["purchase"]["option"]) == ("us-east-1", "reserved")
+    assert plan["prices"][0]["usd"] == 3.5
+
+
+def test_csv_says_how_many_types_have_no_plan() -> None:
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "csv")
+    assert "types have no plan" in done.stderr and "--format json" in done.stderr
