@@ -13,8 +13,8 @@ import gc
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections import Counter
@@ -314,8 +314,9 @@ def _counts(built: _Built, trace: Trace, width: ArithmeticWidth, target: str) ->
     gc.disable()  # a collection in one pass and not in the other would move the peak
     try:
         trace.start()
-        # The arithmetic of fp16 is as wide: one pass stands for both.
-        with torch.autocast("cpu", torch.bfloat16, enabled=width == "16-bit"):
+        # fp16 is as wide as bf16: one pass stands for both. A module stored in 16 bits needs no autocast.
+        casts = width == "16-bit" and any(p.dtype == torch.float32 for p in built.module.parameters())
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
             with _blaming(f"the module of {target} fails on its inputs"):
                 output = built.module(*built.args, **built.kwargs)
             with _blaming(f"the loss of {target} fails"):
@@ -399,15 +400,21 @@ def _user_error(what: str, error: BaseException) -> InvalidInputError:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of user code in the traceback: the last frame outside gpufleet, torch and installed packages."""
+    """The last line of the user's own code in the traceback, else of a library's that is not torch; "" without one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"\n  at {error.filename}:{error.lineno}"
-    here = Path(__file__).parent.parent
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).suffix == ".py"]
-    outside = [frame for frame in frames if here not in Path(frame.filename).parents]
-    own = [frame for frame in outside if "site-packages" not in frame.filename and os.sep in frame.filename]
-    own = [frame for frame in own if not frame.filename.startswith(str(Path(importlib.__file__).parent))]
-    for frame in (own or outside)[-1:]:
+    ours, torchs = Path(__file__).parent.parent, Path(torch.__file__).parent
+    standard = Path(importlib.__file__).parent.parent
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+
+    def lies_in(frame: traceback.FrameSummary, folders: Sequence[Path]) -> bool:
+        return any(folder in Path(frame.filename).parents for folder in folders)
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    frames = [frame for frame in frames if not lies_in(frame, [ours, torchs])]
+    own = [frame for frame in frames if not lies_in(frame, [standard, *installed])]
+    libraries = [frame for frame in frames if lies_in(frame, installed)]
+    for frame in (own or libraries)[-1:]:
         return f"\n  at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
     return ""
 

@@ -25,9 +25,6 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
-# The CUDA caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
-BLOCK_BYTES = 512
-
 # Operators autocast computes in fp32 on CUDA and leaves alone on the CPU
 # (https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-autocast-to-float32; a test asks the dispatcher).
 FP32_ON_CUDA = (
@@ -66,7 +63,7 @@ def fake_tensors() -> Iterator[None]:
     utils: Any = torch.utils
     log = logging.getLogger("torch._subclasses.fake_tensor")
     weakref_module, level = utils.weakref, log.level
-    # Converting a module swaps its parameters, and refuses those with weak references. FakeTensorMode holds one to each.
+    # Converting a module swaps its parameters, and refuses those with weak references, as FakeTensorMode has to each.
     utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
     log.setLevel(logging.CRITICAL)  # it logs a traceback of each error, which then is an error of ours
     try:
@@ -248,10 +245,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._sizes:
-            size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-            self._sizes[key] = size
+            self._sizes[key] = storage.nbytes()
             self._watched[key] = weakref.ref(storage, lambda _: self._freed(key))
-            self._now += size
+            self._now += self._sizes[key]
         return key
 
     def _freed(self, key: int) -> None:
