@@ -113,8 +113,8 @@ def test_best_plan_is_the_best_of_all(catalog: Catalog, calibration: Calibration
         found, least = best.cost_usd.expected, min(cost for _, cost in everything)
     else:
         found, least = best.hours.expected, min(hours for hours, _ in everything)
-    # Of configurations that are tied, the simplest.
-    assert least * (1 - 1e-4) <= found <= least * (1 + TIE)
+    # Of configurations that are tied, the simplest; four parts of a cost are rounded to cents.
+    assert least * (1 - 1e-4) - 0.02 <= found <= least * (1 + TIE) + 0.02
 
 
 def test_pareto_set_is_that_of_all_configurations(catalog: Catalog, calibration: Calibration) -> None:
