@@ -68,7 +68,7 @@ def compute(x: Inputs) -> Compute:
     matmul = x.layers * (3.0 + repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
     attention = x.layers * _attention_seconds(x, tokens, full)
     traffic = x.layers * tokens * _layer_traffic(x)
-    written = np.where(x.written_out > 0, kernels.WRITTEN_KERNELS, kernels.FUSED_KERNELS)
+    written = np.where(x.fused_kernels > 0, kernels.FUSED_KERNELS, kernels.WRITTEN_KERNELS)
     per_pass = np.where(x.compiled > 0, kernels.COMPILED_KERNELS, written)
     starts = x.layers * per_pass * (3.0 + full) * c.kernel_s
 
@@ -102,10 +102,10 @@ def compute(x: Inputs) -> Compute:
 def _host_seconds(x: Inputs, full: Number) -> Number:
     """Host time to launch all layers of the model, and both ends of it."""
     c = x.coefficients
-    llama = np.where((x.llama_like > 0) & (x.written_out > 0), kernels.LLAMA_HOST, 1.0)
+    llama = np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
-    dtensor = np.where((x.tensor > 1) & (x.written_out > 0), kernels.DTENSOR_HOST, 1.0)
+    dtensor = np.where((x.tensor > 1) & (x.fused_kernels == 0), kernels.DTENSOR_HOST, 1.0)
     fsdp = np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST, 0.0)
     per_layer = c.host_s_per_layer * (llama * compiled * dtensor * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
@@ -150,7 +150,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     """Of the forward (0) or the backward pass (1)."""
     element, residual = x.element_bytes, x.residual_bytes
     llama, compiled = x.llama_like > 0, x.compiled > 0
-    by_hand = (x.written_out > 0) & ~compiled
+    by_hand = (x.fused_kernels == 0) & ~compiled
 
     written_norm = np.where(residual < 4.0, kernels.WRITTEN_NORM_16_BIT[index], kernels.WRITTEN_NORM[index])
     norm = np.where(llama & by_hand, written_norm, kernels.NORM[index])
@@ -169,7 +169,9 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     written_rotary = np.where(element < 4.0, kernels.WRITTEN_ROTARY, kernels.WRITTEN_ROTARY_32_BIT)
     rotary = x.llama_like * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)
     swiglu = np.where(by_hand, kernels.SWIGLU[index], kernels.FUSED_SWIGLU[index]) * element
-    gelu = np.where(by_hand & (x.causal > 0), kernels.WRITTEN_GELU[index], kernels.GELU[index] * element)
+    gelu = np.where(
+        by_hand & (x.written_out > 0) & (x.causal > 0), kernels.WRITTEN_GELU[index], kernels.GELU[index] * element
+    )
     inner = np.where(llama, swiglu, gelu)
     wide = x.ffn * x.experts_used
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)

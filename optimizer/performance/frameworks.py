@@ -53,6 +53,7 @@ class Framework(BaseModel):
     selective_recompute: float = Field(ge=0, le=1)
     splits_sequence: bool
     written_out: bool
+    fused_kernels: bool
     flash_kernel: FlashKernel
     pads_vocabulary: bool
     overlaps_data: bool

@@ -105,6 +105,7 @@ class Inputs:
     llama_like: Number
     selective_recompute: Number
     written_out: Number
+    fused_kernels: Number
     overlaps_data: Number
     overlaps_tensor: Number
     gathers_per_layer: Number
@@ -252,6 +253,7 @@ def make_inputs(
         llama_like=float(model.gated_mlp),
         selective_recompute=framework.selective_recompute,
         written_out=float(framework.written_out),
+        fused_kernels=float(framework.fused_kernels),
         overlaps_data=float(framework.overlaps_data),
         overlaps_tensor=float(framework.overlaps_tensor),
         gathers_per_layer=framework.gathers_per_layer,
