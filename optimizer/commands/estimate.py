@@ -14,7 +14,7 @@ from optimizer.commands.output import format_option, write_csv, write_json, writ
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.evaluate import evaluate
+from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
 from optimizer.performance.legality import check_legal
@@ -215,6 +215,7 @@ def _estimate_one(
     )
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
+    reserve = {part: float(value) for part, value in reserve_gib(found).items()}
     residual = calibration.residual(hardware.gpu, precision, run.framework)
     speed = float(found.tokens_per_second)
     band = math.exp(residual.relative_error)
@@ -251,11 +252,11 @@ def _estimate_one(
         "mfu": float(found.mfu),
         "peak_memory_gib": float(found.peak_memory_gib),
         "limit_gib": float(found.limit_gib),
-        "needed_gib": float(found.needed_gib),
+        "needed_gib": float(found.peak_memory_gib) + sum(reserve.values()),
         "gpu_memory_gib": hardware.gpu_memory_gib or hardware.gpu.memory_gib,
         "fits": bool(found.fits),
         "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
-        "reserve_gib": {part: float(value) for part, value in found.reserve_gib.items()},
+        "reserve_gib": reserve,
         "time_s": {part: float(value) for part, value in found.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,

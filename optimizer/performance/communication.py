@@ -108,8 +108,8 @@ class Group:
         byte_per_s: bus bandwidth of a ring through the group.
         link_byte_per_s: bus bandwidth inside a node.
         network_byte_per_s: share of a node's network that one rank has when all of them exchange.
-        latency_s: of one call; 0 where the group is one rank.
-        ring_latency_s: of one gather or reduce-scatter, whose data pass through every rank of the group.
+        link_latency_s: of one call inside a node.
+        network_latency_s: of one call between two nodes.
         piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
     """
 
@@ -119,9 +119,19 @@ class Group:
     byte_per_s: Number
     link_byte_per_s: Number
     network_byte_per_s: Number
-    latency_s: Number
-    ring_latency_s: Number
+    link_latency_s: Number
+    network_latency_s: Number
     piece_s: Number
+
+    def _latency_s(self) -> Number:
+        """Of one call over a tree; 0 where the group is one rank."""
+        inside = np.where(self.ranks > 1, self.link_latency_s, 0.0)
+        return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)), inside)
+
+    def _ring_latency_s(self) -> Number:
+        """Of one gather or reduce-scatter, whose data pass through every rank of the group."""
+        hops = (self.ranks - self.spans) * LINK_HOP_S + (self.spans - 1.0) * NETWORK_HOP_S
+        return np.where(self.ranks > 1, self.link_latency_s + hops, 0.0)
 
     def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
         """Time of ``calls`` collectives that are ``on_wire`` seconds of bytes together.
@@ -133,7 +143,9 @@ class Group:
 
     def reduce_scatter(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds to reduce a buffer of ``number_of_bytes``, in ``calls`` parts, each rank getting its share."""
-        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self.ring_latency_s)
+        return self._seconds(
+            (1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self._ring_latency_s()
+        )
 
     # A gather moves the same bytes over the same ring.
     all_gather = reduce_scatter
@@ -145,7 +157,7 @@ class Group:
         """
         ring = 2.0 * (1.0 - 1.0 / self.ranks) * number_of_bytes
         tree = np.maximum(number_of_bytes / self.byte_per_s, ring / self.link_byte_per_s)
-        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls, self.latency_s)
+        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls, self._latency_s())
 
     def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank, itself included.
@@ -155,7 +167,7 @@ class Group:
         """
         inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
         outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
-        return self._seconds(np.maximum(inside, outside), calls, self.latency_s)
+        return self._seconds(np.maximum(inside, outside), calls, self._latency_s())
 
 
 def communication(x: Inputs) -> Communication:
@@ -274,11 +286,7 @@ def group_of(x: Inputs, network: Number, local: Number, ranks: Number, inner: Nu
         byte_per_s=np.where(outside, across, x.link_byte_per_s),
         link_byte_per_s=x.link_byte_per_s,
         network_byte_per_s=network / local,
-        latency_s=np.where(
-            outside, x.network_latency_s * (1.0 + np.log2(spans)), np.where(ranks > 1, x.link_latency_s, 0.0)
-        ),
-        ring_latency_s=np.where(
-            ranks > 1, x.link_latency_s + (ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S, 0.0
-        ),
+        link_latency_s=x.link_latency_s,
+        network_latency_s=x.network_latency_s,
         piece_s=np.where(outside, 0.0, LINK_PIECE_S),
     )

@@ -104,6 +104,12 @@ def evaluate_inputs(inputs: Inputs) -> Estimates:
     return _estimates(inputs, np.shape(inputs.nodes))
 
 
+def reserve_gib(found: Estimates) -> dict[str, Floats]:
+    """GiB by part that the GPU must have beyond the peak: fragmentation of the allocator, CUDA's context, NCCL."""
+    context: Floats = np.full_like(found.nccl_gib, to_gib(CONTEXT_BYTES))
+    return {"fragmentation": FRAGMENTATION * found.peak_memory_gib, "cuda_context": context, "nccl": found.nccl_gib}
+
+
 def step_s(x: Inputs) -> Floats:
     """Seconds of one optimizer step: ``Estimates.step_time_s`` alone, of the shape its arrays broadcast to."""
     return np.asarray(sum(step.step_seconds(x).values()), dtype=np.float64)
@@ -128,11 +134,6 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
     nccl_gib = to_gib(held.nccl)
     limit_gib = _limit_gib(x, nccl_gib)
-    reserve_gib = {
-        "fragmentation": FRAGMENTATION * peak_gib,
-        "cuda_context": to_gib(CONTEXT_BYTES),
-        "nccl": nccl_gib,
-    }
     samples = x.data * x.micro_batch * x.grad_accum
     gpus = x.data * x.tensor * x.pipeline * x.context
     mfu = samples * model_flops_per_sample(x) / total_s / (gpus * x.peak_flop_per_s)
@@ -146,10 +147,9 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
         limit_gib=full(limit_gib),
-        needed_gib=full(peak_gib + sum(reserve_gib.values())),
+        nccl_gib=full(nccl_gib),
         fits=full(peak_gib <= limit_gib),
         memory_gib={name: full(value) for name, value in parts_gib.items()},
-        reserve_gib={name: full(value) for name, value in reserve_gib.items()},
         time_s={name: full(value) for name, value in parts_s.items()},
     )
 

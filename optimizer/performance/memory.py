@@ -8,6 +8,7 @@ the activations of the most micro-batches, the last has the logits.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,6 +167,7 @@ def updated_parameters(x: Inputs) -> Number:
     return np.where(x.sharding >= ZERO1, _stage_parameters(x, 1.0) / (x.data * x.context), stage_parameters(x))
 
 
+@functools.lru_cache(maxsize=1)  # memory, communication and computation of the same configurations ask for it
 def stage_parameters(x: Inputs) -> Number:
     """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before any sharding over data ranks.
 

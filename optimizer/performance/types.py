@@ -109,12 +109,10 @@ class Estimates:
         tokens_per_second: of the whole fleet; samples per second for a CNN.
         mfu: model FLOPs utilisation: useful FLOPs (no recomputation) over the precision's dense peak.
         peak_memory_gib: peak of the memory a process allocates on the fullest rank, GiB.
-        limit_gib: what a process may allocate at that peak: the GPU's memory less ``reserve_gib``, GiB.
-        needed_gib: what the GPU must have: peak_memory_gib and the parts of ``reserve_gib``.
+        limit_gib: what a process may allocate: the GPU's memory less what it must have beyond (``reserve_gib``), GiB.
+        nccl_gib: buffers of NCCL's communicators, GiB.
         fits: peak_memory_gib <= limit_gib.
         memory_gib: GiB by part; the parts add up to peak_memory_gib.
-        reserve_gib: GiB by part that the GPU must have beyond the peak: the allocator's fragmentation, CUDA's context,
-            NCCL's buffers.
         time_s: seconds by part; the parts add up to step_time_s.
     """
 
@@ -123,8 +121,7 @@ class Estimates:
     mfu: Floats
     peak_memory_gib: Floats
     limit_gib: Floats
-    needed_gib: Floats
+    nccl_gib: Floats
     fits: Bools
     memory_gib: dict[str, Floats]
-    reserve_gib: dict[str, Floats]
     time_s: dict[str, Floats]

@@ -41,8 +41,8 @@ def group(ranks: int, *, members: int | None = None, network_byte_per_s: float =
         byte_per_s=link if spans == 1 else min(link, network_byte_per_s * members),
         link_byte_per_s=link,
         network_byte_per_s=network_byte_per_s,
-        latency_s=NVLINK_LATENCY_S,
-        ring_latency_s=NVLINK_LATENCY_S,
+        link_latency_s=NVLINK_LATENCY_S,
+        network_latency_s=50e-6,
         piece_s=LINK_PIECE_S if spans == 1 else 0.0,
     )
 
