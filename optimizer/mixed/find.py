@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -233,24 +233,24 @@ class Search:
         kind = self.kind[self.pairs[pair]]
         ranks = nodes * self.terms.ranks[self.pairs[pair]]
         together = ranks.sum(axis=1)
+        # Axes: mix, group, sharding, checkpointing, size, one or several micro-batches a step.
         fits = self.physics.fits(kind.reshape(-1), np.repeat(together, 2))
-        seconds = np.where(fits, self.physics.seconds[self.physics.chip[kind.reshape(-1)]][..., None], np.inf)
-        # Axes: mix, group, sharding, size, one or several micro-batches a step.
+        fits = fits.reshape(*kind.shape, *fits.shape[1:])
+        # No micro-batch is larger than what the other ranks leave.
+        largest = (self.training.batch - ranks[:, ::-1]) // ranks
+        fits &= (self.physics.sizes <= largest[..., None, None, None])[..., None]
+        computed, shown = self.physics.parts(kind, nodes.sum(axis=1), together, fits[..., 0])
+        computed[~fits] = np.inf
         modes = self.physics.shardings
-        shape = (*kind.shape, modes.size, self.physics.sizes.size, 2)
-        way, time = seconds.argmin(axis=2).reshape(shape), seconds.min(axis=2).reshape(shape)
-        found = [self._split(int(mode), ranks, time[:, :, at], together) for at, mode in enumerate(modes)]
+        found = [self._split(at, ranks, computed[:, :, at], shown[:, :, at]) for at in range(modes.size)]
         row, at_mode = np.nonzero(np.stack([np.isfinite(split.seconds) for split in found], axis=1))
         if not row.size:
             return
         split = shares.Split(
             **{f.name: np.stack([getattr(s, f.name) for s in found], axis=1)[row, at_mode] for f in fields(found[0])}
         )
-        several = (split.grad_accum > 1).astype(np.int64)
-        micro = split.micro_batch
-        size = np.searchsorted(self.physics.sizes, micro)
-        way = way[row[:, None], [0, 1], at_mode[:, None], size, several]
-        sharding, checkpointing = modes[at_mode], self.physics.checkpointings[way]
+        way, size = np.divmod(split.setting, self.physics.sizes.size)
+        sharding, checkpointing, micro = modes[at_mode], self.physics.checkpointings[way], self.physics.sizes[size]
         step_s, estimates = self.physics.steps(
             kind[row], nodes[row].sum(axis=1), together[row], sharding, checkpointing, micro, split.grad_accum
         )
@@ -286,23 +286,40 @@ class Search:
                 log_error=float(self.terms.log_error[two[n]].max()),
             )
 
-    def _split(self, mode: int, ranks: Ints, time: Floats, together: Ints) -> shares.Split:
-        """The best shares of mixes for one sharding; ``time`` is mix x group x size x (one, several micro-batches)."""
+    def _split(self, mode: int, ranks: Ints, computed: Floats, shown: Floats) -> shares.Split:
+        """The best shares of mixes for one sharding (its place); a setting is a checkpointing and a size.
+
+        ``computed`` and ``shown`` are mix x group x checkpointing x size x (one, several micro-batches).
+        """
+        # With nothing that is infinite in the differences: what does not fit stays out by its computation.
+        finite = np.where(np.isfinite(computed), computed, 0.0).reshape(*ranks.shape, -1, 2)
+        shown = np.where(np.isfinite(shown), shown, 0.0).reshape(finite.shape)
+        computed = computed.reshape(finite.shape)
+        each = finite[..., 1] - finite[..., 0]
+        several = np.isfinite(computed[..., 1])
+        sizes = np.tile(self.physics.sizes, self.physics.checkpointings.size)
         groups: list[shares.Rates] = []
+        places = []
         for g in (0, 1):
-            # Larger micro-batches than the other ranks leave, or than fit any of the mixes, need no look.
-            most = int(((self.training.batch - together) // ranks[:, g]).max()) + 1
-            looked = np.isfinite(time[:, g, :, 0]).any(axis=0) & (self.physics.sizes <= most)
+            looked = np.flatnonzero(np.isfinite(computed[:, g, :, 0]).any(axis=0))
+            places.append(looked)
             groups.append(
                 shares.Rates(
                     ranks=ranks[:, g],
-                    sizes=self.physics.sizes[looked],
-                    once=time[:, g, looked, 0],
-                    each=time[:, g, looked, 1],
+                    sizes=sizes[looked],
+                    once=computed[:, g, looked, 0],
+                    each=np.where(several, each, np.inf)[:, g, looked],
+                    fixed=(finite[..., 0] - each)[:, g, looked],
+                    shown=shown[:, g, looked, 0],
+                    more=(shown[..., 1] - shown[..., 0])[:, g, looked],
                 )
             )
-        share = shares.split_in_step if meets_every_micro_batch(mode) else shares.split_freely
-        return share(groups[0], groups[1], self.training)
+        share = shares.split_in_step if meets_every_micro_batch(self.physics.shardings[mode]) else shares.split_freely
+        split = share(groups[0], groups[1], self.training)
+        if not places[0].size or not places[1].size:
+            return split
+        setting = np.stack([places[g][split.setting[:, g]] for g in (0, 1)], axis=1)
+        return replace(split, setting=setting)
 
 
 def cheapest_of_each(mixes: Iterable[Mix], below: float) -> dict[frozenset[tuple[str, bool]], Mix]:

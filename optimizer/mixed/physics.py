@@ -20,6 +20,7 @@ from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.evaluate import evaluate_inputs, room_gib
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, make_inputs, stack
+from optimizer.performance.step import step_seconds
 from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
 
@@ -173,7 +174,7 @@ class Physics:
             grad_accum=1,
             **{name: values[row] for name, values in links.items()},
         )
-        shown = evaluate_inputs(x).time_s["data_communication"].reshape(kind.size, -1)
+        shown = np.broadcast_to(step_seconds(x)["data_communication"], row.shape).reshape(kind.size, -1)
         return np.asarray(shown.min(axis=1))
 
     def _slowest(self, kind: NDArray[np.intp]) -> dict[str, Floats]:
@@ -235,6 +236,39 @@ class Physics:
         x = _rows(self._inputs, self._chips[chip], nodes=ranks, data=ranks, grad_accum=several + 1, **settings)
         peak, limit = room_gib(x)
         return np.asarray(peak <= limit)
+
+    def parts(self, kind: NDArray[np.intp], nodes: Ints, ranks: Ints, fits: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Computation, and communication that shows, of each setting of each group in mixes; seconds of a step.
+
+        Args:
+            kind: types of the groups, mix x 2.
+            nodes, ranks: of all groups of a mix together.
+            fits: the settings to look at: mix x 2 x sharding x checkpointing x size.
+
+        Returns:
+            Both for steps of one and of two micro-batches: the shape of ``fits``, x 2; infinite where it is false.
+        """
+        at = np.nonzero(fits)
+        mix, group, mode, way, size = (np.repeat(place, 2) for place in at)
+        accum = np.tile([1, 2], at[0].size)
+        row = 2 * mix + group
+        x = _rows(
+            self._inputs,
+            kind[mix, group],
+            nodes=nodes[mix],
+            data=ranks[mix],
+            sharding=self.shardings[mode],
+            checkpointing=self.checkpointings[way],
+            micro_batch=self.sizes[size],
+            grad_accum=accum,
+            **{name: values[row] for name, values in self._slowest(kind).items()},
+        )
+        found = step_seconds(x)
+        communication = np.broadcast_to(found.pop("data_communication"), row.shape)
+        computed, shown = np.full((2, *fits.shape, 2), np.inf)
+        computed[(*at, slice(None))] = np.broadcast_to(sum(found.values()), row.shape).reshape(-1, 2)
+        shown[(*at, slice(None))] = communication.reshape(-1, 2)
+        return computed, shown
 
     def steps(
         self,

@@ -1,12 +1,14 @@
 """How two groups of unequal ranks share a global batch so that the slower one is as fast as possible, in whole numbers.
 
-A rank of group i runs k_i micro-batches of m_i samples and takes k_i t_i(m_i) seconds. Sought are m and k that minimise
-the larger of the two times while the ranks' samples add up to the global batch: R_a m_a k_a + R_b m_b k_b = G.
+A rank of group i runs k_i micro-batches of m_i samples and computes for k_i t_i + f_i seconds; communication that shows
+behind the group that hides it worse comes on top. Sought are the settings (m, and how activations are kept) and k that
+minimise the larger computation and that communication, while the ranks' samples add up to the global batch:
+R_a m_a k_a + R_b m_b k_b = G.
 
-For one pair of micro-batches that is a linear Diophantine equation: along its solutions one time rises and the other
-falls, so the best is one of the two solutions around the balance point, or an end (a single micro-batch needs no memory
-for accumulation, and its time may be off the line). That is exact, and all pairs of micro-batches of all mixes are
-solved at once; tests compare with brute force.
+For one pair of settings that is a linear Diophantine equation: along its solutions one computation rises and the other
+falls, and what shows once a step stays, so the best is one of the two solutions around the balance point, or an end (a
+single micro-batch may fit where several do not). That is exact, and all pairs of settings of all mixes are solved at
+once; tests compare with brute force.
 """
 
 from __future__ import annotations
@@ -38,19 +40,23 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Seconds of one micro-batch on one rank of a group, by size; a row a mix.
+    """Seconds of one group's ranks, by setting; a row a mix.
 
     Attributes:
         ranks: of the group, one a mix.
-        sizes: micro-batches considered, samples.
-        once: seconds where a step is that one micro-batch, mix x size; infinite where it does not fit.
-        each: seconds where a step accumulates several: at least ``once``, as memory also holds the gradients.
+        sizes: samples of a micro-batch, one a setting.
+        once: computation of a step of one micro-batch, mix x setting; infinite where it does not fit.
+        each, fixed: a step of k > 1 computes for k each + fixed; infinite where it does not fit.
+        shown, more: communication that shows in a step of one micro-batch, and what each further one adds.
     """
 
     ranks: Ints
     sizes: Ints
     once: Floats
     each: Floats
+    fixed: Floats
+    shown: Floats
+    more: Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +64,14 @@ class Split:
     """The shares of each mix that take least time for all samples.
 
     Attributes:
-        micro_batch: samples of a micro-batch of each group, mix x 2.
+        setting: of each group, its place among the group's settings, mix x 2.
         grad_accum: micro-batches of a step, mix x 2.
         global_batch: samples of a step.
         steps: optimizer steps.
-        seconds: computation of one step on the slower group; infinite where no shares add up.
+        seconds: one step; infinite where no shares add up.
     """
 
-    micro_batch: Ints
+    setting: Ints
     grad_accum: Ints
     global_batch: Ints
     steps: Ints
@@ -79,7 +85,7 @@ def split_freely(a: Rates, b: Rates, training: Training) -> Split:
         a, b: the groups.
         training: what is to be trained.
     """
-    # Axes: mix, micro-batch of a, micro-batch of b.
+    # Axes: mix, setting of a, setting of b.
     if not a.sizes.size or not b.sizes.size:
         return _none(a)
     of_a, of_b = _samples(a)[:, :, None], _samples(b)[:, None, :]
@@ -94,22 +100,19 @@ def split_freely(a: Rates, b: Rates, training: Training) -> Split:
     if training.exact:
         legal &= whole == training.batch
     last = np.where(legal, most - (most - first) % period, first)
-    once_a, each_a = a.once[:, :, None], a.each[:, :, None]
-    once_b, each_b = b.once[:, None, :], b.each[:, None, :]
+    each_a, each_b = a.each[:, :, None], b.each[:, None, :]
+    ahead = of_b * (b.fixed[:, None, :] - a.fixed[:, :, None])
     with np.errstate(invalid="ignore"):
-        # k_a each_a = k_b each_b. Where accumulating never fits, only the ends can be solutions.
-        balance = whole * each_b / (of_b * each_a + of_a * each_b)
-        balance = np.where(np.isfinite(balance), balance, first)
-        below = first + np.floor((balance - first) / period).astype(np.int64) * period
-        k_a = np.stack([first, last, np.clip(below, first, last), np.clip(below + period, first, last)], axis=1)
-        k_b = (whole[:, None] - of_a[:, None] * k_a) // of_b[:, None]
-        seconds = np.maximum(
-            np.where(k_a == 1, once_a[:, None], k_a * each_a[:, None]),
-            np.where(k_b == 1, once_b[:, None], k_b * each_b[:, None]),
-        )
-    steps = -(-training.samples // np.maximum(whole, 1))
-    seconds = np.where(legal[:, None], seconds, np.inf)
-    return _best(a, b, np.where(legal[:, None], steps[:, None] * seconds, np.inf), k_a, k_b, whole, steps, seconds)
+        # k_a each_a + fixed_a = k_b each_b + fixed_b. Where accumulating never fits, only the ends can be solutions.
+        balance = (whole * each_b + ahead) / (of_b * each_a + of_a * each_b)
+    balance = np.clip(np.where(np.isfinite(balance), balance, first), first, last)
+    below = first + np.floor((balance - first) / period).astype(np.int64) * period
+    k_a = np.stack([first, last, below, np.minimum(below + period, last)], axis=1)
+    # What is not legal has no count; it is any.
+    k_b = np.maximum((whole[:, None] - of_a[:, None] * k_a) // of_b[:, None], 1)
+    k_a = np.maximum(k_a, 1)
+    seconds = np.where(legal[:, None], _seconds(a, b, k_a, k_b), np.inf)
+    return _best(seconds, k_a, k_b, whole, training.samples)
 
 
 def split_in_step(a: Rates, b: Rates, training: Training) -> Split:
@@ -123,12 +126,25 @@ def split_in_step(a: Rates, b: Rates, training: Training) -> Split:
     accum = training.batch // together
     legal = (accum * together == training.batch) if training.exact else (accum >= 1)
     accum = np.maximum(accum, 1)
-    once = np.maximum(a.once[:, :, None], b.once[:, None, :])
-    each = np.maximum(a.each[:, :, None], b.each[:, None, :])
-    seconds = np.where(legal, np.where(accum == 1, once, accum * each), np.inf)
-    steps = -(-training.samples // (accum * together))
     k = accum[:, None]
-    return _best(a, b, (steps * seconds)[:, None], k, k, accum * together, steps, seconds[:, None])
+    seconds = np.where(legal[:, None], _seconds(a, b, k, k), np.inf)
+    return _best(seconds, k, k, accum * together, training.samples)
+
+
+def _seconds(a: Rates, b: Rates, k_a: Ints, k_b: Ints) -> Floats:
+    """Seconds of a step; axes mix, candidate, setting of a, setting of b."""
+
+    def over(values: Floats, group: Rates) -> Floats:
+        return values[:, None, :, None] if group is a else values[:, None, None, :]
+
+    def computed(group: Rates, k: Ints) -> Floats:
+        several = k * over(group.each, group) + over(group.fixed, group)
+        return np.where(k == 1, over(group.once, group), several)
+
+    def shown(group: Rates, k: Ints) -> Floats:
+        return over(group.shown, group) + (k - 1) * over(group.more, group)
+
+    return np.maximum(computed(a, k_a), computed(b, k_b)) + np.maximum(shown(a, k_a), shown(b, k_b))
 
 
 def _samples(group: Rates) -> Ints:
@@ -137,21 +153,23 @@ def _samples(group: Rates) -> Ints:
 
 
 def _none(a: Rates) -> Split:
-    """What is found where no micro-batch fits."""
-    two, one = np.ones((a.ranks.size, 2), dtype=np.int64), np.ones(a.ranks.size, dtype=np.int64)
-    return Split(micro_batch=two, grad_accum=two, global_batch=one, steps=one, seconds=np.full(one.shape, np.inf))
+    """What is found where no setting fits."""
+    two, one = np.zeros((a.ranks.size, 2), dtype=np.int64), np.ones(a.ranks.size, dtype=np.int64)
+    return Split(setting=two, grad_accum=two, global_batch=one, steps=one, seconds=np.full(one.shape, np.inf))
 
 
-def _best(a: Rates, b: Rates, total: Floats, k_a: Ints, k_b: Ints, whole: Ints, steps: Ints, seconds: Floats) -> Split:
-    """The candidates of least ``total``; axes mix, candidate, size of a, size of b (``whole``, ``steps``: without)."""
+def _best(seconds: Floats, k_a: Ints, k_b: Ints, whole: Ints, samples: int) -> Split:
+    """The candidates that take least for all samples: axes mix, candidate, setting of a, of b; ``whole`` has no 2nd."""
+    steps = -(-samples // np.maximum(whole, 1))
+    total = steps[:, None] * seconds
     mix = np.arange(len(total))
     n, i, j = np.unravel_index(total.reshape(mix.size, -1).argmin(axis=1), total.shape[1:])
     return Split(
-        micro_batch=np.stack([a.sizes[i], b.sizes[j]], axis=1),
+        setting=np.stack([i, j], axis=1),
         grad_accum=np.stack([k_a[mix, n, i, j], k_b[mix, n, i, j]], axis=1),
         global_batch=whole[mix, i, j],
         steps=steps[mix, i, j],
-        seconds=np.where(np.isfinite(total[mix, n, i, j]), seconds[mix, n, i, j], np.inf),
+        seconds=seconds[mix, n, i, j],
     )
 
 

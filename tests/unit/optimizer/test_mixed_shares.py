@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from optimizer.mixed.shares import Rates, Split, Training, split_freely, split_in_step
 
@@ -19,6 +21,7 @@ SIZES = (1, 2, 3, 4, 5, 7)
 def groups(draw: st.DrawFn) -> Rates:
     """A group of one mix: times rise with size, larger sizes may not fit, and accumulating may fit less."""
     each = np.cumsum(draw(st.lists(st.floats(0.01, 2), min_size=len(SIZES), max_size=len(SIZES))))
+    fixed = draw(st.floats(0, 1))
     saved = draw(st.floats(0.7, 1))
     fits_once = draw(st.integers(0, len(SIZES)))
     fits_each = draw(st.integers(0, fits_once))
@@ -26,17 +29,29 @@ def groups(draw: st.DrawFn) -> Rates:
     return Rates(
         ranks=np.array([draw(st.integers(1, 12))]),
         sizes=np.array(SIZES),
-        once=np.where(place < fits_once, saved * each, np.inf)[None],
+        once=np.where(place < fits_once, saved * (each + fixed), np.inf)[None],
         each=np.where(place < fits_each, each, np.inf)[None],
+        fixed=np.full((1, len(SIZES)), fixed),
+        # The larger the micro-batch, the more hides behind it.
+        shown=np.array([[draw(st.floats(0, 3)) / (1 + n * draw(st.floats(0, 1))) for n in range(len(SIZES))]]),
+        more=np.zeros((1, len(SIZES))),
     )
 
 
-def seconds_of(group: Rates, place: int, accum: int) -> float:
-    return float(group.once[0, place] if accum == 1 else accum * group.each[0, place])
+def computed(group: Rates, place: int, accum: int) -> float:
+    if accum == 1:
+        return float(group.once[0, place])
+    return float(accum * group.each[0, place] + group.fixed[0, place])
+
+
+def step(a: Rates, b: Rates, setting: tuple[int, int], accum: tuple[int, int]) -> float:
+    pairs = list(zip((a, b), setting, accum, strict=True))
+    shown = (float(group.shown[0, place] + (k - 1) * group.more[0, place]) for group, place, k in pairs)
+    return max(computed(group, place, k) for group, place, k in pairs) + max(shown)
 
 
 def brute_force(a: Rates, b: Rates, training: Training, together: bool) -> float:
-    """Least computation for all samples over every micro-batch and accumulation of both groups."""
+    """Least time for all samples over every micro-batch and accumulation of both groups."""
     best = math.inf
     for i, j in product(range(len(SIZES)), repeat=2):
         of_a, of_b = int(a.ranks[0]) * SIZES[i], int(b.ranks[0]) * SIZES[j]
@@ -46,8 +61,7 @@ def brute_force(a: Rates, b: Rates, training: Training, together: bool) -> float
             k_b, left = divmod(batch - of_a * k_a, of_b)
             if left or k_b < 1 or (together and k_a != k_b):
                 continue
-            seconds = max(seconds_of(a, i, k_a), seconds_of(b, j, k_b))
-            best = min(best, math.ceil(training.samples / batch) * seconds)
+            best = min(best, math.ceil(training.samples / batch) * step(a, b, (i, j), (k_a, k_b)))
     return best
 
 
@@ -58,12 +72,11 @@ def check(split: Split, a: Rates, b: Rates, training: Training, together: bool) 
         return
     assert split.steps[0] * split.seconds[0] == pytest.approx(best)
     k_a, k_b = split.grad_accum[0].tolist()
-    m_a, m_b = split.micro_batch[0].tolist()
-    assert a.ranks[0] * m_a * k_a + b.ranks[0] * m_b * k_b == split.global_batch[0]
+    i, j = split.setting[0].tolist()
+    assert a.ranks[0] * SIZES[i] * k_a + b.ranks[0] * SIZES[j] * k_b == split.global_batch[0]
     assert split.steps[0] == math.ceil(training.samples / split.global_batch[0])
     assert (split.global_batch[0] == training.batch) if training.exact else (split.global_batch[0] <= training.batch)
-    seconds = max(seconds_of(a, SIZES.index(m_a), k_a), seconds_of(b, SIZES.index(m_b), k_b))
-    assert split.seconds[0] == pytest.approx(seconds)
+    assert split.seconds[0] == pytest.approx(step(a, b, (i, j), (k_a, k_b)))
     assert not together or k_a == k_b
 
 
@@ -77,8 +90,15 @@ def test_shares_are_the_integer_optimum(a: Rates, b: Rates, batch: int, samples:
 @settings(max_examples=200, deadline=None)
 @given(a=groups(), b=groups(), batch=st.integers(2, 200), samples=st.integers(1, 10_000), exact=st.booleans())
 def test_shares_in_step_are_the_integer_optimum(a: Rates, b: Rates, batch: int, samples: int, exact: bool) -> None:
+    a, b = (replace(group, more=0.5 * group.shown) for group in (a, b))
     training = Training(samples=samples, batch=batch, exact=exact)
     check(split_in_step(a, b, training), a, b, training, together=True)
+
+
+def rates(ranks: NDArray[np.int64], sizes: NDArray[np.int64], each: NDArray[np.float64]) -> Rates:
+    """Groups that compute and do nothing else."""
+    nothing = np.zeros(each.shape)
+    return Rates(ranks=ranks, sizes=sizes, once=each, each=each, fixed=nothing, shown=nothing, more=nothing)
 
 
 def test_mixes_solved_together_are_those_solved_alone() -> None:
@@ -90,7 +110,7 @@ def test_mixes_solved_together_are_those_solved_alone() -> None:
     rows = [slice(0, 9), *(slice(n, n + 1) for n in range(9))]
 
     def group(g: int, row: slice) -> Rates:
-        return Rates(ranks=ranks[g, row], sizes=sizes, once=each[g, row], each=each[g, row])
+        return rates(ranks[g, row], sizes, each[g, row])
 
     for share in (split_freely, split_in_step):
         every, *alone = (share(group(0, row), group(1, row), training) for row in rows)
@@ -101,9 +121,8 @@ def test_mixes_solved_together_are_those_solved_alone() -> None:
 
 def test_a_batch_of_a_billion_is_shared_as_well() -> None:
     """No table over shares: the work does not grow with the batch."""
-    once = np.array([[1.0]])
-    a = Rates(ranks=np.array([8]), sizes=np.array([1]), once=once, each=once)
-    b = Rates(ranks=np.array([24]), sizes=np.array([1]), once=3 * once, each=3 * once)
+    a = rates(np.array([8]), np.array([1]), np.array([[1.0]]))
+    b = rates(np.array([24]), np.array([1]), np.array([[3.0]]))
     split = split_freely(a, b, Training(samples=10**9, batch=10**9, exact=True))
     # Equal times need k_a = 3 k_b: 8 x 3 k + 24 k = 48 k, and 10^9 / 48 is no whole number.
     k_a, k_b = split.grad_accum[0].tolist()
