@@ -10,6 +10,7 @@ import numpy as np
 from optimizer import space
 from optimizer.assemble import cents, parallelism, rounded
 from optimizer.catalog import Catalog
+from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import InvalidInputError
 from optimizer.fastest import TIE, Machines, Search, estimates_of
 from optimizer.performance.calibration import Calibration
@@ -17,7 +18,7 @@ from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Grid, Run
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.request import FleetRequest
-from optimizer.search import Amount, Purchase, Table, run_of
+from optimizer.search import Amount, Purchase, Table, besides_nodes, run_of
 from optimizer.workload.model import ModelSpec
 
 _SPLITS = space.AXES[1:]
@@ -87,7 +88,9 @@ def alternatives(
     if picked:
         row, sharding_at, way_at = (np.array(column) for column in zip(*picked, strict=True))
         configured = search.of_rows(row, sharding_at, way_at, hours[row, sharding_at, way_at])
-        paid = Table.of(configured, [way], model, request.workload.optimizer, catalog)
+        optimizer = request.workload.optimizer
+        prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
+        paid = Table.of(configured, [way], model, optimizer, prices)
         estimates = estimates_of([(configured, at) for at in range(row.size)], run, model, calibration)
         cell = {int(config): at for at, config in enumerate(paid.config)}
         for at in range(row.size):

@@ -5,9 +5,10 @@ with its hours. All types are searched in flat arrays, and not every configurati
 row of ``space`` could be at best, and a row that could not be the fastest is left out. The answer is that of evaluating
 them all (tests compare it with brute force); ``Fastest`` says how many were evaluated and how many the bound covered.
 
-The bound is the computation and tensor communication of the row without recomputation, and its pipeline bubble; what
-data-parallel communication, the optimizer and the host add is left out. It is worked out from tables by (GPU, tensor,
-context, expert, micro-batch), of which there are few.
+The bound of a row has the computation and tensor communication of its layers without more recomputation than memory
+asks for, the pipeline's bubble, and the data-parallel communication that computation cannot hide; it leaves out the
+optimizer and the host. Computation comes from a table by (machine, tensor, context, expert, micro-batch), of which there
+are few; what memory asks for, and communication, from the layout at its smallest micro-batch.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ Rejection = dict[str, Any]
 # Configurations whose hours differ by less are tied, and the simplest of them is taken: it is a tenth of the error of
 # the best-measured GPU.
 TIE = 0.01
-# Rows evaluated together, with their shardings and checkpointings: arrays of this length stay in the cache.
-_CHUNK = 680
+# Rows evaluated together, with their shardings and checkpointings: fewer pay more for numpy's calls, more for the cache.
+_CHUNK = 4096
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
-_WAVES = (1.1, 1.4, np.inf)
+_WAVES = (1.03, 1.1, 1.3, np.inf)
 # Kinds of parallelism that split the model, by place in a row's bits.
 _SPLITS = space.AXES[1:]
 # Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares). With any
@@ -347,7 +348,11 @@ class Search:
 
     def _bound(self, machine: Ints, row: Ints) -> Floats:
         """The least hours of rows with what fits at the smallest micro-batch; infinite where nothing does."""
-        pair, place = np.unique(machine * self.first_row.size + self.layout[row], return_inverse=True)
+        code = machine * self.first_row.size + self.layout[row]
+        asked = np.zeros(len(self.slices) * self.first_row.size, dtype=bool)
+        asked[code] = True
+        pair = np.flatnonzero(asked)
+        place = (np.cumsum(asked) - 1)[code]
         at, layout = np.divmod(pair, self.first_row.size)
         first = self.first_row[layout]
         way = np.zeros(pair.size, dtype=np.int64)
@@ -533,6 +538,13 @@ class _Floor:
     def __init__(self, search: Search) -> None:
         self.search = search
         table = search.table
+        # Hours of a row for each second of a micro-batch: of a stage's share of the layers and what the bubble adds to
+        # it, of an even share of the model, and of the head.
+        stages, model = table.pipeline, search.model
+        share = -(-model.layers // stages) / model.layers if model.layers else 1.0
+        self.heads = search.steps * table.grad_accum / 3600
+        self.evens = self.heads / stages
+        self.wholes = share * (self.heads + search.steps * (stages - 1) / table.virtual_stages / 3600)
         sizes, size = np.unique(table.micro_batch, return_inverse=True)
         code = (((table.tensor << 10) + table.context) << 12) + table.expert
         _, first, layer = np.unique(code, return_index=True, return_inverse=True)
@@ -574,11 +586,7 @@ class _Floor:
         return self._hours(row, *(part[machine, at] for part in self.least))
 
     def _hours(self, row: Ints, whole: Floats, even: Floats, head: Floats) -> Floats:
-        search, layers = self.search, self.search.model.layers
-        stages, accum = search.table.pipeline[row], search.table.grad_accum[row]
-        whole = whole * (-(-layers // stages) / layers if layers else 1.0)
-        bubble = (stages - 1) * whole / search.table.virtual_stages[row]
-        return np.asarray(search.steps[row] * (accum * (whole + even / stages + head) + bubble) / 3600)
+        return self.wholes[row] * whole + self.evens[row] * even + self.heads[row] * head
 
 
 def estimates_of(

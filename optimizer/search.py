@@ -8,9 +8,10 @@ deadline bind the 95th percentile: a plan that is only expected to keep a limit 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -194,8 +195,21 @@ class Table:
     cost: FleetCost
 
     @classmethod
-    def of(cls, fastest: Fastest, ways: Sequence[Purchase], model: ModelSpec, optimizer: str, catalog: Catalog) -> Self:
-        """Cross configurations with ways to pay, and work out hours and dollars of each pair."""
+    def of(
+        cls,
+        fastest: Fastest,
+        ways: Sequence[Purchase],
+        model: ModelSpec,
+        optimizer: str,
+        unit_prices: Callable[[str], tuple[float, float, float]],
+    ) -> Self:
+        """Cross configurations with ways to pay, and work out hours and dollars of each pair.
+
+        Args:
+            fastest, ways: what to cross.
+            model, optimizer: decide the size of a checkpoint.
+            unit_prices: ``besides_nodes`` of that size.
+        """
         config, purchase = (a.ravel() for a in np.indices((fastest.nodes.size, len(ways))))
         nodes = fastest.nodes[config]
         owned = np.array([way.reservation.count if way.reservation else 1 << 30 for way in ways])[purchase]
@@ -226,8 +240,8 @@ class Table:
         )
         each = of_way([way.price.usd_per_hour for way in ways])
         on_demand = of_way([way.offer.on_demand.usd_per_hour if way.offer.on_demand else 0 for way in ways])
-        unit = {way.offer.region: _unit_prices(catalog, way.offer.region, size) for way in ways}
-        volume, storage, endpoints = (of_way([unit[way.offer.region][i] for way in ways]) for i in range(3))
+        besides = [unit_prices(way.offer.region) for way in ways]
+        volume, storage, endpoints = (of_way([prices[at] for prices in besides]) for at in range(3))
         bases = np.where(spot > 0, base, nodes * (1 - committed))
         cost = fleet_cost(
             result,
@@ -313,13 +327,21 @@ def endpoints_usd_per_hour(catalog: Catalog, region: str) -> float:
     return len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd
 
 
-def _unit_prices(catalog: Catalog, region: str, size_gib: float) -> tuple[float, float, float]:
-    """What a fleet pays in ``region`` besides its nodes: volumes of a node, storage a month, endpoints an hour."""
-    return (
-        volume_usd_per_month(catalog, region),
-        storage_usd_per_month(catalog, region, size_gib),
-        endpoints_usd_per_hour(catalog, region),
-    )
+def besides_nodes(catalog: Catalog, size_gib: float) -> Callable[[str], tuple[float, float, float]]:
+    """What a fleet pays in a region besides its nodes: volumes of a node and storage a month, endpoints an hour; USD.
+
+    Each region's prices are looked up once.
+    """
+
+    @cache
+    def prices(region: str) -> tuple[float, float, float]:
+        return (
+            volume_usd_per_month(catalog, region),
+            storage_usd_per_month(catalog, region, size_gib),
+            endpoints_usd_per_hour(catalog, region),
+        )
+
+    return prices
 
 
 def matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
@@ -431,11 +453,13 @@ def search_types(
             calibration=calibration,
         )
     )
+    optimizer = request.workload.optimizer
+    prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
     tables: list[Table | Rejection] = []
     for payable in ways:
         found = next(configured) if isinstance(payable, list) else payable
         if isinstance(found, Fastest) and isinstance(payable, list):
-            tables.append(Table.of(found, payable, model, request.workload.optimizer, catalog))
+            tables.append(Table.of(found, payable, model, optimizer, prices))
         else:
             assert isinstance(found, dict)
             tables.append(found)
