@@ -9,7 +9,7 @@ the activations of the most micro-batches, the last has the logits.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -206,40 +206,52 @@ def tokens_of_rank(x: Inputs) -> Number:
     return x.micro_batch * x.seq_len / x.context
 
 
-def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
-    """Bytes one micro-batch saves in a stage, bytes of one layer's own backward pass, and of one layer unsaved.
+@dataclass(frozen=True, slots=True)
+class _TokenBytes:
+    """Bytes that one layer saves of one token, by what divides them.
 
-    Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the run's elements.
+    Attributes:
+        outside: of norms, dropout and router: divided by tensor ranks where they split the sequence.
+        sliced: of products, activations and scores: divided by tensor ranks.
+        dispatched: of the tokens that experts read: whole on each tensor rank.
+        cast: a cast of the residual's width, which tensor ranks repeat.
+        residual: of the layer's input.
     """
-    tokens = tokens_of_rank(x)
-    element = x.element_bytes
-    residual: Number = np.where(_fsdp(x), element, x.residual_bytes)
-    split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
 
+    outside: Number
+    sliced: Number
+    dispatched: Number
+    cast: Number
+    residual: Number
+
+
+def _token_bytes(x: Inputs, residual_bytes: Number, used: Number) -> _TokenBytes:
+    """Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the elements.
+
+    Args:
+        x: configurations.
+        residual_bytes: of one element of the residual stream.
+        used: experts that work on a token, 1 without experts.
+    """
+    element = x.element_bytes
     # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
     # bits) the normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once
     # more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
-    autocast = residual > element
+    autocast = residual_bytes > element
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
-    wide = residual * by_hand
-    outside = x.hidden * (2.0 * (np.maximum(residual, 4.0 * by_hand) + wide + element) + 2.0 * x.dropout)
+    wide = residual_bytes * by_hand
+    norms = 2.0 * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
     # Queries, keys, values, the attention's output (the input of the output projection).
     products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
-    # Feed-forward: every product's output, and the activation function's output that the last product reads. A rank
-    # of experts works on the tokens that its experts were sent.
-    uneven = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
-    used = x.experts_used * uneven
-    up = (x.mlp_matrices - 1.0) * x.ffn * used
-    inner = element * x.ffn * used
+    # Feed-forward: every product's output, and the activation function's output that the last product reads. A
+    # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5
-    # A compiler computes the product of the gate and what it gates again.
-    gelu = WRITTEN_GELU_TENSORS * residual * x.ffn * used * (eager * x.causal * (1.0 - gated))
-    feed_forward = element * up + inner * (1.0 + gated * (1.0 - x.compiled)) + gelu
+    gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
+    inner = element * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
-    dispatched = element * x.hidden * used * (x.experts > 0)
-    router = 8.0 * x.experts
+    dispatched = element * x.hidden * (x.experts > 0) * used
     # Unfused attention: a score's softmax (in PyTorch 32 bits), what the product reads where that is another
     # tensor (16 bits, or after dropout), and a mask byte. PyTorch has no fused attention in 32 bits for key-value heads
     # that are fewer than the query heads, and compiled none with a mask and dropout: 4.2 and 5.1 bytes a score on H200
@@ -249,34 +261,57 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
     a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * x.written_out * (
         (element > 2.0) * (x.kv < x.query) * softmax + x.compiled * (1.0 - x.causal) * x.dropout * (2.0 * element + 1.0)
     )
-    scores = x.heads * x.seq_len * a_score
-    # Autocast casts a norm's output for each of the five products that read it; tensor ranks each do so with the whole.
-    again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0]) * element * x.hidden
-    casts = by_hand * autocast * again * (1.0 - 1.0 / x.tensor)
-    everything = (
-        (outside + router + dispatched) / split + dispatched + casts + (products + feed_forward + scores) / x.tensor
+    return _TokenBytes(
+        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts + dispatched,
+        sliced=products + x.heads * x.seq_len * a_score + inner * x.ffn * used,
+        dispatched=dispatched,
+        # Autocast casts a norm's output for each of the five products that read it.
+        cast=by_hand * autocast * element * x.hidden,
+        residual=residual_bytes * x.hidden,
     )
 
+
+def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
+    """Bytes one micro-batch saves in a stage, bytes of one layer's own backward pass, and of one layer unsaved."""
+    tokens = tokens_of_rank(x)
+    element = x.element_bytes
+    split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
+    # A rank of experts works on the tokens that its experts were sent.
+    used = x.experts_used * np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+    of = _token_bytes(x, x.residual_bytes, used)
+    fsdp = _fsdp(x)
+    if np.any(fsdp):
+        narrow = _token_bytes(x, element, used)
+        of = _TokenBytes(*(np.where(fsdp, getattr(narrow, f.name), getattr(of, f.name)) for f in fields(_TokenBytes)))
+
+    everything = of.outside / split + of.dispatched + of.sliced / x.tensor
+    if np.any(of.cast):
+        again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0])
+        everything = everything + of.cast * again * (1.0 - 1.0 / x.tensor)
     # Selective keeps each layer's input, attention's output and those of the matrix products that it does not repeat.
-    kept_full = residual * x.hidden / split
-    matrices = (element * x.hidden + dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
+    up = (x.mlp_matrices - 1.0) * x.ffn * used
+    kept_full = of.residual / split
+    matrices = (element * x.hidden + of.dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
     kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.selective_recompute) * matrices
     per_token = np.where(
         x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)
     )
-    transformer = tokens * per_token * layers_of_stage(x)
     # The backward pass of one layer holds the gradients of its widest tensors beside what it reads; the sequence
     # gathered from the tensor ranks; keys, values and their gradients of the context rank whose turn it is, and of the
     # next; what is sent to experts and what comes back.
-    gathered = np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
-    ring = np.where(x.context > 1, 8.0 * element * x.kv / x.tensor, 0.0)
-    exchanged = np.where(x.expert > 1, 2.0 * dispatched / split, 0.0)
-    gradient_of_layer = element * (up + x.ffn * used) / x.tensor + residual * x.hidden / split
-    layer = everything - per_token + gradient_of_layer + gathered + ring + exchanged
-    working = np.where(x.layers > 0, tokens * layer, 0.0)
+    layer = everything - per_token + element * (up + x.ffn * used) / x.tensor + kept_full
+    if np.any(x.sequence_parallel > 0):
+        layer = layer + np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
+    if np.any(x.context > 1):
+        layer = layer + np.where(x.context > 1, 8.0 * element * x.kv / x.tensor, 0.0)
+    if np.any(x.expert > 1):
+        layer = layer + np.where(x.expert > 1, 2.0 * of.dispatched / split, 0.0)
 
+    # A model without layers is counted in samples.
+    tokens = np.where(x.layers > 0, tokens, 0.0)
     samples, working_of_samples = sample_bytes(x)
-    return transformer + samples, working + working_of_samples, np.where(x.layers > 0, tokens * everything, 0.0)
+    saved = tokens * per_token * layers_of_stage(x) + samples
+    return saved, tokens * layer + working_of_samples, tokens * everything
 
 
 def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
