@@ -66,7 +66,8 @@ def _goals(results: Results) -> list[str]:
     ]
     for name, wanted, errors, goal in GOALS:
         mine = np.array([wanted(row) for row in results.rows])
-        lines.append(_goal(f"{name} ({mine.sum()}), new model", goal, _mape(results, errors, mine)))
+        if mine.any():
+            lines.append(_goal(f"{name} ({mine.sum()}), new model", goal, _mape(results, errors, mine)))
     suites = {suite: _mape(results, "suites", _of(results, suite)) for suite in results.suites}
     lines += [_goal(f"new suite: {suite}", NEW_SUITE_GOAL, reached) for suite, reached in suites.items()]
     lines.append(_goal("new suite: mean of the suites", NEW_SUITE_GOAL, float(np.mean(list(suites.values())))))
