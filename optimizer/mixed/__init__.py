@@ -68,7 +68,7 @@ def find_mixed(
     if len(ways) < 2 or limits.max_nodes < 2:
         return ()
     size = checkpoint_gib(model.parameters, run.optimizer)
-    terms = Terms.of(ways, run.precision, size, catalog, calibration)
+    terms = Terms.of(ways, run, size, catalog, calibration)
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
     mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))

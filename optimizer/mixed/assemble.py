@@ -59,7 +59,7 @@ def assemble_mixed(
                 peak_gib=rounded(mix.peak_gib[i]),
                 limit_gib=rounded(mix.limit_gib[i]),
                 cost_usd=cents(paid * way.price.usd_per_hour + volumes),
-                calibration=calibration.describe(instance.gpu, request.workload.precision),
+                calibration=calibration.describe(instance.gpu, request.workload.precision, request.workload.framework),
             )
         )
     slowest = max(mix.computed_s)
@@ -73,7 +73,7 @@ def assemble_mixed(
         global_batch=mix.global_batch,
         steps=mix.steps,
         step_time_s=rounded(mix.step_time_s),
-        idle_share=rounded(1 - busy / (slowest * sum(ranks))),
+        idle_share=rounded(max(0.0, 1 - busy / (slowest * sum(ranks)))),
         hours={name: rounded(getattr(run, f"hours_{name}")) for name in ("expected", "p50", "p95")},
         cost_usd={
             "expected": expected_usd,

@@ -9,6 +9,8 @@ from optimizer.plan import Price
 
 # Said wherever a mixed fleet is shown.
 NOT_PROVISIONED = "pulumi up cannot make a mixed fleet yet: a stack holds one instance type bought in one way"
+# Said of unlike GPUs: what the hours assume.
+MEASURE_SHARES = "shares follow predicted speeds: time the first steps and set them again by measured ones"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,13 @@ class MixedFleet:
 
     def to_dict(self) -> dict[str, Any]:
         """The fleet as JSON data."""
+        unlike = self.groups[0].instance_type != self.groups[1].instance_type
         own = {name: value for name, value in vars(self).items() if name not in ("groups", "prices", "zone_ids")}
         return own | {
             "zone_ids": list(self.zone_ids),
             "groups": [_group(group) for group in self.groups],
             "prices": [price.model_dump(mode="json") for price in self.prices],
-            "note": NOT_PROVISIONED,
+            "notes": [NOT_PROVISIONED, *([MEASURE_SHARES] if unlike else [])],
         }
 
     def summary(self) -> str:

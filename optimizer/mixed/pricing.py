@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from optimizer.catalog import Catalog
 from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
-from optimizer.hardware import Precision
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.types import Run
 from optimizer.request import Constraints
 from optimizer.search import Purchase, endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
@@ -51,7 +51,7 @@ class Terms:
     def of(
         cls,
         ways: Sequence[Purchase],
-        precision: Precision,
+        run: Run,
         size_gib: float,
         catalog: Catalog,
         calibration: Calibration,
@@ -71,7 +71,10 @@ class Terms:
             wait_hours=np.array([way.hazard.wait_hours if way.hazard else 0.0 for way in ways]),
             ranks=np.array([way.offer.instance.ranks for way in ways]),
             log_error=np.array(
-                [calibration.residual(way.offer.instance.gpu, precision).relative_error for way in ways]
+                [
+                    calibration.residual(way.offer.instance.gpu, run.precision, run.framework).relative_error
+                    for way in ways
+                ]
             ),
             volume_usd_per_month=np.array([volume[region] for region in regions]),
             storage_usd_per_month=np.array([storage[region] for region in regions]),

@@ -62,7 +62,7 @@ def search_of(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) 
     run = run_of(wanted, amount)
     types = [i for i in catalog.instance_types if i.name in limits.instance_types and i.gpu_count >= 1]
     ways = list(ways_to_have(types, limits.regions, limits, catalog))
-    terms = Terms.of(ways, run.precision, checkpoint_gib(model.parameters, run.optimizer), catalog, calibration)
+    terms = Terms.of(ways, run, checkpoint_gib(model.parameters, run.optimizer), catalog, calibration)
     search = Search.of(ways, terms, limits, amount, run, model, calibration)
     assert search is not None
     return search
@@ -333,7 +333,7 @@ def test_the_answer_says_that_it_is_no_plan(catalog: Catalog, calibration: Calib
     assert {"instance_type", "node_count", "purchase", "micro_batch", "grad_accum", "share_of_global_batch"} <= set(
         group
     )
-    assert "pulumi up cannot" in fleets[0]["note"]
+    assert "pulumi up cannot" in fleets[0]["notes"][0]
     with pytest.raises(PlanError):
         read_plan(json.dumps(fleets[0]))
 
