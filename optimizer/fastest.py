@@ -7,8 +7,8 @@ them all (tests compare it with brute force); ``Fastest`` says how many were eva
 
 The bound of a row has the computation and tensor communication of its layers without more recomputation than memory
 asks for, the pipeline's bubble, and the data-parallel communication that computation cannot hide; it leaves out the
-optimizer and the host. Computation comes from a table by (machine, tensor, context, expert, micro-batch), of which there
-are few; what memory asks for, and communication, from the layout at its smallest micro-batch.
+optimizer and the host. Computation comes from a table by (machine, tensor, context, expert, micro-batch), of which
+there are few; what memory asks for, and communication, from the layout at its smallest micro-batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Rejection = dict[str, Any]
 # Configurations whose hours differ by less are tied, and the simplest of them is taken: it is a tenth of the error of
 # the best-measured GPU.
 TIE = 0.01
-# Rows evaluated together, with their shardings and checkpointings: fewer pay more for numpy's calls, more for the cache.
+# Rows evaluated together, with their shardings and checkpointings: fewer pay more for numpy's calls, more miss the
+# cache.
 _CHUNK = 4096
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
