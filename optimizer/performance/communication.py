@@ -7,6 +7,7 @@ Ranks are placed tensor first, then context, expert, data, pipeline, as Megatron
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,11 +142,16 @@ class Group:
         """
         return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
 
+    def ring(self, elements: Number, calls: Number = 1.0) -> Callable[[Number], Number]:
+        """Seconds to gather or reduce a buffer of ``elements``, in ``calls`` parts, by the bytes of an element."""
+        on_wire = (1.0 - 1.0 / self.ranks) * elements / self.byte_per_s
+        in_pieces = 2.0 * np.sqrt(on_wire * (self.piece_s * calls))
+        latency_s = calls * self._ring_latency_s()
+        return lambda element_bytes: element_bytes * on_wire + np.sqrt(element_bytes) * in_pieces + latency_s
+
     def reduce_scatter(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds to reduce a buffer of ``number_of_bytes``, in ``calls`` parts, each rank getting its share."""
-        return self._seconds(
-            (1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self._ring_latency_s()
-        )
+        return self.ring(number_of_bytes, calls)(1.0)
 
     # A gather moves the same bytes over the same ring.
     all_gather = reduce_scatter
@@ -237,16 +243,14 @@ def _data_seconds(x: Inputs, group: Group, parameters: Number) -> tuple[Number, 
     """Gradients and, from ZeRO-1 on, parameters over data ranks: seconds of each micro-batch, and once a step."""
     layers = x.gathers_per_layer * layers_of_stage(x) + 1.0
     reduced = parameters * x.reduce_bytes
-    gathered = parameters * np.minimum(x.element_bytes, x.weight_bytes)
-    reduce_scatter = group.reduce_scatter(reduced, layers)
-    gather = group.all_gather(gathered, layers)
+    ring = group.ring(parameters, layers)
+    reduce_scatter = ring(x.reduce_bytes)
+    gather = ring(np.minimum(x.element_bytes, x.weight_bytes))
     # DDP reduces buckets. ZeRO-1 on top of it (ZeroRedundancyOptimizer) then sends the updated parameters; where there
     # is no DDP the gradients are reduced to their shard, and the updated parameters gathered.
     all_reduce = group.all_reduce(reduced, np.ceil(reduced / BUCKET_BYTES))
     on_ddp = x.bucket_bytes > 0
-    zero1 = np.where(
-        on_ddp, all_reduce + group.all_gather(parameters * x.weight_bytes, layers), reduce_scatter + gather
-    )
+    zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), reduce_scatter + gather)
     # ZeRO-2 and 3 reduce in every micro-batch; ZeRO-3 also gathers forward and backward. ZeRO-2 gathers the updated
     # parameters once, where it is FSDP's in every micro-batch.
     zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
