@@ -87,7 +87,9 @@ def compute(x: Inputs) -> Compute:
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
-    head = products + tokens * (loss * logits + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
+    # Hugging Face's tensor parallelism gathers the logits, and every rank works out the loss of all of them.
+    lost = np.where(x.written_out > 0, x.vocab, logits)
+    head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
     return Compute(
         layer_matmul=matmul * c.overhead,

@@ -79,7 +79,7 @@ LLAMA_HOST = 1.4
 FSDP_HOST = 2.3
 # Tensor parallelism of plain PyTorch (DTensor) dispatches every operation in Python: 178 ms for the 16 layers of Llama
 # 1B on two H200 (measured_runs.csv), which one computes in 184.
-DTENSOR_HOST = 7.0
+DTENSOR_HOST = 6.0
 # Host time of one collective of tensor ranks: the call, its stream and its events.
 HOST_S_PER_COLLECTIVE = 60e-6
 # Layers that take the host as long as embedding, head and loss.
