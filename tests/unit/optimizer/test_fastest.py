@@ -90,10 +90,8 @@ def expected(
         best = min(surer, hours[group].min(initial=np.inf))
         if surer > (1 + TIE) * best:
             at = np.flatnonzero(group & (hours <= (1 + TIE) * best))
-            keys = [
-                (axes[i], found["virtual_stages"][i], found["sharding"][i], found["checkpointing"][i], hours[i])
-                for i in at
-            ]
+            order = (found[n] for n in ("virtual_stages", "sharding", "checkpointing", "grad_accum"))
+            keys = list(zip(*(column[at] for column in (axes, *order, hours)), strict=True))
             first = at[min(range(len(keys)), key=keys.__getitem__)]
             picked.append((float(hours[first]), tuple(int(found[name][first]) for name in FIELDS)))
         surer = best
