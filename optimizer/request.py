@@ -120,7 +120,7 @@ class FleetRequest(_Model):
     """A model, an amount of training, limits, and what to optimise."""
 
     model: str | int | dict[str, Any] = Field(
-        description="A preset, a Hugging Face config.json, a parameter count (7B), or architecture fields."
+        description="A preset, config.json, profile, module:function, parameter count (7B), or architecture fields."
     )
     workload: Workload
     constraints: Constraints = Constraints()
