@@ -16,7 +16,7 @@ from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
-from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code
+from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
 from optimizer.performance.legality import check_legal
 from optimizer.performance.runs import (
     MOST,
@@ -253,7 +253,7 @@ def _estimate_one(
         "peak_memory_gib": float(found.peak_memory_gib),
         "limit_gib": float(found.limit_gib),
         "needed_gib": float(found.peak_memory_gib) + sum(reserve.values()),
-        "gpu_memory_gib": hardware.gpu_memory_gib or hardware.gpu.memory_gib,
+        "gpu_memory_gib": visible_memory_gib(hardware),
         "fits": bool(found.fits),
         "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
         "reserve_gib": reserve,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from optimizer.hardware import Precision
 from optimizer.performance.evaluate import reserve_gib
+from optimizer.performance.inputs import visible_memory_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Run
 from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model
@@ -119,6 +120,9 @@ def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> 
     three = of(data=2, tensor=2, pipeline=2, sharding=DDP, run=run, hardware=node(gpu_memory_gib=20.0))
     assert three.limit_gib == pytest.approx((20 - 0.75 - 3 * 0.69e9 / GIB) / 1.05)
     assert of(hardware=node(gpu_memory_gib=1.0)).limit_gib == 0
+    # A T4 keeps 1 GiB of its 16 for error correction.
+    t4 = of(data=1, sharding=DDP, run=Run(seq_len=512, precision="fp16"), gpu="t4-16gb")
+    assert t4.limit_gib == pytest.approx((15 - 0.75) / 1.05)
 
 
 def test_at_the_end_of_the_backward_pass_all_gradients_are_there_and_one_layers_activations() -> None:
@@ -224,7 +228,7 @@ def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precisio
     found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=any_run(model, precision, framework), **grid)
     assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
     assert all(part >= 0 for part in found.memory_gib.values())
-    memory_gib = node(gpu).gpu.memory_gib
+    memory_gib = visible_memory_gib(node(gpu))
     needed_gib = float(found.peak_memory_gib) + sum(map(float, reserve_gib(found).values()))
     assert bool(found.fits) == bool(found.peak_memory_gib <= found.limit_gib)
     assert bool(found.fits) == bool(needed_gib <= memory_gib * (1 + 1e-12))
