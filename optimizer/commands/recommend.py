@@ -245,7 +245,8 @@ def _print_tables(answer: Recommendation, *, explain: bool) -> None:
                 "gpufleet catalog refresh reads today's."
             )
     if answer.mixed_fleets:
-        click.echo("\nCheaper as a mixed fleet, two groups of nodes in one job:")
+        what = "Cheaper" if answer.plans else "Within the limits"
+        click.echo(f"\n{what} as a mixed fleet, two groups of nodes in one job:")
         for fleet in answer.mixed_fleets:
             click.echo(f"  {fleet.summary()}")
         click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.catalog import Catalog, load
+from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.hardware import Price
@@ -336,6 +339,19 @@ def test_the_answer_says_that_it_is_no_plan(catalog: Catalog, calibration: Calib
     assert "pulumi up cannot" in fleets[0]["notes"][0]
     with pytest.raises(PlanError):
         read_plan(json.dumps(fleets[0]))
+
+
+def test_the_table_says_what_is_cheaper_and_that_no_stack_can_hold_it(
+    catalog: Catalog, calibration: Calibration, tmp_path: Path
+) -> None:
+    limits = {"deadline_hours": missed_by_two(catalog, calibration)}
+    path = tmp_path / "request.yaml"
+    path.write_text(json.dumps(request(constraints=limits).model_dump(mode="json")), encoding="utf-8")
+    result = CliRunner().invoke(cli, ["recommend", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "Cheaper as a mixed fleet" in result.stdout
+    assert "(owned) +" in result.stdout and "saves" in result.stdout
+    assert "pulumi up cannot make a mixed fleet yet" in result.stdout
 
 
 def test_the_larger_error_counts(catalog: Catalog, calibration: Calibration) -> None:

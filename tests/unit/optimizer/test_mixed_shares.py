@@ -129,3 +129,13 @@ def test_a_batch_of_a_billion_is_shared_as_well() -> None:
     assert 8 * k_a + 24 * k_b == 10**9
     assert split.seconds[0] == max(k_a, 3 * k_b)
     assert split.seconds[0] - 10**9 / 16 < 3
+
+
+def test_what_a_step_costs_a_group_once_moves_the_balance() -> None:
+    """With 30 seconds of its own, b computes 15 of 60 micro-batches: 45 seconds each."""
+    one = np.array([[1.0]])
+    a = rates(np.array([1]), np.array([1]), one)
+    b = replace(a, once=31 * one, fixed=30 * one)
+    split = split_freely(a, b, Training(samples=600, batch=60, exact=True))
+    assert split.grad_accum[0].tolist() == [45, 15]
+    assert split.seconds[0] == 45
