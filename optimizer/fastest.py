@@ -548,9 +548,11 @@ class _Floor:
         self.heads = search.steps * table.grad_accum / 3600
         self.evens = self.heads / stages
         self.wholes = share * (self.heads + search.steps * (stages - 1) / table.virtual_stages / 3600)
-        sizes, size = np.unique(table.micro_batch, return_inverse=True)
+        sizes, size = _distinct(table.micro_batch)
         code = (((table.tensor << 10) + table.context) << 12) + table.expert
-        _, first, layer = np.unique(code, return_index=True, return_inverse=True)
+        codes, layer = _distinct(code)
+        first = np.empty(codes.size, dtype=np.int64)
+        first[layer] = np.arange(layer.size)
         self.at = layer * sizes.size + size
         layers = table.take(np.repeat(first, sizes.size))
         count = len(search.slices)
@@ -610,6 +612,13 @@ def described(rows: space.Rows, sharding: str) -> str:
     ways = {"tensor": rows.tensor, "pipeline": rows.pipeline, "context": rows.context, "expert": rows.expert}
     split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)
     return f"{sharding} over {int(rows.data[0])} GPUs{split}, micro-batch {int(rows.micro_batch[0])}"
+
+
+def _distinct(values: Ints) -> tuple[Ints, Ints]:
+    """The distinct values, sorted, and the place of each value in them; np.unique would import numpy.ma first."""
+    ordered = np.sort(values)
+    distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+    return distinct, np.searchsorted(distinct, values)
 
 
 def _each(function: Callable[[slice], Any], pieces: Sequence[slice]) -> list[Any]:

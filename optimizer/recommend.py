@@ -190,9 +190,12 @@ def _rank(tables: list[Table], request: FleetRequest) -> tuple[list[tuple[int, i
     hours, cost = [], []
     for index, table in enumerate(tables):
         feasible = np.flatnonzero(table.feasible(request.constraints))
-        options = np.array([way.option for way in table.purchases])[table.purchase[feasible]]
-        for option in np.unique(options):
+        names = sorted({way.option for way in table.purchases})
+        options = np.array([names.index(way.option) for way in table.purchases])[table.purchase[feasible]]
+        for option in range(len(names)):
             rows = feasible[options == option]
+            if not rows.size:
+                continue
             keys = _keys(table, rows, request.objective)
             first = int(np.lexsort(keys[::-1])[0])
             best.append((tuple(float(key[first]) for key in keys), (index, int(rows[first]))))

@@ -202,7 +202,7 @@ class Physics:
         chip = self.chip[kind]
         fits = self.could_fit[chip].copy()
         # What fits two ranks fits more of them: only the others depend on how many there are.
-        few = {row: self._fits_two(row) for row in np.unique(chip).tolist()}
+        few = {row: self._fits_two(row) for row in set(chip.tolist())}
         always = np.array([few[row] for row in chip.tolist()])
         open_at = np.nonzero(fits & ~always)
         fits[open_at] = self._fitting(chip[open_at[0]], ranks[open_at[0]], *open_at[1:])

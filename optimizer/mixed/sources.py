@@ -48,7 +48,7 @@ def pairs_of(ways: Sequence[Purchase], trains: NDArray[np.bool_]) -> NDArray[np.
     architecture = np.array([way.offer.instance.cpu_architecture for way in ways])
     name = np.array([way.offer.instance.name for way in ways])
     found = [np.empty((0, 2), dtype=np.intp)]
-    for place in np.unique(region):
+    for place in sorted(set(region.tolist())):
         at = np.flatnonzero((region == place) & trains)
         # Zones as bits of a number: few of them are in one region.
         zone_ids = [zones(ways[i]) for i in at.tolist()]
