@@ -79,6 +79,7 @@ def compute(x: Inputs) -> Compute:
     matmul = matmul + samples.convolution_flops * (1.0 / (flop_per_s * x.convolution) + 1.0 / reread)
     attention = attention + samples.attention_flops / (x.attention_flop_per_s * c.attention_efficiency)
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
+    elementwise = elementwise + samples.kernels * c.kernel_s
 
     # The output projection, its loss, and what embedding and last norm read and write.
     logits = x.vocab / x.tensor
