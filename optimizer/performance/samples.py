@@ -34,8 +34,8 @@ WORKSPACE_BYTES_32_BIT = 2.4
 KERNELS_PER_LAYER = 85.0
 # Reads and writes of convolution outputs that a profile of ResNet-50 counts, where kernels.CNN_PASSES are measured.
 COUNTED_CNN_PASSES = 12.7
-# Time that a transformer's other kernels take, over that of the bytes a profile counts: casts to wider types run at half
-# the bandwidth, reductions read twice. Least error over the transformers of suite h200 (measured_runs.csv).
+# Time that a transformer's other kernels take, over that of the bytes a profile counts: casts to wider types run at
+# half the bandwidth, reductions read twice. Least error over the transformers of suite h200 (measured_runs.csv).
 ELEMENTWISE_PASSES = 1.1
 
 
