@@ -178,6 +178,11 @@ def throughput_error(log_error: Floats) -> Floats:
     return np.asarray(np.exp(-log_error) - 1)
 
 
+# A few rows that happen to be met well do not prove a small error: a GPU's is drawn to that of all rows as if so many
+# more had been measured on it.
+DRAWN_ROWS = 20
+
+
 def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> Calibration:
     """Fit a calibration to ``rows``, with residuals by GPU and, for other GPUs, from leaving one processor out.
 
@@ -192,7 +197,8 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
     residuals = {}
     for key in sorted(set(keys)):
         own_errors = errors[[index for index, own_key in enumerate(keys) if own_key == key]]
-        residuals[key] = Residual(rows=len(own_errors), relative_error=round(_rms(own_errors), 4))
+        drawn = math.sqrt((np.sum(own_errors**2) + DRAWN_ROWS * _rms(errors) ** 2) / (len(own_errors) + DRAWN_ROWS))
+        residuals[key] = Residual(rows=len(own_errors), relative_error=round(drawn, 4))
     processors = [die(row.run.hardware.gpu) for row in rows]
     frameworks = [framework_name(row.run.run.framework) for row in rows]
     for name, own, other in ((POOLED, processors, frameworks), (NEW_FRAMEWORK, frameworks, processors)):
