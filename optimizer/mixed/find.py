@@ -37,8 +37,8 @@ Places = NDArray[np.intp]
 MAX_FLEETS = 3
 # Most mixes that are weighed, and most node counts that are bounded closely. It is more than requests need
 # (docs/mixed.md), so that one without a solution costs no seconds; what is found until then is sound all the same.
-_MOST_WEIGHED = 512
-_MOST_BOUNDED = 4096
+_MOST_WEIGHED = 256
+_MOST_BOUNDED = 2048
 _DATA_ONLY = {
     "tensor": 1,
     "pipeline": 1,
@@ -47,7 +47,8 @@ _DATA_ONLY = {
     "sequence_parallel": 0,
     "virtual_stages": 1,
 }
-# Mixes weighed together, node counts bounded closely together, and pairs whose node counts are listed together.
+# Mixes weighed together at first, node counts bounded closely together at first, and pairs whose node counts are listed
+# together.
 _MIXES = 24
 _COUNTS = 128
 _PAIRS = 32
@@ -174,16 +175,14 @@ class Search:
             if not block.size:
                 return
             pair, nodes = self._node_counts(block, limit())
-            for start in range(0, pair.size, _COUNTS):
-                these = slice(start, start + _COUNTS)
+            for these in _growing(pair.size, _COUNTS):
                 near, counts, usd = self._nearer(pair[these], nodes[these], limit())
-                bounded += _COUNTS
-                for first in range(0, near.size, _MIXES):
-                    if usd[first] >= limit():
+                bounded += these.stop - these.start
+                for some in _growing(near.size, _MIXES):
+                    if usd[some.start] >= limit():
                         break
-                    these = slice(first, first + _MIXES)
-                    yield near[these], counts[these]
-                    weighed += _MIXES
+                    yield near[some], counts[some]
+                    weighed += some.stop - some.start
                     if weighed >= _MOST_WEIGHED:
                         return
                 if bounded >= _MOST_BOUNDED:
@@ -321,6 +320,14 @@ class Search:
             return split
         setting = np.stack([places[g][split.setting[:, g]] for g in (0, 1)], axis=1)
         return replace(split, setting=setting)
+
+
+def _growing(size: int, first: int) -> Iterator[slice]:
+    """Slices of ``size`` things, each twice as long as the last: few where few are looked at, quick where many are."""
+    start = 0
+    while start < size:
+        yield slice(start, min(start + first, size))
+        start, first = start + first, 2 * first
 
 
 def cheapest_of_each(mixes: Iterable[Mix], below: float) -> dict[frozenset[tuple[str, bool]], Mix]:

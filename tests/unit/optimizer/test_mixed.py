@@ -19,6 +19,7 @@ from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.hardware import Price
+from optimizer.mixed import find
 from optimizer.mixed.find import MAX_FLEETS, Search
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.pricing import Terms
@@ -105,6 +106,13 @@ def test_the_pruned_search_finds_what_weighing_every_mix_finds(
         constraints=limits | {"existing_reservations": owned, "regions": ["us-east-1"]},
     )
     search = search_of(wanted, load(), load_calibration())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(find, "_MOST_WEIGHED", 10**9)
+        patch.setattr(find, "_MOST_BOUNDED", 10**9)
+        compare_with_weighing_all(search)
+
+
+def compare_with_weighing_all(search: Search) -> None:
     best: dict[object, Mix] = {}
     for mix in sorted(weigh_all(search), key=lambda mix: mix.key):
         best.setdefault(mix.name, mix)
