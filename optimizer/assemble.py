@@ -8,13 +8,14 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.fastest import Fastest
+from optimizer.fastest import MEASURED_AXES, Fastest
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Purchase, Table
+from optimizer.space import AXES
 from optimizer.workload.model import ModelSpec
 
 # Fields of a plan's parallelism that are numbers of a search's row.
@@ -127,13 +128,21 @@ def assemble(
                 "lost_hours": rounded(run.lost_hours[row]),
             },
             "prices": [*node_prices(way), *unit_prices(way.offer.region, catalog)],
-            "calibration": {
-                "source": calibration.describe(instance.gpu, request.workload.precision),
-                "relative_error": rounded(fastest.relative_error[config]),
-                "rows": calibration.residual(instance.gpu, request.workload.precision).rows,
-            },
+            "calibration": _calibration(fastest, config, request, calibration),
         }
     )
+
+
+def _calibration(fastest: Fastest, config: int, request: FleetRequest, calibration: Calibration) -> dict[str, Any]:
+    """Where the speed of one configuration comes from, and how sure it is."""
+    gpu, work = fastest.instance.gpu, request.workload
+    residual = calibration.residual(gpu, work.precision, work.framework)
+    source, error = calibration.describe(gpu, work.precision, work.framework), float(fastest.relative_error[config])
+    if error > residual.relative_error:
+        known = (*MEASURED_AXES.get(gpu.name, ()), "data")
+        kinds = [axis for axis in AXES if axis not in known and getattr(fastest.rows, axis)[config] > 1]
+        source += f"; no measured run on {gpu.name} has {' or '.join(kinds)} parallelism, so error {error:.0%}"
+    return {"source": source, "relative_error": rounded(error), "rows": residual.rows}
 
 
 def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:

@@ -348,3 +348,17 @@ def test_images_need_no_sequence_length(catalog: Catalog, calibration: Calibrati
     plan = recommend(wanted, catalog, calibration).plans[0]
     assert plan.job.seq_len == 1
     assert plan.job.tokens == plan.job.samples
+
+
+def test_a_plan_says_when_its_parallelism_was_never_measured(catalog: Catalog, calibration: Calibration) -> None:
+    wanted = request(
+        model="llama-3.1-70b",
+        workload={"seq_len": 8192, "samples": 10_000, "global_batch": 384},
+        constraints={"instance_types": ["p5en"], "parallelism": ["pipeline"], "max_nodes": 2},
+    )
+    plan = recommend(wanted, catalog, calibration).plans[0]
+    assert plan.parallelism.beyond_data == ("pipeline",)
+    assert "no measured run on H200 has pipeline parallelism" in plan.calibration.source
+    assert plan.calibration.relative_error == pytest.approx(calibration.residuals["pooled"].relative_error, rel=1e-4)
+    plain = recommend(request(constraints={"instance_types": ["p5en"]}), catalog, calibration).plans[0]
+    assert not plain.parallelism.beyond_data and "parallelism" not in plain.calibration.source
