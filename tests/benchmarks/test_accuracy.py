@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import RUNS, read_runs
-from tests.benchmarks.accuracy import measure, throughput_error
+from optimizer.performance.calibrate import RUNS, read_runs, throughput_error
+from tests.benchmarks.accuracy import measure
 
 pytestmark = pytest.mark.benchmark
 
