@@ -70,17 +70,17 @@ def alternatives(
     key = np.where(lacks <= 0, hours, 1e9 + lacks)
     mine = plan.parallelism
     own_layout = np.logical_and.reduce([getattr(rows, name) == getattr(mine, name) for name in ("data", *_SPLITS)])
-    groups: list[tuple[str, Any]] = []
+    groups: list[Any] = []
     for used in range(1 << len(_SPLITS)):
         names = [name for at, name in enumerate(_SPLITS) if used >> at & 1]
         if names != [name for name in _SPLITS if getattr(mine, name) > 1]:
-            groups.append((" + ".join(["data", *names]), (search.used == used)[:, None, None]))
+            groups.append((search.used == used)[:, None, None])
     for sharding in search.shardings:
         if SHARDINGS[sharding] != mine.sharding:
-            groups.append((SHARDINGS[sharding], own_layout[:, None, None] & (search.shardings == sharding)[:, None]))
+            groups.append(own_layout[:, None, None] & (search.shardings == sharding)[:, None])
     found: list[dict[str, Any]] = []
     picked: list[tuple[int, int, int]] = []
-    for _name, group in groups:
+    for group in groups:
         chosen = np.where(group, key, np.inf)
         best = np.unravel_index(int(chosen.argmin()), chosen.shape)
         if np.isfinite(chosen[best]):

@@ -30,7 +30,6 @@ from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.errors import InvalidInputError
 from optimizer.fastest import Fastest, Rejection, fastest, rejection
-from optimizer.fastest import share_of_gpu as share_of_gpu
 from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
@@ -261,10 +260,7 @@ class Table:
 
     def feasible(self, limits: Constraints) -> NDArray[np.bool_]:
         """Which candidates keep budget and deadline at the 95th percentile."""
-        budget = math.inf if limits.budget_usd is None else limits.budget_usd
-        deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
-        hours, cost = self.run.hours_p95, self.cost.p95
-        return np.asarray(np.isfinite(hours) & (cost <= budget) & (hours <= deadline))
+        return keeps_limits(self.run, self.cost, limits)
 
     def rejection(self, limits: Constraints) -> Rejection:
         """Why no candidate keeps the limits: the one that binds, the nearest value to it, and the limit."""
@@ -301,6 +297,13 @@ class Table:
             cheapest,
             budget,
         )
+
+
+def keeps_limits(run: Outcome, cost: FleetCost, limits: Constraints) -> NDArray[np.bool_]:
+    """Which fleets keep budget and deadline at the 95th percentile."""
+    budget = math.inf if limits.budget_usd is None else limits.budget_usd
+    deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
+    return np.asarray(np.isfinite(run.hours_p95) & (run.hours_p95 <= deadline) & (cost.p95 <= budget))
 
 
 def volume_usd_per_month(catalog: Catalog, region: str, volumes: Volumes | None = None) -> float:
@@ -464,19 +467,6 @@ def search_types(
             assert isinstance(found, dict)
             tables.append(found)
     return tables
-
-
-def search_type(
-    instance: InstanceType,
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    regions: Sequence[str],
-    catalog: Catalog,
-    calibration: Calibration,
-) -> Table | Rejection:
-    """``search_types`` of one type."""
-    return search_types([instance], request, model, amount, regions, catalog, calibration)[0]
 
 
 def run_of(request: FleetRequest, amount: Amount) -> Run:

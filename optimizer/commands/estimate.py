@@ -285,7 +285,7 @@ def _hardware(
                     f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
         from optimizer.catalog import load
-        from optimizer.search import share_of_gpu
+        from optimizer.fastest import share_of_gpu
 
         hardware = share_of_gpu(load().instance_type(instance_type))
         return hardware, nodes or 1, (nodes or 1) * hardware.gpus_per_node, instance_type

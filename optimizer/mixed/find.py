@@ -20,12 +20,12 @@ from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
 from optimizer.mixed.mix import Mix, row_of
 from optimizer.mixed.physics import Physics, meets_every_micro_batch, micro_batches
-from optimizer.mixed.pricing import Terms, keeps_limits
+from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import pairs_of
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import DDP, Run
 from optimizer.request import Constraints
-from optimizer.search import Amount, Purchase
+from optimizer.search import Amount, Purchase, keeps_limits
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,7 +14,6 @@ from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
-from optimizer.request import Constraints
 from optimizer.search import Purchase, endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
 Floats = NDArray[np.float64]
@@ -138,10 +136,3 @@ class Terms:
             ),
         )
         return run, cost
-
-
-def keeps_limits(run: Outcome, cost: FleetCost, limits: Constraints) -> NDArray[np.bool_]:
-    """Which mixes keep budget and deadline at the 95th percentile."""
-    budget = math.inf if limits.budget_usd is None else limits.budget_usd
-    deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
-    return np.asarray(np.isfinite(run.hours_p95) & (run.hours_p95 <= deadline) & (cost.p95 <= budget))

@@ -16,12 +16,12 @@ from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.fastest import Fastest, estimates_of
 from optimizer.mixed.mix import Mix, row_of
-from optimizer.mixed.pricing import Terms, keeps_limits
+from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
 from optimizer.request import Constraints
-from optimizer.search import Purchase
+from optimizer.search import Purchase, keeps_limits
 from optimizer.workload.model import ModelSpec
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")

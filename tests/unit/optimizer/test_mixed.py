@@ -18,6 +18,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+from optimizer.fastest import share_of_gpu
 from optimizer.hardware import Price
 from optimizer.mixed import find
 from optimizer.mixed.find import MAX_FLEETS, Search
@@ -31,7 +32,7 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search import Amount, Purchase, purchases, run_of, share_of_gpu
+from optimizer.search import Amount, Purchase, purchases, run_of
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ["p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge", "g5.12xlarge", "g6f.xlarge", "p5.4xlarge"]

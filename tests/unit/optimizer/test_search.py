@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import TIE, estimates_of
+from optimizer.fastest import TIE, estimates_of, share_of_gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
@@ -24,7 +24,7 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search import Amount, Table, pareto_front, run_of, search_type, share_of_gpu
+from optimizer.search import Amount, Table, pareto_front, run_of, search_types
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -243,7 +243,7 @@ def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibr
     model = resolve_model(wanted.model)
     amount = Amount.of(wanted, model)
     p4d = catalog.instance_type("p4d.24xlarge")
-    table = search_type(p4d, wanted, model, amount, ("us-east-1",), catalog, calibration)
+    (table,) = search_types([p4d], wanted, model, amount, ("us-east-1",), catalog, calibration)
     assert isinstance(table, Table)
     based = [row for row, way in enumerate(table.purchase) if table.purchases[way].base]
     assert based
