@@ -68,13 +68,18 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
             "tied_embeddings": tied,
         }
 
-    def miss(layers: int, heads: int) -> int:
-        return abs(count_parameters(**shape(layers, heads), details=Architecture())[0] - parameters)
+    def layers_of(heads: int) -> int:
+        one, two = (count_parameters(**shape(layers, heads), details=Architecture())[0] for layers in (1, 2))
+        return max(1, round(1 + (parameters - one) / (two - one)))
 
-    # Heads in fours above 16, so that tensor parallelism divides them; the depth then makes up for the coarser width.
+    # Heads in eights above 16, as published models have them, so that the eight tensor ranks of a node divide them: the
+    # width whose depth, made up to the count, comes nearest to the rule's.
     rule = depth(parameters)
-    heads = min([*range(1, 16), *range(16, 516, 4)], key=lambda candidate: miss(rule, candidate))
-    layers = min(range(1, 2 * rule), key=lambda candidate: miss(candidate, heads))
+    heads = min(
+        [*range(1, 16), *range(16, 40, 4), *range(40, 520, 8)],
+        key=lambda candidate: abs(math.log(layers_of(candidate) / rule)),
+    )
+    layers = layers_of(heads)
     return ModelSpec(
         name=name,
         architecture="decoder",

@@ -135,6 +135,12 @@ def test_the_size_rules_shape_has_nearly_the_count(count: float) -> None:
     assert model.attention_heads * model.head_dim == model.hidden_size
 
 
+@pytest.mark.parametrize("count", [20e9, 34e9, 65e9, 70e9, 123e9, 175e9, 405e9, 1e12])
+def test_eight_tensor_ranks_divide_the_shape_of_a_large_model(count: float) -> None:
+    model = resolve_model(round(count))
+    assert model.attention_heads % 8 == 0 and model.kv_heads == 8
+
+
 def test_the_size_rules_depth_is_near_published_depths() -> None:
     errors = [depth(count) / layers - 1 for count, layers in RULE_MODELS]
     assert sum(abs(error) for error in errors) / len(errors) < 0.17
