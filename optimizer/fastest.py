@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from optimizer import space
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.communication import communication, link_of, network_of
-from optimizer.performance.evaluate import evaluate_inputs, room_gib, step_s
+from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, Inputs, make_inputs
 from optimizer.performance.step import step_seconds
@@ -105,6 +106,18 @@ class Machines:
     common: Inputs
     differing: dict[str, Floats]
     coefficients: dict[str, Floats]
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """What each one's driver shows of a GPU's memory."""
+        shown: Any = self.differing.get("gpu_memory_bytes", self.common.gpu_memory_bytes)
+        return np.broadcast_to(shown, len(self.instances))
+
+    def any_with(self, gpus_per_node: Floats, columns: Mapping[str, Any]) -> Inputs:
+        """Inputs of configurations on no GPU in particular: all that is known of it is how many a node has."""
+        numbers: dict[str, Any] = dict.fromkeys(self.differing, np.nan) | {"gpus_per_node": gpus_per_node}
+        fitted: dict[str, Any] = dict.fromkeys(self.coefficients, np.nan)
+        return replace(self.common, **numbers, **columns, coefficients=replace(self.common.coefficients, **fitted))
 
     @classmethod
     def of(cls, instances: Sequence[InstanceType], run: Run, model: ModelSpec, calibration: Calibration) -> Self:
@@ -305,6 +318,11 @@ class Search:
         self.columns = np.stack([getattr(self.table, name) for name in _COLUMNS]).astype(np.float64)
         self.possible = space.shards(self.table, self.shardings)[:, :, None]
         self.steps = np.ceil(samples / self.table.batch)
+        self.ranks = self.table.data * self.table.tensor * self.table.pipeline * self.table.context // self.table.nodes
+        # What each row needs of a GPU's memory, GiB, worked out when it is first asked for (``_know``).
+        self.known = np.zeros(self.table.size, dtype=bool)
+        self.peak_gib = np.empty((self.table.size, self.shardings.size, self.checkpointings.size))
+        self.nccl_gib = np.empty(self.table.size)
         self.axes = self.table.axes
         self.used = np.sum([(getattr(self.table, a) > 1) << i for i, a in enumerate(_SPLITS)], axis=0)
         self.unsure = calibration.residuals[POOLED].relative_error
@@ -361,14 +379,20 @@ class Search:
         every, once = (np.empty((pair.size, self.shardings.size)) for _ in range(2))
         always = np.empty(pair.size)
 
+        smallest, at_layout = _distinct(first)
+        # No micro-batch keeps less: a larger one has fewer in flight, of more samples each.
+        columns = self.columns[:, smallest]
+        pipeline, accum = columns[_COLUMNS.index("pipeline")], columns[_COLUMNS.index("grad_accum")]
+        columns[_COLUMNS.index("grad_accum")] = np.where(pipeline > 1, accum, 1.0)
+        least_gib, nccl_gib = self._needed_gib(smallest, columns)
+        shown_bytes = self.machines.memory_bytes
+
         def fill(piece: slice) -> None:
-            columns = self.columns[:, first[piece]]
-            x = self._inputs_of(at[piece], columns)
+            x = self._inputs_of(at[piece], self.columns[:, first[piece]])
             sent = communication(replace(x, checkpointing=np.zeros(1)))
-            # No micro-batch keeps less: a larger one has fewer in flight, of more samples each.
-            x = replace(x, grad_accum=np.where(x.pipeline > 1, x.grad_accum, 1.0))
-            peak_gib, limit_gib = room_gib(x)
-            fit = (peak_gib <= limit_gib) & self.possible[first[piece]]
+            where = at_layout[piece]
+            most_gib = limit_gib(shown_bytes[at[piece]], nccl_gib[where])
+            fit = (least_gib[where] <= most_gib[:, None, None]) & self.possible[first[piece]]
             way[piece] = np.where(fit.any(axis=(1, 2)), fit.any(axis=1).argmax(axis=1), -1)
             every[piece] = np.where(fit.any(axis=2), sent.data_per_micro_batch[..., 0], np.inf)
             once[piece] = sent.data_per_step[..., 0]
@@ -391,6 +415,7 @@ class Search:
 
     def _wave(self, machine: Ints, row: Ints) -> None:
         """Evaluate rows, on all processors, and lower the marks."""
+        self._know(row)
         pieces = [slice(at, at + _CHUNK) for at in range(0, row.size, _CHUNK)]
         weighed = _each(lambda piece: self._weigh(machine[piece], row[piece]), pieces)
         for entries, (where, nearest, lacks_gib) in weighed:
@@ -415,8 +440,8 @@ class Search:
 
     def _weigh(self, machine: Ints, row: Ints) -> tuple[_Entries, tuple[Ints, Ints, Floats]]:
         """The fastest checkpointing that fits of each row and sharding, and what rows that do not fit lack."""
-        peak_gib, limit_gib = room_gib(self.inputs(machine, row))
-        gap = np.where(self.possible[row], peak_gib - limit_gib, np.inf)
+        most_gib = limit_gib(self.machines.memory_bytes[machine], self.nccl_gib[row])
+        gap = np.where(self.possible[row], self.peak_gib[row] - most_gib[:, None, None], np.inf)
         fit = gap <= 0
         none = ~fit.any(axis=(1, 2))
         lacks = (machine[none], row[none], gap[none].min(axis=(1, 2)))
@@ -436,17 +461,40 @@ class Search:
         found = _Entries(machine=machine, row=row, sharding=sharding, checkpointing=way, hours=hours)
         return found.take(kept), lacks
 
+    def _know(self, row: Ints) -> None:
+        """Work out what rows need of a GPU's memory, where it is not known: once for all machines."""
+        asked = np.zeros_like(self.known)
+        asked[row] = True
+        new = np.flatnonzero(asked & ~self.known)
+        self.peak_gib[new], self.nccl_gib[new] = self._needed_gib(new, self.columns[:, new])
+        self.known[new] = True
+
+    def _needed_gib(self, row: Ints, values: Floats) -> tuple[Floats, Floats]:
+        """Peak (rows x shardings x checkpointings) and what NCCL needs (rows), of rows with other ``values``."""
+        peak_gib = np.empty((row.size, self.shardings.size, self.checkpointings.size))
+        nccl_gib = np.empty(row.size)
+
+        def fill(piece: slice) -> None:
+            ranks = self.ranks[row[piece], None, None].astype(float)
+            peak_gib[piece], nccl = needed_gib(self.machines.any_with(ranks, self._columns_of(values[:, piece])))
+            nccl_gib[piece] = nccl[:, 0, 0]
+
+        _each(fill, [slice(start, start + _CHUNK) for start in range(0, row.size, _CHUNK)])
+        return peak_gib, nccl_gib
+
     def inputs(self, machine: Ints, row: Ints) -> Inputs:
         """Inputs of shape rows x shardings x checkpointings."""
         return self._inputs_of(machine, self.columns[:, row])
 
     def _inputs_of(self, machine: Ints, values: Floats) -> Inputs:
+        return self.machines.inputs(machine, self._columns_of(values), axes=2)
+
+    def _columns_of(self, values: Floats) -> dict[str, Any]:
         columns: dict[str, Any] = dict(zip(_COLUMNS, values[..., None, None], strict=True))
-        columns |= {
+        return columns | {
             "sharding": self.shardings[:, None].astype(float),
             "checkpointing": self.checkpointings.astype(float),
         }
-        return self.machines.inputs(machine, columns, axes=2)
 
     def everything(self) -> tuple[Floats, Floats, Floats]:
         """Hours, peak and limit (GiB) of every configuration of one machine: rows x shardings x checkpointings.
@@ -617,7 +665,7 @@ def described(rows: space.Rows, sharding: str) -> str:
 def _distinct(values: Ints) -> tuple[Ints, Ints]:
     """The distinct values, sorted, and the place of each value in them; np.unique would import numpy.ma first."""
     ordered = np.sort(values)
-    distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+    distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
     return distinct, np.searchsorted(distinct, values)
 
 

@@ -115,14 +115,21 @@ def step_s(x: Inputs) -> Floats:
     return np.asarray(sum(step.step_seconds(x).values()), dtype=np.float64)
 
 
+def needed_gib(x: Inputs) -> tuple[Floats, Floats]:
+    """``Estimates.peak_memory_gib`` and ``nccl_gib`` alone; what the GPU is makes no difference to them."""
+    peak, nccl = needed_bytes(x)
+    return np.asarray(to_gib(peak), dtype=np.float64), np.asarray(to_gib(nccl), dtype=np.float64)
+
+
 def room_gib(x: Inputs) -> tuple[Floats, Floats]:
     """``Estimates.peak_memory_gib`` and ``limit_gib`` alone."""
-    peak, nccl = needed_bytes(x)
-    return np.asarray(to_gib(peak), dtype=np.float64), _limit_gib(x, to_gib(nccl))
+    peak_gib, nccl_gib = needed_gib(x)
+    return peak_gib, limit_gib(x.gpu_memory_bytes, nccl_gib)
 
 
-def _limit_gib(x: Inputs, nccl_gib: Number) -> Floats:
-    available_gib = (to_gib(x.gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)
+def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
+    """``Estimates.limit_gib`` of GPUs whose driver shows so many bytes."""
+    available_gib = (to_gib(gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)
     return np.asarray(np.maximum(available_gib, 0.0), dtype=np.float64)
 
 
@@ -133,7 +140,7 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
     parts_gib = {name: to_gib(value) for name, value in held.peak.items()}
     peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
     nccl_gib = to_gib(held.nccl)
-    limit_gib = _limit_gib(x, nccl_gib)
+    most_gib = limit_gib(x.gpu_memory_bytes, nccl_gib)
     samples = x.data * x.micro_batch * x.grad_accum
     gpus = x.data * x.tensor * x.pipeline * x.context
     mfu = samples * model_flops_per_sample(x) / total_s / (gpus * x.peak_flop_per_s)
@@ -146,9 +153,9 @@ def _estimates(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         tokens_per_second=full(samples * x.seq_len / total_s),
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
-        limit_gib=full(limit_gib),
+        limit_gib=full(most_gib),
         nccl_gib=full(nccl_gib),
-        fits=full(peak_gib <= limit_gib),
+        fits=full(peak_gib <= most_gib),
         memory_gib={name: full(value) for name, value in parts_gib.items()},
         time_s={name: full(value) for name, value in parts_s.items()},
     )
