@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.errors import DataMissingError
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.memory import layers_of_stage, stage_parameters, tokens_of_rank
+from optimizer.performance.memory import computes_narrow, layers_of_stage, stage_parameters, tokens_of_rank
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Hardware
 
 # All-reduce bus bandwidth over one direction of a GPU's NVLink (half of the datasheet's figure, which counts both):
@@ -156,6 +156,19 @@ class Group:
     # A gather moves the same bytes over the same ring.
     all_gather = reduce_scatter
 
+    def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
+        """Seconds in which each rank's part goes from neighbour to neighbour until all have had it, in ``rounds``.
+
+        These are sends between two ranks, not a collective that cuts its buffer over all cards of a node: where the
+        ring crosses to the next node, it does over one rank's share of the network.
+        """
+        outside = self.spans > 1
+        byte_per_s = np.where(outside, np.minimum(self.network_byte_per_s, self.link_byte_per_s), self.link_byte_per_s)
+        latency_s = np.where(outside, self.network_latency_s, self.link_latency_s)
+        return self._seconds(
+            (1.0 - 1.0 / self.ranks) * number_of_bytes / byte_per_s, rounds * (self.ranks - 1.0), latency_s
+        )
+
     def all_reduce(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds to reduce a buffer on all ranks: a ring, or between two nodes a tree, which crosses only once.
 
@@ -201,19 +214,23 @@ def communication(x: Inputs) -> Communication:
         group = group_of(x, network, local, x.context, inner=x.tensor)
         passes = (3.0 + again) * x.layers
         keys_and_values = x.context * tokens * 2.0 * x.kv / x.tensor * x.element_bytes
-        context = group.all_gather(passes * keys_and_values, passes * (x.context - 1.0))
+        context = group.ring_of_sends(passes * keys_and_values, passes)
     if np.any(x.expert > 1):
         # Tokens go to their experts and come back, forward and backward.
         group = group_of(x, network, local, x.expert, inner=x.tensor * x.context)
         calls = (4.0 + 2.0 * again) * x.layers
         expert = group.all_to_all(calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes, calls)
     if np.any(x.pipeline > 1):
-        # Neighbouring stages are on one node only where a stage is smaller than a node. Tensor ranks send a slice each
-        # and gather it over NVLink (arXiv:2104.04473, 4.1).
+        # The slowest send holds up the others: the one to the next node, where there is one, over what the ranks of a
+        # stage share there. Tensor ranks send a slice each and gather it over NVLink (arXiv:2104.04473, 4.1).
         stage_ranks = x.data * x.tensor * x.context
-        p2p = np.where(stage_ranks >= local, network / local, x.link_byte_per_s)
-        latency: Number = np.where(stage_ranks >= local, x.network_latency_s, x.link_latency_s)
-        sent = 2.0 * tokens * x.hidden * x.element_bytes / x.tensor
+        outside = x.nodes > 1
+        across = np.minimum(network / np.minimum(stage_ranks, local), x.link_byte_per_s)
+        p2p = np.where(outside, across, x.link_byte_per_s)
+        latency: Number = np.where(outside, x.network_latency_s, x.link_latency_s)
+        # What is sent is the residual stream, which autocast keeps in 32 bits.
+        element = np.where(computes_narrow(x), x.element_bytes, np.maximum(x.element_bytes, x.residual_bytes))
+        sent = 2.0 * tokens * x.hidden * element / x.tensor
         pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
 
     ranks = x.data * x.context

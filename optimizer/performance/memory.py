@@ -279,7 +279,7 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
     # A rank of experts works on the tokens that its experts were sent.
     used = x.experts_used * np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
     of = _token_bytes(x, x.residual_bytes, used)
-    fsdp = _fsdp(x)
+    fsdp = computes_narrow(x)
     if np.any(fsdp):
         narrow = _token_bytes(x, element, used)
         of = _TokenBytes(*(np.where(fsdp, getattr(narrow, f.name), getattr(of, f.name)) for f in fields(_TokenBytes)))
@@ -331,12 +331,12 @@ def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
 def logits_bytes(x: Inputs) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage."""
     # FSDP compiles layer by layer, and not the loss. Plain PyTorch gathers the logits of all tensor ranks for it.
-    fused = (x.compiled > 0) & ~_fsdp(x)
+    fused = (x.compiled > 0) & ~computes_narrow(x)
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
     return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
 
 
-def _fsdp(x: Inputs) -> Number:
+def computes_narrow(x: Inputs) -> Number:
     """Where plain PyTorch is FSDP2, which computes in 16 bits throughout instead of under autocast."""
     return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)
 

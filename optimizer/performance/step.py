@@ -45,8 +45,11 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     last = _longer(in_layers + work.head, host)
 
     # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
-    # Interleaving v chunks divides what the others add by v. Sends hide but for the first.
-    bubble = (stages - 1.0) * (stage / x.virtual_stages + sent.pipeline)
+    # Interleaving v chunks divides what the others add by v. Sends hide but for the first, unless the network needs
+    # longer for a micro-batch than the stages: one in the middle sends both ways, each end of the pipeline only one.
+    sends = sent.pipeline * np.where(stages > 2.0, 1.0, 0.5)
+    held_up = (micro_batches - 1.0) * np.maximum(0.0, sends - last)
+    bubble = (stages - 1.0) * (stage / x.virtual_stages + sent.pipeline) + held_up
 
     # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
     # it that takes longer than what it hides behind.

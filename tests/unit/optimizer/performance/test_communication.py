@@ -159,6 +159,40 @@ def test_the_bubble_of_megatron_sc21() -> None:
         assert float(found["bubble"]) == pytest.approx((stages - 1) / (batches * chunks) * ideal, rel=0.1)
 
 
+def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
+    """Eight one-GPU nodes: a stage sends 8192 x 4096 residuals of 4 bytes forward and as much backward, 0.27 GB."""
+    slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=2.5, efa=False)
+    sent_bytes = 2 * 8192 * 4096 * 4
+    seconds = sent_bytes / network_of(slow)[0]
+    run = Run(seq_len=8192)
+    staged = {"data": 1, "nodes": 8, "pipeline": 8, "grad_accum": 64, "sharding": DDP, "run": run}
+    found = of(LLAMA_8B, hardware=slow, **staged)
+    computed = sum(float(found.time_s[part]) for part in ("matmul", "attention", "elementwise", "head")) / 64
+    assert seconds > 2 * computed
+    assert float(found.step_time_s) == pytest.approx(64 * seconds, rel=0.15)
+    # A fast network adds the first sends alone.
+    fast = of(LLAMA_8B, hardware=replace(slow, network_gbit_per_s=400, efa=True), **staged)
+    assert float(fast.step_time_s) < 0.4 * float(found.step_time_s)
+
+
+def test_two_stages_send_one_way_each() -> None:
+    slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=1, efa=False)
+    two, four = (
+        of(LLAMA_8B, data=1, nodes=p, pipeline=p, grad_accum=64, sharding=DDP, run=Run(seq_len=8192), hardware=slow)
+        for p in (2, 4)
+    )
+    assert float(four.step_time_s) == pytest.approx(2 * float(two.step_time_s), rel=0.05)
+
+
+def test_keys_and_values_cross_nodes_over_one_ranks_share_and_a_hop_at_a_time() -> None:
+    """Sixteen context ranks on two nodes: 15 sends a pass, each of 512 tokens' keys and values over 1/8 of a node."""
+    run = Run(seq_len=8192, framework="megatron-core")
+    bandwidth, latency_s = network_of(node())
+    x = inputs(run=run, nodes=2, data=1, context=16, sharding=ZERO1)
+    a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(x.coefficients.network_efficiency) / 8) + latency_s
+    assert float(communication(x).context) == pytest.approx(3 * 32 * 15 * a_send)
+
+
 def test_uneven_stages_take_as_long_as_the_fullest() -> None:
     """32 layers over 5 stages: two of 7 layers."""
     run = Run(seq_len=2048, framework="megatron")
