@@ -107,6 +107,18 @@ class Parallelism(_Model):
         """The kinds of parallelism besides data parallelism that it has, which training code must implement."""
         return tuple(name for name in ("tensor", "pipeline", "context", "expert") if getattr(self, name) > 1)
 
+    @property
+    def in_short(self) -> str:
+        """Ranks of each kind: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
+        stages = f"x{self.virtual_stages}" if self.virtual_stages > 1 else ""
+        kinds = (
+            ("TP", self.tensor, ""),
+            ("PP", self.pipeline, stages),
+            ("CP", self.context, ""),
+            ("EP", self.expert, ""),
+        )
+        return " ".join([*(f"{name}{ranks}{more}" for name, ranks, more in kinds if ranks > 1), f"DP{self.data}"])
+
 
 class Memory(_Model):
     """Peak GPU memory of the fullest rank."""

@@ -216,7 +216,7 @@ def _estimate_one(
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
-    residual = calibration.residual(hardware.gpu, precision, run.framework)
+    residual = calibration.residual(hardware.gpu, precision, run.framework, mixture=spec.experts > 0)
     speed = float(found.tokens_per_second)
     band = math.exp(residual.relative_error)
     return {
@@ -260,7 +260,7 @@ def _estimate_one(
         "time_s": {part: float(value) for part, value in found.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
-        "calibration": calibration.describe(hardware.gpu, precision, run.framework),
+        "calibration": calibration.describe(hardware.gpu, precision, run.framework, mixture=spec.experts > 0),
     }
 
 

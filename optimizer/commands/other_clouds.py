@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -11,7 +10,7 @@ from optimizer.catalog.clouds import NOT_PROVISIONED, load_clouds, price_notes
 from optimizer.clouds import BASIS, Comparison, compare_clouds
 from optimizer.commands.output import write_table
 from optimizer.performance.calibration import Calibration
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 
 COLUMNS = {
@@ -21,6 +20,7 @@ COLUMNS = {
     "node_count": "nodes",
     "gpus": "GPUs",
     "layout": "parallelism",
+    "sharding": "sharding",
     "hours_expected": "hours",
     "hours_p95": "p95 h",
     "compute_usd_expected": "compute USD",
@@ -49,7 +49,8 @@ def print_comparison(found: Comparison) -> None:
         {
             **asdict(row),
             "gpus": f"{row.node_count * row.gpu_count} {row.gpu}",
-            "layout": _layout(row.parallelism),
+            "layout": Parallelism.model_validate(row.parallelism).in_short,
+            "sharding": row.parallelism["sharding"],
             "keeps": "yes" if row.feasible else "no",
         }
         for row in found.rows
@@ -62,13 +63,6 @@ def print_comparison(found: Comparison) -> None:
     if found.not_compared:
         click.echo()
         write_table(found.not_compared, LEFT_OUT, title="Types of other clouds not compared")
-
-
-def _layout(parallelism: dict[str, Any]) -> str:
-    """ "zero3 8, pipeline 2": the sharding over data ranks, and every other kind there is more than one rank of."""
-    kinds = ("tensor", "pipeline", "context", "expert")
-    more = [f"{kind} {parallelism[kind]}" for kind in kinds if parallelism[kind] > 1]
-    return ", ".join([f"{parallelism['sharding']} {parallelism['data']}", *more])
 
 
 def _line(plan: FleetPlan) -> str:

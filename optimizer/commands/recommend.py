@@ -76,7 +76,7 @@ Example:
     metavar="KIND,...",
     help="What the training code can do of data, tensor, pipeline, context, expert.  [default: all]",
 )
-@click.option("--budget", metavar="USD", help="Most the run may cost, at the 95th percentile.")
+@click.option("--budget", metavar="USD", help="Most the run may cost, at the 95th percentile; takes suffixes (5k).")
 @click.option("--deadline", metavar="48h|3d", help="Longest the run may take, at the 95th percentile.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
 @click.option(
@@ -202,7 +202,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "node_count": plan.node_count,
         "gpus": plan.gpus,
         "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
-        "parallelism": _layout(plan.parallelism),
+        "parallelism": plan.parallelism.in_short,
         "sharding": plan.parallelism.sharding,
         "micro_batch": plan.parallelism.micro_batch,
         "global_batch": plan.job.global_batch,
@@ -215,18 +215,6 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "price_source": plan.prices[0].source,
         "price_as_of": plan.prices[0].as_of.isoformat(),
     }
-
-
-def _layout(split: Parallelism) -> str:
-    """Ranks of each kind of parallelism in short: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
-    stages = f"x{split.virtual_stages}" if split.virtual_stages > 1 else ""
-    kinds = (
-        ("TP", split.tensor, ""),
-        ("PP", split.pipeline, stages),
-        ("CP", split.context, ""),
-        ("EP", split.expert, ""),
-    )
-    return " ".join([*(f"{name}{ranks}{more}" for name, ranks, more in kinds if ranks > 1), f"DP{split.data}"])
 
 
 def _print_tables(answer: Recommendation, *, explain: bool) -> None:
@@ -293,7 +281,7 @@ def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:
         return dict(entry)
     return {
         **entry,
-        "parallelism": _layout(Parallelism.model_validate(split)),
+        "parallelism": Parallelism.model_validate(split).in_short,
         "sharding": split["sharding"],
         "micro_batch": split["micro_batch"],
         "checkpointing": split["activation_checkpointing"],
