@@ -56,13 +56,13 @@ def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
     (sent,) = json.loads((node.state / "log-events.json").read_text())
     assert "the reason, whatever it is" in sent["message"]
     assert f"node set-up failed in {where}" in sent["message"]
-    assert abs(sent["timestamp"] / 1000 - time.time()) < 60
+    assert abs(sent["timestamp"] / 1000 - time.time()) < 600
 
 
 def test_a_step_that_hangs_is_ended_and_the_node_abandoned(tmp_path: Path) -> None:
     node = healthy(tmp_path)
     node.replace("steps/check-platform.sh", "sleep 60")
-    outcome = node.run("node_init.sh", {"NODE_INIT_TIMEOUT_S": "4"})
+    outcome = node.run("node_init.sh", {"NODE_INIT_TIMEOUT_S": "8"})
     assert outcome.exit_code == 124
     assert "node set-up failed in check-platform with exit code 124" in outcome.output
     assert answers(node) == ["ABANDON"]
@@ -104,7 +104,7 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:
     smoke = (node.bootstrap / "steps/run-smoke-test.sh").read_text()
     node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 60")
     running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), start_new_session=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (tmp_path / "reached").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -126,18 +126,19 @@ def test_ended_by_a_signal_it_abandons(tmp_path: Path) -> None:
     node = healthy(tmp_path)
     node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 3")
     running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (tmp_path / "reached").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=30) == 143
+    assert running.wait(timeout=120) == 143
     assert answers(node) == ["ABANDON"]
 
 
 def test_heartbeats_end_with_the_run(tmp_path: Path) -> None:
     node = healthy(tmp_path)
-    node.replace("steps/check-health.sh", "sleep 1")
+    beats_so_far = 'grep -c record-lifecycle-action-heartbeat "$FAKE_CALLS"'
+    node.replace("steps/check-health.sh", f"until (( $({beats_so_far}) >= 2 )); do sleep 0.05; done")
     assert node.run("node_init.sh", {"HOOK_HEARTBEAT_S": "0.1"}).exit_code == 0
     beats = [call for call in node.calls if "record-lifecycle-action-heartbeat" in call]
     assert len(beats) >= 2
@@ -153,14 +154,17 @@ def test_heartbeats_do_not_keep_a_node_for_ever(tmp_path: Path) -> None:
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     node = healthy(tmp_path)
-    node.replace("steps/check-health.sh", f"touch {tmp_path}/reached\nsleep 2")
+    node.replace(
+        "steps/check-health.sh", f"touch {tmp_path}/reached\nuntil [[ -e {tmp_path}/go-on ]]; do sleep 0.05; done"
+    )
     first = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
     while not (tmp_path / "reached").exists():
         time.sleep(0.05)
     second = node.run("node_init.sh")
+    (tmp_path / "go-on").touch()
     assert second.exit_code == 1
     assert "another node_init.sh is running" in second.output
-    assert first.wait(timeout=30) == 0
+    assert first.wait(timeout=120) == 0
     assert answers(node) == ["CONTINUE"]
 
 

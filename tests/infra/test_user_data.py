@@ -86,7 +86,7 @@ def read_back(path: Path) -> dict[str, str]:
     """The variables as bash sees them after sourcing the file, NUL-separated."""
     script = f'set -a; set -u; . "{path}"; env -0'
     out = subprocess.run(
-        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True, timeout=20
+        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True, timeout=120
     ).stdout
     pairs = (entry.split("=", 1) for entry in out.decode().split("\0") if entry)
     return {name: value for name, value in pairs if name.startswith("GPUFLEET_")}
@@ -201,7 +201,7 @@ def boot(node: Path, text: str) -> subprocess.CompletedProcess[bytes]:
     """Run the very script, its two absolute folders moved under the test's."""
     moved = text.replace("/etc/gpufleet", f"{node}/etc/gpufleet").replace("/opt/gpufleet", f"{node}/opt/gpufleet")
     environment = {"PATH": f"{node}/bin:{os.environ['PATH']}", "RETRY_DELAY_S": "0"}
-    return subprocess.run(["bash", "-c", moved], env=environment, capture_output=True, check=False, timeout=30)
+    return subprocess.run(["bash", "-c", moved], env=environment, capture_output=True, check=False, timeout=120)
 
 
 def test_the_script_runs_the_bundle_it_was_promised(node: Path) -> None:
@@ -253,6 +253,6 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     script = tmp_path / "user_data.sh"
     script.write_text(user_data(sample_plan(), FACTS))
     done = subprocess.run(
-        [Path(sys.executable).parent / "shellcheck", script], capture_output=True, text=True, check=False, timeout=60
+        [Path(sys.executable).parent / "shellcheck", script], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout

@@ -42,7 +42,7 @@ def test_sigkill_at_random_steps_ends_bit_equal(
             # Orphans may have trained on for a moment: what comes next must be about the new workers.
             for path in node.out.glob("rank-*.pid"):
                 path.unlink()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while len(list(node.out.glob("rank-*.pid"))) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
         node.wait(process)
@@ -86,7 +86,7 @@ def test_sigterm_to_torchrun_saves_within_its_30_seconds(make_node: Callable[...
         workers = [node.worker_pid(rank) for rank in range(2)]
         os.kill(parent_of(workers[0]), signal.SIGTERM)
         assert gone_within(workers, 20.0)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while "by SIGTERM, saved" not in node.log.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
     assert "by SIGTERM, saved" in node.log.read_text()

@@ -56,8 +56,8 @@ def test_case(name: str, tmp_path: Path) -> None:
         try:
             if (case / "during.sh").exists():
                 command = ["bash", "-eu", str(case / "during.sh"), str(process.pid)]
-                subprocess.run(command, env=environment, check=True, timeout=20)
-            status = process.wait(timeout=30)
+                subprocess.run(command, env=environment, check=True, timeout=120)
+            status = process.wait(timeout=120)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, 9)

@@ -27,7 +27,7 @@ def moto_url() -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not _listens(port):
             assert process.poll() is None and time.monotonic() < deadline, "moto's server did not start"
             time.sleep(0.1)

@@ -127,7 +127,7 @@ def kill_at(step: int) -> Callable[[int], None]:
     def at_step(now: int) -> None:
         for thread in threading.enumerate():
             if thread.name == "checkpoint-writer":
-                thread.join(timeout=60)
+                thread.join(timeout=120)
         if now == step:
             raise Killed
 

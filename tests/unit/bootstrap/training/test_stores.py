@@ -56,7 +56,7 @@ def test_of_two_writers_at_once_exactly_one_wins(store: Store) -> None:
     def write(data: bytes) -> None:
         def fill(file: BinaryIO) -> None:
             file.write(data)
-            barrier.wait(timeout=10)  # both have written everything before either is finished
+            barrier.wait(timeout=120)  # both have written everything before either is finished
 
         try:
             store.write("step-1/a.pt", fill)
