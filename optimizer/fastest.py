@@ -346,14 +346,10 @@ class Search:
 
     def results(self) -> list[Fastest | Rejection]:
         """One result a machine."""
-        machine = np.concatenate([np.full(s.stop - s.start, m) for m, s in enumerate(self.slices)])
-        row = np.concatenate([np.arange(s.start, s.stop) for s in self.slices])
-        is_plain = self.axes[row] == 0
-        self._wave(machine[is_plain], row[is_plain])
-        machine, row = machine[~is_plain], row[~is_plain]
+        plain = self.axes == 0
+        self._wave(*self._rows_where(lambda _, rows: plain[rows]))
+        machine, row = self._rows_where(self._may_beat_the_mark(~plain))
         key = machine * self.width + self.table.nodes[row]
-        open_ = self.floor.least_hours(machine, row) <= (1 + TIE) * self.marks[self.sureness(machine, row), key]
-        machine, row, key = machine[open_], row[open_], key[open_]
         bound = self._bound(machine, row)
         least = np.full(self.marks.shape[1], np.inf)
         np.minimum.at(least, key, bound)
@@ -365,6 +361,21 @@ class Search:
             machine, row, key, bound = machine[later], row[later], key[later], bound[later]
         self.found = self._choose()
         return [self._result(at) for at in range(len(self.slices))]
+
+    def _rows_where(self, wanted: Callable[[int, slice], NDArray[np.bool_]]) -> tuple[Ints, Ints]:
+        """Machine and row of all that are ``wanted`` of a machine's rows: a machine at a time stays in the cache."""
+        rows = [s.start + np.flatnonzero(wanted(at, s)) for at, s in enumerate(self.slices)]
+        return np.repeat(np.arange(len(rows)), [found.size for found in rows]), np.concatenate(rows)
+
+    def _may_beat_the_mark(self, asked: NDArray[np.bool_]) -> Callable[[int, slice], NDArray[np.bool_]]:
+        """Which of ``asked`` could be as fast as the fastest known, whatever their checkpointing."""
+        marks = (1 + TIE) * self.marks.reshape(len(self.marks), len(self.slices), self.width)
+
+        def may(machine: int, rows: slice) -> NDArray[np.bool_]:
+            mark = marks[self.sureness(machine, rows), machine, self.table.nodes[rows]]
+            return np.asarray(asked[rows] & (self.floor.least_hours(machine, rows) <= mark))
+
+        return may
 
     def _bound(self, machine: Ints, row: Ints) -> Floats:
         """The least hours of rows with what fits at the smallest micro-batch; infinite where nothing does."""
@@ -399,18 +410,22 @@ class Search:
             always[piece] = np.ravel(x.coefficients.exposed_communication)
 
         _each(fill, [slice(start, start + _CHUNK) for start in range(0, pair.size, _CHUNK)])
-        possible = way[place] >= 0
         bound = np.full(row.size, np.inf)
-        machine, row, place = machine[possible], row[possible], place[possible]
+        key = machine * self.width + self.table.nodes[row]
+        asked = np.flatnonzero(way[place] >= 0)
+        compute = self.floor.hours(machine[asked], row[asked], way[place[asked]])
+        # What computation alone leaves too slow needs no more of a bound.
+        slow = compute > (1 + TIE) * self.marks[self.sureness(machine[asked], row[asked]), key[asked]]
+        asked, compute = asked[~slow], compute[~slow]
+        row, place = row[asked], place[asked]
         accum, shown = self.table.grad_accum[row], always[place]
-        compute = self.floor.hours(machine, row, way[place])
         behind = compute * 3600 / self.steps[row] / accum
         exposed = [
             accum * np.maximum(shown * every[place, s], every[place, s] - behind)
             + np.maximum(shown * once[place, s], once[place, s] - behind)
             for s in range(self.shardings.size)
         ]
-        bound[possible] = compute + self.steps[row] * np.min(exposed, axis=0) / 3600
+        bound[asked] = compute + self.steps[row] * np.min(exposed, axis=0) / 3600
         return bound
 
     def _wave(self, machine: Ints, row: Ints) -> None:
@@ -429,7 +444,7 @@ class Search:
                 np.minimum.at(marks, key[sureness <= at], entries.hours[sureness <= at])
         self.evaluated += np.bincount(machine, weights=self._settings(row), minlength=len(self.slices)).astype(int)
 
-    def sureness(self, machine: Ints, row: Ints) -> Ints:
+    def sureness(self, machine: Ints | int, row: Ints | slice) -> Ints:
         """0 for plain data parallelism, 1 for what was measured on the GPU, 2 for what was not: the wider error."""
         used = self.used[row]
         return np.where(used == 0, 0, 1 + ((used & self.unmeasured[machine]) != 0))
@@ -633,12 +648,12 @@ class _Floor:
         at = self.at[row]
         return self._hours(row, *(part[machine, at, way] for part in (self.whole, self.even, self.head)))
 
-    def least_hours(self, machine: Ints, row: Ints) -> Floats:
+    def least_hours(self, machine: Ints | int, row: Ints | slice) -> Floats:
         """The bound of each row whatever its checkpointing."""
         at = self.at[row]
         return self._hours(row, *(part[machine, at] for part in self.least))
 
-    def _hours(self, row: Ints, whole: Floats, even: Floats, head: Floats) -> Floats:
+    def _hours(self, row: Ints | slice, whole: Floats, even: Floats, head: Floats) -> Floats:
         return self.wholes[row] * whole + self.evens[row] * even + self.heads[row] * head
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from optimizer.errors import InvalidInputError
 from optimizer.plan import PurchaseOption
-from optimizer.units import parse_count, parse_hours
+from optimizer.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
 Axis = Literal["data", "tensor", "pipeline", "context", "expert"]
@@ -31,7 +31,12 @@ Number = BeforeValidator(_no_bool)
 Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
 Amount = Annotated[Samples, Field(le=MOST_SAMPLES)]
 Hours = Annotated[float, BeforeValidator(lambda value: value if value is None else parse_hours(value)), Number]
-Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Number]
+Usd = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    BeforeValidator(lambda value: parse_usd(value) if isinstance(value, str) else value),
+    Number,
+]
 
 
 class _Model(BaseModel):

@@ -19,13 +19,30 @@ def parse_count(text: str | float) -> int:
     Raises:
         ValueError: not a number with suffix k, M, B, G or T, not above zero, or not a whole number.
     """
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
-    if match is None:
+    value = _suffixed(text)
+    if value is None:
         raise ValueError(f"{text!r} is not a count; write a number with an optional suffix k, M, B or T, like 2B")
-    value = float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]]
     if not math.isfinite(value) or value <= 0 or abs(value - round(value)) > 1e-6 * value:
         raise ValueError(f"{text!r} is not a whole number above 0")
     return round(value)
+
+
+def parse_usd(text: str) -> float:
+    """Read an amount of USD with an optional suffix: "5k" is 5000, "2.5M" is 2,500,000.
+
+    Raises:
+        ValueError: not a number with suffix k, M, B, G or T, or not above zero.
+    """
+    value = _suffixed(text)
+    if value is None or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{text!r} is not an amount of USD above 0; write a number, or one with a suffix, like 5k")
+    return value
+
+
+def _suffixed(text: str | float) -> float | None:
+    """A number with an optional suffix of _COUNT; None for what is none."""
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
+    return float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]] if match else None
 
 
 def parse_hours(text: str | float) -> float:

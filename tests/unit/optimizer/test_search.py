@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from optimizer.performance.evaluate import estimate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import read_plan
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import FleetRequest, request_from_dict
+from optimizer.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.search import Amount, Table, pareto_front, run_of, search_types
 from optimizer.workload.resolve import resolve_model
 
@@ -133,6 +134,13 @@ def test_pareto_front_has_exactly_the_undominated(points: list[tuple[float, floa
     front = {points[i] for i in pareto_front(hours, cost)}
     undominated = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
     assert front == undominated
+
+
+def test_a_budget_takes_suffixes_in_flags_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "request.yaml"
+    file.write_text("model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {budget_usd: 2.5k}\n")
+    assert request_from_dict(read_request_file(file)).constraints.budget_usd == 2500
+    assert request(constraints={"budget_usd": "2M"}).constraints.budget_usd == 2e6
 
 
 @settings(max_examples=25, deadline=None)

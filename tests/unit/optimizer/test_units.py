@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.units import parse_count, parse_hours
+from optimizer.units import parse_count, parse_hours, parse_usd
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,20 @@ def test_hours(text: str | float, hours: float) -> None:
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_hours(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "usd"),
+    [("5k", 5000), ("2M", 2e6), ("2.5m", 2.5e6), ("3000", 3000), ("1,500.25", 1500.25), ("0.5", 0.5), ("1e3", 1000)],
+)
+def test_dollars(text: str, usd: float) -> None:
+    assert parse_usd(text) == pytest.approx(usd)
+
+
+@pytest.mark.parametrize("text", ["", "cheap", "-5", "0", "5x", "k", "inf", "nan", "1e400", "5k 5k"])
+def test_what_is_no_amount_of_dollars(text: str) -> None:
+    with pytest.raises(ValueError, match="USD above 0"):
+        parse_usd(text)
 
 
 @given(st.integers(1, 10**15))
