@@ -34,7 +34,7 @@ AXES = ("data", "tensor", "pipeline", "context", "expert")
 # (arXiv:2407.21783, table 4); a quarter of that is still searched.
 MIN_CONTEXT_TOKENS = 2048
 # Micro-batches where the global batch is free: powers of two.
-_MICRO_BATCHES = 2 ** np.arange(12)
+MICRO_BATCHES = 2 ** np.arange(12)
 # What a framework has of sharding where it does not have all: Megatron's distributed optimizer is ZeRO-1
 # (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
 _SHARDINGS = {"megatron": (DDP, ZERO1), "megatron-core": (DDP, ZERO1)}
@@ -114,7 +114,7 @@ def rows(
     layouts = _layouts(model, run, ranks, range(min_nodes, max_nodes + 1), axes)
     data = layouts["data"][:, None]
     if global_batch is None:
-        sizes = _MICRO_BATCHES
+        sizes = MICRO_BATCHES
         # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
         accum = batch_limit // (data * sizes)
         # Long sequences: one sequence a GPU of one node may already be more, and is the least there is.

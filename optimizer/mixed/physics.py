@@ -27,8 +27,8 @@ from optimizer.workload.model import ModelSpec
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# More samples than a micro-batch of any size that is tried (the search's limit too).
-LARGEST_MICRO_BATCH = 2048
+# Samples of the largest micro-batch that is tried, as for fleets of one type.
+LARGEST_MICRO_BATCH = int(space.MICRO_BATCHES[-1])
 # As good as infinitely many ranks: what each rank holds of a sharded state is then least.
 _MANY_RANKS = 1e9
 
@@ -39,10 +39,11 @@ def micro_batches(most: int, *, free: bool) -> Ints:
     Where the global batch is ``free``, powers of two, as for fleets of one type: a mix must not win by sizes that they
     are not tried with. Where it is given, four an octave, so that any share has one near to it.
     """
-    most = max(1, min(most, LARGEST_MICRO_BATCH))
-    mantissas = (4,) if free else (4, 5, 6, 7)
-    sizes = {mantissa << octave for mantissa in mantissas for octave in range(10)} | {1, 2, 3, LARGEST_MICRO_BATCH}
-    return np.array(sorted(size for size in sizes - ({3} if free else set()) if size <= most), dtype=np.int64)
+    sizes = space.MICRO_BATCHES
+    if not free:
+        sizes = np.concatenate([[3], sizes, *(sizes[2:-1] // 4 * quarters for quarters in (5, 6, 7))])
+        sizes.sort()
+    return sizes[sizes <= max(1, most)]
 
 
 @dataclass(frozen=True, kw_only=True)
