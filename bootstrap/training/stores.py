@@ -26,7 +26,6 @@ URI_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 KMS_KEY_VARIABLE = "GPUFLEET_KMS_KEY_ARN"
 # Local NVMe of the node, for files on their way to and from S3; the system's temporary folder if not set.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
-READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,10 +120,6 @@ class Catalog:
         """Every region with an offer, sorted."""
         return self._regions
 
-    def gpu_names(self) -> tuple[str, ...]:
-        """Every GPU model an instance type has, as people ask for it ("H100"), sorted."""
-        return tuple(sorted({instance.gpu.name for instance in self.instance_types}))
-
     def instance_type(self, name: str) -> InstanceType:
         """The facts of one type.
 

@@ -264,15 +264,15 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
             title="Plan 1 was chosen over, on the same nodes",
         )
     elif answer.plans[0].parallelism.beyond_data:
-        plain = [e for e in answer.alternatives if e["parallelism"] and _is_plain(e["parallelism"])]
+        plain = [
+            e
+            for e in answer.alternatives
+            if e["parallelism"] and not Parallelism.model_validate(e["parallelism"]).beyond_data
+        ]
         if plain:
             click.echo(
                 f"plan 1 over data parallelism alone: {plain[0]['why']} (--explain lists all it was chosen over)."
             )
-
-
-def _is_plain(split: Mapping[str, Any]) -> bool:
-    return all(split[kind] == 1 for kind in ("tensor", "pipeline", "context", "expert"))
 
 
 def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:
