@@ -53,8 +53,8 @@ _SPLITS = space.AXES[1:]
 # Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares). With any
 # other the speed is as sure as that of a GPU nobody measured.
 MEASURED_AXES = {"A100": ("tensor", "pipeline"), "H100": ("tensor", "pipeline"), "H200": ("tensor",)}
-# Parts of a step that every micro-batch pays in the layers of a stage.
 _COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
+# Parts of a step that every micro-batch pays in the layers of a stage.
 _IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
 
 
