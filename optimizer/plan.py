@@ -331,7 +331,7 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
     """
     try:
         data: Any = json.loads(text.removeprefix("\ufeff"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of thousands of digits
         raise PlanError(f"{origin} is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise PlanError(f"{origin} holds a JSON {type(data).__name__}, and a plan is an object")

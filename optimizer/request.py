@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -132,6 +133,11 @@ class FleetRequest(_Model):
     objective: Objective = "cost"
 
 
+# Seven lines of YAML aliases hold a million values: what an error shows of a wrong value is its beginning.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring = 2, 100
+
+
 def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -> FleetRequest:
     """Check ``data`` as a FleetRequest.
 
@@ -143,9 +149,11 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
     except ValidationError as error:
         lines = []
         for problem in error.errors():
+            if problem["type"] == "too_short" and problem["input"]:
+                continue  # its items were wrong, and are told of
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
-            shown = "" if isinstance(value, dict) else f" (got {value!r})"
+            shown = "" if isinstance(value, dict) else f" (got {_SHORT.repr(value)})"
             lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{shown}")
         raise InvalidInputError(
             f"{origin} is not a valid request:\n    " + "\n    ".join(dict.fromkeys(lines)),

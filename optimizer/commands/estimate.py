@@ -213,6 +213,13 @@ def _estimate_one(
         grad_accum=accumulation,
         checkpointing=checkpointing_code(activation_checkpointing),
     )
+    if sequence_parallel and tensor == 1:
+        raise InvalidInputError(
+            "--sequence-parallel with --tensor 1",
+            limit="--tensor of at least 2",
+            why="it is the tensor ranks that split norms and residual",
+            next_step="leave --sequence-parallel out",
+        )
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}

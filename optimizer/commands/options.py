@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from optimizer.errors import DataMissingError, InvalidInputError
+
 if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
 
@@ -27,8 +29,20 @@ def chosen_calibration(path: Path | None) -> Calibration:
     """The calibration of a file, or the shipped one where none is named.
 
     Raises:
-        DataMissingError: the file is missing or no calibration.
+        InvalidInputError: the file is missing or no calibration.
+        DataMissingError: the shipped one is.
     """
     from optimizer.performance.calibration import load, read_calibration
 
-    return load() if path is None else read_calibration(path)
+    if path is None:
+        return load()
+    try:
+        return read_calibration(path)
+    except (DataMissingError, ValueError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise InvalidInputError(
+            f"--calibration {path} cannot be used: {reason}",
+            limit="a file that gpufleet calibrate wrote with this version",
+            why="without a calibration every speed would be a guess",
+            next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",
+        ) from error

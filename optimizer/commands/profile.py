@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.workload.profile import ModuleProfile, is_function, profile_function, write_profile
+from optimizer.workload.profile import ModuleProfile, check_out, is_function, profile_function, write_profile
 
 MIB = 2**20
 
@@ -68,6 +68,8 @@ def command(target: str, batch_size: int, out: Path | None, output_format: str) 
             limit="MODULE:FUNCTION, as in my_package.models:build",
             next_step="gpufleet profile --help",
         )
+    if out is not None:
+        check_out(out)
     profile = profile_function(target, batch_size=batch_size, progress=lambda line: click.echo(line, err=True))
     if out is not None:
         write_profile(out, profile)

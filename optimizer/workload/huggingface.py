@@ -116,10 +116,10 @@ def read_json(path: Path) -> Any:
         InvalidInputError: the file cannot be read, or holds no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}", next_step=_NEXT) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of thousands of digits
         raise InvalidInputError(f"{path} is not JSON: {error}", next_step=_NEXT) from error
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.workload.model import ModelSpec
 
 SCHEMA_VERSION = 1
@@ -190,7 +190,7 @@ def profile_function(
     """Profile the module that a function builds: ``profile_module`` where torch is installed.
 
     Raises:
-        DataMissingError: torch is not installed.
+        DataMissingError: torch is not installed, or broken.
         InvalidInputError: the function breaks its contract, or the module fails.
     """
     if importlib.util.find_spec("torch") is None:
@@ -200,7 +200,15 @@ def profile_function(
             why="its own operators count parameters, FLOPs and memory",
             next_step=INSTALL_TORCH,
         )
-    from optimizer.workload.profile_module import SMALLEST_BATCH, profile_module
+    try:
+        from optimizer.workload.profile_module import SMALLEST_BATCH, profile_module
+    except (ImportError, OSError) as error:  # OSError: a library of it is missing
+        raise DataMissingError(
+            f"{target} is a function that builds a torch module, and torch cannot be imported: {error}",
+            limit="torch in the Python that runs gpufleet",
+            why="its own operators count parameters, FLOPs and memory",
+            next_step=f"{INSTALL_TORCH} in a fresh environment, or python -c 'import torch' to see the whole error",
+        ) from error
 
     return profile_module(target, batch_size=batch_size or SMALLEST_BATCH, progress=progress)
 
@@ -222,15 +230,30 @@ def profile_from_dict(data: Any, *, origin: str) -> ModuleProfile:
         ) from error
 
 
+def check_out(path: Path) -> None:
+    """Check that ``write_profile`` can write to ``path``, before minutes of tracing.
+
+    Raises:
+        InvalidInputError: its name does not end in .json, or there is no such folder.
+    """
+    if path.suffix != ".json":
+        raise InvalidInputError(
+            f"--out is {path}",
+            limit="a name that ends in .json",
+            why="--model reads a profile by that",
+            next_step=f"--out {path}.json",
+        )
+    if not path.absolute().parent.is_dir():
+        raise InvalidInputError(f"--out is {path}", limit="a file in a folder that exists", next_step="make the folder")
+
+
 def write_profile(path: Path, profile: ModuleProfile) -> None:
     """Write ``profile`` as JSON; ``--model PATH`` reads it.
 
     Raises:
-        InvalidInputError: the file cannot be written, or its name does not end in .json.
+        GpufleetError: the file cannot be written.
     """
-    if path.suffix != ".json":
-        raise InvalidInputError(f"--out is {path}", limit="a name that ends in .json: --model reads it by that")
     try:
         path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InvalidInputError(f"{path} cannot be written: {error}", next_step="give another --out") from error
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="give another --out") from error

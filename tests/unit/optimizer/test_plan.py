@@ -78,6 +78,7 @@ def test_a_plan_is_picked_from_recommend_output(tmp_path: Path) -> None:
     [
         ("", "not JSON"),
         ("{", "not JSON"),
+        ('{"node_count": ' + 5000 * "9" + "}", "not JSON"),
         ("[]", "list"),
         ('{"plans": []}', "without plans"),
         ('{"plans": 5}', "without plans"),

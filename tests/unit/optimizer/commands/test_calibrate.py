@@ -247,13 +247,19 @@ def test_arguments_that_do_not_go_together(gpufleet: Gpufleet, arguments: tuple[
 
 
 @pytest.mark.parametrize("command", ["recommend", "estimate"])
-def test_a_calibration_that_is_none_is_missing_data(gpufleet: Gpufleet, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("text", ["{}", "", '{"residuals": ' + 5000 * "9" + "}", None], ids=["fields", "", "9", "gone"])
+def test_a_calibration_that_is_none_is_wrong_input(
+    gpufleet: Gpufleet, tmp_path: Path, command: str, text: str | None
+) -> None:
     path = tmp_path / "mine.json"
-    path.write_text("{}", encoding="utf-8")
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
     more = ("--tokens", "1M", "--seq-len", "512") if command == "recommend" else ("--gpu", "h100-80gb")
     code, _, err = gpufleet(command, "--model", "gpt2", *more, "--calibration", str(path))
-    assert code == 4
+    assert code == 2
+    assert str(path) in err
     assert "gpufleet calibrate RUNS.csv" in err
+    assert "pydantic" not in err
 
 
 def test_the_shipped_calibration_names_the_shipped_runs() -> None:

@@ -132,6 +132,7 @@ def test_a_cnn_counts_images() -> None:
         (["--model", "mixtral-8x7b", *H100, "--expert", "16"], "a divisor of 8, the experts"),
         (["--model", "mixtral-8x7b", *H100, "--expert", "8", "--tensor", "2"], "sequence_parallel is 0"),
         (["--model", "gpt2", *H100, "--virtual-stages", "2"], "1 without pipeline"),
+        (["--model", "gpt2", *H100, "--sequence-parallel"], "--tensor of at least 2"),
         (["--model", "llama-2-7b", *H100, "--context", "16", "--seq-len", "40"], "a divisor of 20, half the tokens"),
         (["--model", "gpt2", *H100, "--pipeline", "16"], "12, the layers"),
         (["--model", "gpt2", *H100, "--global-batch", "24"], "a multiple of 16"),
@@ -170,6 +171,14 @@ def test_a_precision_the_gpu_lacks_is_missing_data() -> None:
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
+
+
+def test_a_row_longer_than_the_header_is_told_so(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text("model,gpu,seq_len\ngpt2,h100-80gb,1,024\ngpt2,h100-80gb,1024,,\n", encoding="utf-8")
+    shifted, trailing = csv.DictReader(io.StringIO(run("--batch", str(runs)).stdout))
+    assert "1 more cells than the header" in shifted["error"]
+    assert trailing["error"] == "" and float(trailing["predicted_step_time_s"]) > 0
 
 
 def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) -> None:

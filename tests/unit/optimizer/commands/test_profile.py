@@ -239,12 +239,13 @@ def test_what_names_no_function(gpufleet: Gpufleet, target: str) -> None:
     assert "MODULE:FUNCTION" in err
 
 
-def test_out_must_be_a_json_file(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    if not HAS_TORCH:
-        pytest.skip("a profile needs torch")
-    code, _, err = gpufleet("profile", f"{MODULES}:mlp", "--out", str(tmp_path / "model.txt"))
+@pytest.mark.parametrize("name", ["model.txt", "no_such_folder/model.json"])
+def test_a_wrong_out_is_told_of_before_any_tracing(gpufleet: Gpufleet, tmp_path: Path, name: str) -> None:
+    out = str(tmp_path / name)
+    code, _, err = gpufleet("profile", f"{MODULES}:mlp", "--out", out)
     assert code == 2
-    assert ".json" in err
+    assert out in err
+    assert "tracing" not in err
 
 
 def test_without_torch_it_says_how_to_install_it(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +255,20 @@ def test_without_torch_it_says_how_to_install_it(gpufleet: Gpufleet, monkeypatch
         code, out, err = gpufleet(*arguments)
         assert (code, out) == (4, "")
         assert "pip install 'gpufleet[torch]'" in err
+
+
+def test_a_torch_that_cannot_be_imported_is_told_of(
+    gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch" or "workload.profile_" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    code, out, err = gpufleet("profile", f"{MODULES}:mlp")
+    assert (code, out) == (4, "")
+    assert "libcudart.so.13" in err
 
 
 def test_no_command_imports_torch_until_a_function_is_profiled(model: Path) -> None:

@@ -208,6 +208,16 @@ def test_bad_files_exit_2(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_value_of_a_million_is_shown_by_its_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "request.yaml"
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 6)]
+    file.write_text("\n".join([*lines, "model: *a5", "workload: {tokens: 1B}"]))
+    done = gpufleet("recommend", str(file))
+    assert done.returncode == 2 and "model" in done.stderr
+    assert len(done.stderr) < 10_000
+
+
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "request.yaml"
     file.write_text("model: gpt2-xl\nworkload: {tokens: many, seq_len: -1}\nconstraints: {budget_usd: -3}\n")
@@ -315,6 +325,7 @@ def test_illegal_parallelism_is_explained() -> None:
 def test_unknown_words_are_refused(flags: tuple[str, ...], says: str) -> None:
     done = gpufleet("recommend", *BIG_FLAGS, *flags)
     assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "after validation" not in done.stderr
 
 
 def test_a_framework_without_zero3_is_not_given_it() -> None:

@@ -82,6 +82,8 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         ("{}", "an object without model_type"),
         ("[1, 2]", "a JSON list"),
         ("not json", "is not JSON"),
+        ('{"hidden_size": ' + 5000 * "9" + "}", "is not JSON"),
+        ("\ufeff{}", "an object without model_type"),
         ('{"model_type": "resnet"}', "model_type is 'resnet'"),
         ('{"model_type": "llama", "hidden_size": 4096}', "num_hidden_layers, num_attention_heads, vocab_size"),
         (
