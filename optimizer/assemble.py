@@ -8,7 +8,7 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.fastest import MEASURED_AXES, Fastest
+from optimizer.fastest import Fastest, measured_axes
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
@@ -128,20 +128,25 @@ def assemble(
                 "lost_hours": rounded(run.lost_hours[row]),
             },
             "prices": [*node_prices(way), *unit_prices(way.offer.region, catalog)],
-            "calibration": _calibration(fastest, config, request, calibration),
+            "calibration": _calibration(fastest, config, request, model, calibration),
         }
     )
 
 
-def _calibration(fastest: Fastest, config: int, request: FleetRequest, calibration: Calibration) -> dict[str, Any]:
+def _calibration(
+    fastest: Fastest, config: int, request: FleetRequest, model: ModelSpec, calibration: Calibration
+) -> dict[str, Any]:
     """Where the speed of one configuration comes from, and how sure it is."""
     gpu, work = fastest.instance.gpu, request.workload
-    residual = calibration.residual(gpu, work.precision, work.framework)
-    source, error = calibration.describe(gpu, work.precision, work.framework), float(fastest.relative_error[config])
+    mixture = model.experts > 0
+    residual = calibration.residual(gpu, work.precision, work.framework, mixture=mixture)
+    source = calibration.describe(gpu, work.precision, work.framework, mixture=mixture)
+    error = float(fastest.relative_error[config])
     if error > residual.relative_error:
-        known = (*MEASURED_AXES.get(gpu.name, ()), "data")
+        known = (*measured_axes(gpu, work.framework), "data")
         kinds = [axis for axis in AXES if axis not in known and getattr(fastest.rows, axis)[config] > 1]
-        source += f"; no measured run on {gpu.name} has {' or '.join(kinds)} parallelism, so error {error:.0%}"
+        what = f"{' or '.join(kinds)} parallelism in code like {work.framework}"
+        source += f"; no measured run on {gpu.name} has {what}, so error {error:.0%}"
     return {"source": source, "relative_error": rounded(error), "rows": residual.rows}
 
 

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer import space
-from optimizer.hardware import InstanceType
+from optimizer.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.communication import communication, link_of, network_of
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
-from optimizer.performance.frameworks import framework_name
+from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import Coefficients, Inputs, make_inputs
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import DDP, SHARDINGS, Estimates, Grid, Hardware, Run
@@ -50,9 +50,14 @@ _CHUNK = 4096
 _WAVES = (1.03, 1.1, 1.3, np.inf)
 # Kinds of parallelism that split the model, by place in a row's bits.
 _SPLITS = space.AXES[1:]
-# Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares). With any
+# Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code
+# with fused kernels (Megatron's) and in plain PyTorch: what one's pipeline costs says little of the other's. With any
 # other the speed is as sure as that of a GPU nobody measured.
-MEASURED_AXES = {"A100": ("tensor", "pipeline"), "H100": ("tensor", "pipeline"), "H200": ("tensor",)}
+MEASURED_AXES = {
+    ("A100", "fused"): ("tensor", "pipeline"),
+    ("H100", "fused"): ("tensor", "pipeline"),
+    ("H200", "written out"): ("tensor",),
+}
 _COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
 # Parts of a step that every micro-batch pays in the layers of a stage.
 _IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
@@ -165,6 +170,12 @@ class Machines:
 def _differing(things: Sequence[Any], names: Collection[str]) -> dict[str, Floats]:
     columns = {name: [getattr(thing, name) for thing in things] for name in names}
     return {name: np.array(values) for name, values in columns.items() if any(v != values[0] for v in values)}
+
+
+def measured_axes(gpu: Gpu, framework: str) -> tuple[str, ...]:
+    """Kinds of parallelism, besides data parallelism, that measured runs on ``gpu`` have in code like ``framework``."""
+    fused = frameworks()[framework_name(framework)].fused_kernels
+    return MEASURED_AXES.get((gpu.name, "fused" if fused else "written out"), ())
 
 
 def share_of_gpu(instance: InstanceType) -> Hardware:
@@ -327,10 +338,13 @@ class Search:
         self.used = np.sum([(getattr(self.table, a) > 1) << i for i, a in enumerate(_SPLITS)], axis=0)
         self.unsure = calibration.residuals[POOLED].relative_error
         self.errors = np.array(
-            [calibration.residual(i.gpu, run.precision, run.framework).relative_error for i in machines.instances]
+            [
+                calibration.residual(i.gpu, run.precision, run.framework, mixture=model.experts > 0).relative_error
+                for i in machines.instances
+            ]
         )
         measured = [
-            sum((axis in MEASURED_AXES.get(i.gpu.name, ())) << at for at, axis in enumerate(_SPLITS))
+            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(_SPLITS))
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
@@ -636,7 +650,8 @@ class _Floor:
         columns = {name: getattr(layers, name)[:, None].astype(float) for name in _COLUMNS}
         columns |= {"sharding": np.array(float(DDP)), "checkpointing": search.checkpointings.astype(float)}
         shape = (machine.size, search.checkpointings.size)
-        seconds = step_seconds(search.machines.inputs(machine, columns, axes=1))
+        # Under autocast a mixture's experts are slower than sharded, and the bound is of every sharding.
+        seconds = step_seconds(replace(search.machines.inputs(machine, columns, axes=1), autocast=0.0))
         parts = {name: np.broadcast_to(values, shape).reshape(count, cells, -1) for name, values in seconds.items()}
         # What a stage has of this is at least its share of the layers; the weights' copies at least an even share.
         self.whole = np.sum([parts[name] for name in _IN_LAYERS], axis=0)

@@ -68,7 +68,7 @@ def find_mixed(
     if len(ways) < 2 or limits.max_nodes < 2:
         return ()
     size = checkpoint_gib(model.parameters, run.optimizer)
-    terms = Terms.of(ways, run, size, catalog, calibration)
+    terms = Terms.of(ways, run, size, catalog, calibration, mixture=model.experts > 0)
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
     mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))
@@ -76,4 +76,4 @@ def find_mixed(
     if search is not None:
         mixes = search.cheapest(below, mixes)
     found = sorted(cheapest_of_each(mixes, below).values(), key=lambda mix: mix.key)
-    return tuple(assemble_mixed(mix, request, catalog, calibration, best) for mix in found[:MAX_FLEETS])
+    return tuple(assemble_mixed(mix, request, model, catalog, calibration, best) for mix in found[:MAX_FLEETS])

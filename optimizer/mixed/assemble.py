@@ -14,10 +14,16 @@ from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search import volume_usd_per_month
 from optimizer.units import HOURS_PER_MONTH
+from optimizer.workload.model import ModelSpec
 
 
 def assemble_mixed(
-    mix: Mix, request: FleetRequest, catalog: Catalog, calibration: Calibration, best: FleetPlan | None
+    mix: Mix,
+    request: FleetRequest,
+    model: ModelSpec,
+    catalog: Catalog,
+    calibration: Calibration,
+    best: FleetPlan | None,
 ) -> MixedFleet:
     """The fleet that ``mix`` describes, against the cheapest fleet of one type."""
     run, cost, ranks = mix.run, mix.cost, mix.ranks
@@ -59,7 +65,12 @@ def assemble_mixed(
                 peak_gib=rounded(mix.peak_gib[i]),
                 limit_gib=rounded(mix.limit_gib[i]),
                 cost_usd=cents(paid * way.price.usd_per_hour + volumes),
-                calibration=calibration.describe(instance.gpu, request.workload.precision, request.workload.framework),
+                calibration=calibration.describe(
+                    instance.gpu,
+                    request.workload.precision,
+                    request.workload.framework,
+                    mixture=model.experts > 0,
+                ),
             )
         )
     slowest = max(mix.computed_s)

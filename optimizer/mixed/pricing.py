@@ -53,6 +53,8 @@ class Terms:
         size_gib: float,
         catalog: Catalog,
         calibration: Calibration,
+        *,
+        mixture: bool = False,
     ) -> Self:
         """Look up the terms of ``ways``.
 
@@ -70,7 +72,9 @@ class Terms:
             ranks=np.array([way.offer.instance.ranks for way in ways]),
             log_error=np.array(
                 [
-                    calibration.residual(way.offer.instance.gpu, run.precision, run.framework).relative_error
+                    calibration.residual(
+                        way.offer.instance.gpu, run.precision, run.framework, mixture=mixture
+                    ).relative_error
                     for way in ways
                 ]
             ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from optimizer.performance.calibrate import Measured, folds, log_errors
-from optimizer.performance.calibration import POOLED, Calibration, Residual, residual_key
+from optimizer.performance.calibration import MIXTURE, POOLED, Calibration, Residual, residual_key
 from optimizer.performance.fit import HUBER, START, factors
 from optimizer.performance.types import Floats
 
@@ -90,8 +90,9 @@ def residuals(rows: Sequence[Measured], left_out: Floats, base: Calibration) -> 
     found = dict(base.residuals)
     floor = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
     keys = [residual_key(row.run.hardware.gpu, row.run.run.precision) for row in rows]
-    for key in sorted(set(keys)):
-        mine = [index for index, name in enumerate(keys) if name == key]
+    groups = {key: [index for index, name in enumerate(keys) if name == key] for key in sorted(set(keys))}
+    mixtures = [index for index, row in enumerate(rows) if row.run.model.experts]
+    for key, mine in [*groups.items(), *([(MIXTURE, mixtures)] if mixtures else [])]:
         before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
         squares = float(np.sum(left_out[mine] ** 2)) + PRIOR_ROWS * before.relative_error**2
         error = math.sqrt(squares / (len(mine) + PRIOR_ROWS))

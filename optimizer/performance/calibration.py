@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -25,6 +26,7 @@ from optimizer.performance.types import Run
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
+MIXTURE = "mixture of experts"
 
 # GPUs that are one processor with another memory share its efficiency of arithmetic: the H200's datasheet gives the
 # H100's rates.
@@ -89,8 +91,9 @@ class Calibration(BaseModel):
         description="Factor on the network bandwidth nccl-tests reach, by framework."
     )
     residuals: dict[str, Residual] = Field(
-        description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, and "new framework" for '
-        "training code no measured run used, on processors and on frameworks left out."
+        description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, "new framework" for '
+        'training code no measured run used, on processors and on frameworks left out; "mixture of experts" on '
+        "mixtures left out."
     )
     rows: int
     source: str
@@ -127,13 +130,18 @@ class Calibration(BaseModel):
             network_efficiency=_of(self.network_efficiency, framework),
         )
 
-    def residual(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "") -> Residual:
+    def residual(
+        self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, mixture: bool = False
+    ) -> Residual:
         """Rows behind this GPU's speed in 16 or 32 bits, and their error.
 
         A GPU without rows has 0 of them and the error of predicting a processor that was left out of the fit; with rows
         in the other width only, the same error. Training code that no measured run used has at least the error of
-        predicting a framework that was left out.
+        predicting a framework that was left out, and a mixture of experts at least that of measured mixtures left out.
         """
+        if mixture:
+            dense, mixed = self.residual(gpu, precision, framework), self._mixture()
+            return Residual(rows=dense.rows, relative_error=max(dense.relative_error, mixed.relative_error))
         pooled = self.residuals[POOLED].relative_error
         found = self.residuals.get(residual_key(gpu, precision)) or Residual(rows=0, relative_error=pooled)
         if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
@@ -141,14 +149,29 @@ class Calibration(BaseModel):
         new = self.residuals.get(NEW_FRAMEWORK) or Residual(rows=0, relative_error=pooled)
         return Residual(rows=found.rows, relative_error=max(found.relative_error, new.relative_error))
 
-    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "") -> str:
+    def _mixture(self) -> Residual:
+        """Of mixtures of experts; a factor of two where none was measured."""
+        return self.residuals.get(MIXTURE) or Residual(rows=0, relative_error=math.log(2))
+
+    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, mixture: bool = False) -> str:
         """One sentence for a plan: where the speed of this GPU comes from."""
+        if mixture:
+            mixed = self._mixture()
+            return (
+                f"{self.describe(gpu, precision, framework)}; {mixed.rows or 'no'} measured runs of a mixture of "
+                f"experts judge what its experts cost, so error "
+                f"{self.residual(gpu, precision, framework, mixture=True).relative_error:.0%}"
+            )
         residual = self.residual(gpu, precision, framework)
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
             width = residual_key(gpu, precision)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
-        gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK) and not name.endswith("-bit")]
+        gpus = [
+            name
+            for name in self.residuals
+            if name not in (POOLED, NEW_FRAMEWORK, MIXTURE) and not name.endswith("-bit")
+        ]
         measured = ", ".join(gpus)
         return (
             f"no measured run on {residual_key(gpu, precision)}: efficiency pooled from {measured} (error "

@@ -14,7 +14,13 @@ import numpy as np
 
 from optimizer.errors import DataMissingError
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.memory import computes_narrow, layers_of_stage, stage_parameters, tokens_of_rank
+from optimizer.performance.memory import (
+    EXPERT_CAPACITY,
+    computes_narrow,
+    layers_of_stage,
+    stage_parameters,
+    tokens_of_rank,
+)
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Hardware
 
 # All-reduce bus bandwidth over one direction of a GPU's NVLink (half of the datasheet's figure, which counts both):
@@ -41,7 +47,8 @@ NETWORK_LATENCY_S = 50e-6
 EFA_EFFICIENCY = 0.59
 TCP_EFFICIENCY = 0.38
 
-# One hop of a ring, as NCCL's own tuning model has it (Simple protocol, src/graph/tuning.cc at 01afd20).
+# One hop of a ring in NCCL's own tuning model: hwLatencies, Ring, Simple protocol, NVLINK and NET (src/graph/tuning.cc
+# at 5067397, 2026-06-11).
 LINK_HOP_S = 3.4e-6
 NETWORK_HOP_S = 14e-6
 # Nodes of one ring, beyond two, at which the network gives half: paths collide, and the slowest node holds up the ring.
@@ -216,10 +223,12 @@ def communication(x: Inputs) -> Communication:
         keys_and_values = x.context * tokens * 2.0 * x.kv / x.tensor * x.element_bytes
         context = group.ring_of_sends(passes * keys_and_values, passes)
     if np.any(x.expert > 1):
-        # Tokens go to their experts and come back, forward and backward.
+        # Tokens go to their experts and come back, forward and backward; the fullest rank is waited for.
         group = group_of(x, network, local, x.expert, inner=x.tensor * x.context)
         calls = (4.0 + 2.0 * again) * x.layers
-        expert = group.all_to_all(calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes, calls)
+        expert = group.all_to_all(
+            calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes * EXPERT_CAPACITY, calls
+        )
     if np.any(x.pipeline > 1):
         # The slowest send holds up the others: the one to the next node, where there is one, over what the ranks of a
         # stage share there. Tensor ranks send a slice each and gather it over NVLink (arXiv:2104.04473, 4.1).

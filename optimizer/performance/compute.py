@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from optimizer.performance import kernels
+from optimizer.performance.experts import experts
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.memory import layer_parameters, stage_parameters, tokens_of_rank, updated_parameters
 from optimizer.performance.samples import sample_costs, sample_flops
@@ -30,6 +31,7 @@ class Compute:
         head: output projection, loss and embedding.
         cast: 16-bit copies of the weights.
         host: least time of the layers, what the host needs to launch them.
+        waits: of the host's time, what the GPU waits for however busy it is.
     """
 
     layer_matmul: Number
@@ -38,6 +40,7 @@ class Compute:
     head: Number
     cast: Number
     host: Number
+    waits: Number
 
 
 def model_flops_per_sample(x: Inputs) -> Number:
@@ -81,6 +84,11 @@ def compute(x: Inputs) -> Compute:
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
     elementwise = elementwise + samples.kernels * c.kernel_s
 
+    # What a mixture adds; its tokens' copies are no part of the products.
+    mixture = experts(x)
+    matmul = matmul + mixture.flop_s
+    elementwise = elementwise + mixture.traffic_bytes / byte_per_s + mixture.starts * c.kernel_s
+
     # The output projection, its loss, and what embedding and last norm read and write.
     logits = x.vocab / x.tensor
     head_flops = 2.0 * tokens * x.hidden * logits
@@ -92,20 +100,22 @@ def compute(x: Inputs) -> Compute:
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
+    host_of_layer = c.host_s_per_layer * _host_of_layer(x)
     return Compute(
         layer_matmul=matmul * c.overhead,
         layer_attention=attention * c.overhead,
         layer_elementwise=elementwise * c.overhead,
         head=head * c.overhead,
         cast=cast,
-        host=_host_seconds(x, full) + samples.layers * c.host_s_per_layer,
+        host=_host_seconds(x, full) + samples.layers * c.host_s_per_layer + mixture.host_layers * host_of_layer,
+        waits=mixture.wait_layers * host_of_layer,
     )
 
 
 def _host_seconds(x: Inputs, full: Number) -> Number:
     """Host time to launch all layers of the model, and both ends of it."""
     c = x.coefficients
-    llama = np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
+    llama = _host_of_layer(x)
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where((x.tensor > 1) & (x.fused_kernels == 0), kernels.DTENSOR_HOST, 1.0)
@@ -115,6 +125,11 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     # A stage is given its share of all this, so the ends are counted once for each stage.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer
     return x.layers * (per_layer + collectives) + ends
+
+
+def _host_of_layer(x: Inputs) -> Number:
+    """Host time of a layer over the fitted one's."""
+    return np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:

@@ -54,6 +54,7 @@ class Framework(BaseModel):
     splits_sequence: bool
     written_out: bool
     fused_kernels: bool
+    grouped_experts: bool
     flash_kernel: FlashKernel
     pads_vocabulary: bool
     overlaps_data: bool

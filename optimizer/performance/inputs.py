@@ -39,6 +39,9 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
+# fp32 over the 16-bit peak of a GPU whose datasheet has no fp32: less than of any in the table that has (B300 1/30).
+LEAST_FP32_SHARE = 1 / 34
+
 # Copies of the layers' weights in 8 bits, by rows and by columns, which Hopper's products need both of
 # (https://nvidia.github.io/TransformerEngine, low precision training, performance considerations).
 FP8_COPIES_BYTES = 2.0
@@ -111,6 +114,8 @@ class Inputs:
     selective_recompute: Number
     written_out: Number
     fused_kernels: Number
+    grouped_experts: Number
+    autocast: Number
     overlaps_data: Number
     overlaps_tensor: Number
     gathers_per_layer: Number
@@ -120,6 +125,7 @@ class Inputs:
     peak_flop_per_s: Number
     attention_flop_per_s: Number
     head_flop_per_s: Number
+    fp32_flop_per_s: Number
     quantise_bytes: Number
     convolution: Number
     memory_byte_per_s: Number
@@ -164,6 +170,13 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
             next_step="choose another --precision or GPU",
         )
     return float(peak) * 1e12
+
+
+def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
+    """What a mixture's experts run at where they miss the run's precision (memory.experts_in_32_bits), FLOP/s."""
+    if gpu.peak_tflop_per_s.get("fp32"):
+        return peak_flop_per_s(gpu, "fp32")
+    return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
 
 
 def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
@@ -258,6 +271,9 @@ def make_inputs(
         selective_recompute=framework.selective_recompute,
         written_out=float(framework.written_out),
         fused_kernels=float(framework.fused_kernels),
+        grouped_experts=float(framework.grouped_experts if run.experts is None else run.experts == "grouped"),
+        # Only autocast keeps 16-bit copies of 32-bit weights.
+        autocast=float(sixteen_bit and framework.cast_bytes > 0),
         overlaps_data=float(framework.overlaps_data),
         overlaps_tensor=float(framework.overlaps_tensor),
         gathers_per_layer=framework.gathers_per_layer,
@@ -266,6 +282,7 @@ def make_inputs(
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
         head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(run.precision)) / misaligned,
+        fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
         convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
         quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" else 0.0,
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,

@@ -138,7 +138,13 @@ def _moments(x: Inputs) -> _Moments:
     # peak is then at the end of the forward pass, when the gradient of the logits is not there yet, or after it.
     head = np.minimum(x.vocab * x.hidden / x.tensor, held)
     kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
-    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held * x.cast_bytes)
+    if np.any(x.experts > 0):  # weights that stay in 32 bits have no copy
+        wide = np.where(experts_in_32_bits(x), layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0)
+        kept = np.where(x.checkpointing == FULL, np.maximum(kept - wide * x.cast_bytes, 0.0), kept)
+        held_narrow = held - wide
+    else:
+        held_narrow = held
+    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held_narrow * x.cast_bytes)
     copies = np.where(gathers_all, held * x.element_bytes, copied) + held * x.cached_bytes
     cast = np.where(zero3 & several, gathered, copies)
     # Which stage is fuller: the first, or the last with its logits.
@@ -248,10 +254,11 @@ def _token_bytes(x: Inputs, residual_bytes: Number, used: Number) -> _TokenBytes
     # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5
     gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
-    inner = element * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
+    of_expert = np.where(experts_in_32_bits(x), 4.0, element)
+    inner = of_expert * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
-    dispatched = element * x.hidden * (x.experts > 0) * used
+    dispatched = of_expert * x.hidden * (x.experts > 0) * used
     # Unfused attention: a score's softmax (in PyTorch 32 bits), what the product reads where that is another
     # tensor (16 bits, or after dropout), and a mask byte. PyTorch has no fused attention in 32 bits for key-value heads
     # that are fewer than the query heads, and compiled none with a mask and dropout: 4.2 and 5.1 bytes a score on H200
@@ -334,6 +341,16 @@ def logits_bytes(x: Inputs) -> Number:
     fused = (x.compiled > 0) & ~computes_narrow(x)
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
     return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
+
+
+def experts_in_32_bits(x: Inputs) -> Number:
+    """Where a mixture's products run in 32 bits although the run's precision is 16.
+
+    torch's grouped product is no autocast operation: with 32-bit weights, which autocast leaves as they are, it
+    computes in 32 bits (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py,
+    _grouped_mm). FSDP gathers 16-bit weights.
+    """
+    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0) & ~computes_narrow(x)
 
 
 def computes_narrow(x: Inputs) -> Number:

@@ -53,6 +53,7 @@ CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")} | {
 PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
 PRECISIONS |= {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
 ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
+EXPERTS = {"grouped": "grouped", "grouped_mm": "grouped", "loop": "loop", "eager": "loop"}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adafactor"}
 
 
@@ -141,6 +142,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         attention=attention,  # type: ignore[arg-type]
         compiled=bool(_amount(row, "compiled", default=0, least=0)),
         framework=framework,
+        experts=_word(row, "experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
     grid = Grid(
         nodes=math.ceil(count / per_node),

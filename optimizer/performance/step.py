@@ -41,8 +41,9 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
     host = work.host * share
     # The last stage has the head as well. A stage takes what its GPU needs, or what its host needs to launch it.
-    stage = _longer(in_layers, host)
-    last = _longer(in_layers + work.head, host)
+    waits = work.waits * share
+    stage = _longer(in_layers, host) + waits
+    last = _longer(in_layers + work.head, host) + waits
 
     # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
     # Interleaving v chunks divides what the others add by v. Sends hide but for the first, unless the network needs

@@ -22,6 +22,7 @@ NONE, SELECTIVE, FULL = range(3)
 
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor"]
 Attention = Literal["flash", "unfused"]
+ExpertsKind = Literal["grouped", "loop"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,7 @@ class Run:
         attention: "flash" (fused, never stores the score matrix) or "unfused".
         compiled: element-wise operations are fused by a compiler (torch.compile).
         framework: a profile of data/frameworks.yaml: what the training code keeps in memory and costs the host.
+        experts: how it computes a mixture's experts: one grouped kernel, or a loop; None for what the framework does.
     """
 
     seq_len: int
@@ -43,6 +45,7 @@ class Run:
     attention: Attention = "flash"
     compiled: bool = False
     framework: str = "torch"
+    experts: ExpertsKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

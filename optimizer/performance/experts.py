@@ -1,0 +1,126 @@
+"""What a mixture of experts costs beyond its products as a dense layer's: routing, copies of tokens, small products.
+
+Each token is copied once for each expert that works on it, sorted or indexed by expert, and summed up again. Code does
+the experts' products in one grouped kernel, or in a loop over the experts whose every turn asks the GPU which tokens
+it has. No constant here was read off a measured training run of a mixture: operations, tensors and tiles are counted in
+the source that each comment names, and the loop's host time is of one layer measured alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.performance import kernels
+from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.memory import EXPERT_CAPACITY, experts_in_32_bits, tokens_of_rank
+from optimizer.performance.types import FULL, NONE
+
+# Rows of a product are computed in tiles of 128, and the last tile of each expert's is half empty on average
+# (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
+TILE_ROWS = 128.0
+
+# Passes over the copied tokens, (of the residual's width, of the products'), forward and backward. Hugging Face's
+# grouped_mm_experts_forward (transformers 5.23, integrations/moe.py): gather, weigh, restore the order, sum; backward
+# the two gathers are sums into zeros, and the weights have a gradient of their own.
+WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
+# Its loop (models/mixtral/modeling_mixtral.py, MixtralExperts): gather, cast, weigh, index_add_; backward a gather, the
+# weights' gradient, a cast and a sum into zeros.
+LOOP_PASSES = ((7.0, 2.0), (13.0, 3.0))
+# The zeros of all tokens that each turn's gradient is summed into, and its sum with the others' (autograd).
+LOOP_ZEROS = 4.0
+# Fused permute and unpermute, which weighs and sums (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
+FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
+# A token's logits of the router: softmax in 32 bits, top k, mask and their gradients, bytes an expert.
+ROUTER_BYTES = (40.0, 40.0)
+
+# Kernels of one turn of the loop, forward: where, three gathers, casts, two products, gate, weigh, add; twice as many
+# backward. Fused code has two products, a gate and three copies (megatron/core/transformer/moe/experts.py,
+# SequentialMLP).
+WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS = 14.0, 6.0
+# Host time of one turn, in layers of the same code (1.33 ms a layer of Hugging Face's Llama, fitted). Forward the GPU
+# waits 0.24 ms a turn: each asks five times (where, ==, three indices) for a number that the GPU has. Backward it is
+# 0.5 ms beside the GPU's work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token, under
+# autocast: 3.3 ms forward and 6.5 backward, of which the host 4.0, the GPU's kernels together 7.1 (H200, torch 2.11,
+# 2026-11-21).
+LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
+# The weights of all experts are one parameter there: the gradient of each turn's slice is written into zeros of the
+# whole (one pass) and added to the others' (three), for every expert.
+SLICE_PASSES = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """Of all layers of the model, one micro-batch on one rank; 0 without experts.
+
+    Attributes:
+        flop_s: seconds of products beyond those of a dense layer as wide, before the framework's overhead.
+        traffic_bytes: moved beyond a dense layer's.
+        starts: kernels started.
+        host_layers: host time beside the GPU's work, in layers of the same code.
+        wait_layers: host time in which the GPU waits: each turn of the loop asks it which tokens it has.
+    """
+
+    flop_s: Number = 0.0
+    traffic_bytes: Number = 0.0
+    starts: Number = 0.0
+    host_layers: Number = 0.0
+    wait_layers: Number = 0.0
+
+
+def experts(x: Inputs) -> Experts:
+    """What the experts of each configuration cost."""
+    if not np.any(x.experts > 0):
+        return Experts()
+    c = x.coefficients
+    mixture = np.where(x.experts > 0, 1.0, 0.0)
+    written = x.fused_kernels == 0
+    loop = mixture * (x.grouped_experts == 0)
+    again = np.where(x.checkpointing == NONE, 0.0, 1.0)
+    full = np.where(x.checkpointing == FULL, 1.0, 0.0)
+    narrow = x.element_bytes
+    element = np.where(experts_in_32_bits(x), 4.0, narrow)
+
+    # The fullest rank of experts is waited for by the others.
+    local = x.experts / x.expert
+    capacity = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+    tokens = tokens_of_rank(x)
+    rows = tokens * x.experts_used * capacity
+    matrix = x.mlp_matrices * x.hidden * x.ffn / x.tensor  # of one expert
+
+    # Products: in full tiles, at the speed of their own width, less what is counted as a dense layer's.
+    dense = 2.0 * tokens * x.experts_used * matrix / x.peak_flop_per_s
+    tiled = 2.0 * (rows + local * TILE_ROWS / 2.0) * matrix
+    tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.peak_flop_per_s)
+    passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, np.where(full > 0, 1.0, x.selective_recompute))
+    flop_s = mixture * x.layers * passes * (tiled - dense) / c.matmul_efficiency
+    sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)
+    widened = passes * c.matmul_traffic * sides * (element - narrow)
+
+    # Tokens of the rank's experts, each a copy.
+    traffic: Number = 0.0
+    for index, times in ((0, 1.0 + again), (1, 1.0)):
+        wide, own = (
+            np.where(written, np.where(loop > 0, looped, grouped), fused)
+            for looped, grouped, fused in zip(
+                LOOP_PASSES[index], WRITTEN_PASSES[index], FUSED_PASSES[index], strict=True
+            )
+        )
+        gate = np.where(written, kernels.SWIGLU[index], kernels.FUSED_SWIGLU[index]) * x.ffn / x.tensor
+        moved = rows * (x.hidden * (wide * x.residual_bytes + own * element) + gate * (element - narrow))
+        traffic = traffic + times * (moved + tokens * x.experts * ROUTER_BYTES[index])
+    by_hand = loop * written
+    weights = np.where(x.autocast > 0, x.weight_bytes, narrow)
+    traffic = traffic + by_hand * local * LOOP_ZEROS * tokens * x.hidden * x.residual_bytes
+    traffic = traffic + by_hand * local * SLICE_PASSES * local * matrix * weights
+
+    turns = loop * x.layers * local
+    fused_host = (1.0 + full / 3.0) * FUSED_LOOP_KERNELS / kernels.FUSED_KERNELS
+    return Experts(
+        flop_s=flop_s,
+        traffic_bytes=mixture * x.layers * (traffic * c.elementwise_traffic + widened),
+        starts=turns * np.where(written, WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS) * (3.0 + full),
+        host_layers=turns * np.where(written, LOOP_HOST_LAYERS, fused_host),
+        wait_layers=turns * np.where(written, LOOP_WAIT_LAYERS * (1.0 + full), 0.0),
+    )
