@@ -16,9 +16,20 @@ from hypothesis import strategies as st
 from optimizer import performance, space
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.fastest import MEASURED_AXES, TIE, Fastest, Machines, Search, estimates_of, fastest, share_of_gpu
+from optimizer.fastest import (
+    MEASURED_AXES,
+    TIE,
+    Fastest,
+    Machines,
+    Search,
+    estimates_of,
+    fastest,
+    measured_axes,
+    share_of_gpu,
+)
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate
+from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Run
 from optimizer.workload.model import ModelSpec
@@ -145,7 +156,7 @@ def test_the_search_finds_what_brute_force_finds(
     allowed = space.shardings(run)
     # Where the GPU has no measured run, all is as unsure as can be.
     rows = calibration.residual(instance.gpu).rows
-    measured = MEASURED_AXES.get(instance.gpu.name, ()) if rows else space.AXES
+    measured = measured_axes(instance.gpu, run.framework) if rows else space.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -288,18 +299,23 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     """One row is enough to count: the residual of its GPU has it in."""
     with (Path(performance.__file__).parent / "data" / "measured_runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found: dict[str, set[str]] = {}
+    found: dict[tuple[str, str], set[str]] = {}
     for row in rows:
+        code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
         axes = {axis for axis in ("tensor", "pipeline", "context") if float(row[f"{axis}_parallel"] or 1) > 1}
-        found.setdefault(gpu_table()[row["gpu"]].name, set()).update(axes)
-    assert {gpu: axes for gpu, axes in found.items() if axes} == {gpu: set(axes) for gpu, axes in MEASURED_AXES.items()}
+        found.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
+    assert {key: axes for key, axes in found.items() if axes} == {key: set(axes) for key, axes in MEASURED_AXES.items()}
 
 
-def test_what_no_run_of_the_gpu_measured_is_less_sure() -> None:
+@pytest.mark.parametrize(
+    ("framework", "unknown"), [("torch", ("tensor", "pipeline", "context")), ("megatron-core", ("context",))]
+)
+def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: tuple[str, ...]) -> None:
+    """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
     model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
     result = fastest(
         [load().instance_type("p4d.24xlarge")],
-        Run(seq_len=8192),
+        Run(seq_len=8192, framework=framework),
         model,
         samples=10_000,
         global_batch=None,
@@ -311,7 +327,7 @@ def test_what_no_run_of_the_gpu_measured_is_less_sure() -> None:
     pooled = calibration.residuals["pooled"].relative_error
     own = calibration.residual(result.instance.gpu).relative_error
     assert own < pooled
-    unmeasured = result.rows.context > 1
+    unmeasured = np.any([getattr(result.rows, axis) > 1 for axis in unknown], axis=0)
     assert unmeasured.any() and not unmeasured.all()
     assert (result.relative_error[unmeasured] == pooled).all()
     assert (result.relative_error[~unmeasured] == own).all()
