@@ -8,14 +8,13 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.fastest import Fastest, measured_axes
+from optimizer.fastest import Fastest, unmeasured_note
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Purchase, Table
-from optimizer.space import AXES
 from optimizer.workload.model import ModelSpec
 
 # Fields of a plan's parallelism that are numbers of a search's row.
@@ -143,10 +142,7 @@ def _calibration(
     source = calibration.describe(gpu, work.precision, work.framework, mixture=mixture)
     error = float(fastest.relative_error[config])
     if error > residual.relative_error:
-        known = (*measured_axes(gpu, work.framework), "data")
-        kinds = [axis for axis in AXES if axis not in known and getattr(fastest.rows, axis)[config] > 1]
-        what = f"{' or '.join(kinds)} parallelism in code like {work.framework}"
-        source += f"; no measured run on {gpu.name} has {what}, so error {error:.0%}"
+        source += f"; {unmeasured_note(gpu, work.framework, parallelism(fastest, config))}, so error {error:.0%}"
     return {"source": source, "relative_error": rounded(error), "rows": residual.rows}
 
 

@@ -178,6 +178,14 @@ def measured_axes(gpu: Gpu, framework: str) -> tuple[str, ...]:
     return MEASURED_AXES.get((gpu.name, "fused" if fused else "written out"), ())
 
 
+def unmeasured_note(gpu: Gpu, framework: str, ranks: Mapping[str, int]) -> str:
+    """What no measured run on ``gpu`` has of a layout (ranks by kind of parallelism), in words; empty if it has all."""
+    known = measured_axes(gpu, framework)
+    kinds = [axis for axis in _SPLITS if axis not in known and ranks[axis] > 1]
+    what = f"{' or '.join(kinds)} parallelism in code like {framework}"
+    return f"no measured run on {gpu.name} has {what}" if kinds else ""
+
+
 def share_of_gpu(instance: InstanceType) -> Hardware:
     """The estimator's view of an instance type; a fractional GPU computes and moves data at its fraction."""
     gpu = instance.gpu

@@ -12,8 +12,9 @@ from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
+from optimizer.fastest import unmeasured_note
 from optimizer.hardware import Gpu, Precision
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
@@ -225,7 +226,14 @@ def _estimate_one(
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
     residual = calibration.residual(hardware.gpu, precision, run.framework, mixture=spec.experts > 0)
     speed = float(found.tokens_per_second)
-    band = math.exp(residual.relative_error)
+    source = calibration.describe(hardware.gpu, precision, run.framework, mixture=spec.experts > 0)
+    error, unsure = residual.relative_error, calibration.residuals[POOLED].relative_error
+    ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+    note = unmeasured_note(hardware.gpu, run.framework, ranks)
+    if note and error < unsure:  # as recommend has it
+        error = unsure
+        source += f"; {note}, so error {error:.0%}"
+    band = math.exp(error)
     return {
         "model": spec.name,
         "model_source": spec.source,
@@ -265,9 +273,9 @@ def _estimate_one(
         "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
         "reserve_gib": reserve,
         "time_s": {part: float(value) for part, value in found.time_s.items()},
-        "relative_error": residual.relative_error,
+        "relative_error": error,
         "measured_rows": residual.rows,
-        "calibration": calibration.describe(hardware.gpu, precision, run.framework, mixture=spec.experts > 0),
+        "calibration": source,
     }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -107,6 +108,15 @@ def test_an_instance_type_brings_its_gpus_and_network() -> None:
     slow = as_json("--model", "gpt2", "--instance-type", "g4dn.12xlarge", "--precision", "fp16", "--seq-len", "1024")
     assert slow["measured_rows"] == 0
     assert "no measured run on T4" in str(slow["calibration"])
+
+
+def test_parallelism_that_no_run_of_the_gpu_has_is_less_sure() -> None:
+    split = ("--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "8", "--pipeline", "2", "--grad-accum", "8")
+    megatron, torch = (as_json(*split, "--framework", code) for code in ("megatron", "torch"))
+    assert float(str(torch["relative_error"])) > 1.5 * float(str(megatron["relative_error"]))
+    assert "no measured run on A100 has pipeline parallelism in code like torch" in str(torch["calibration"])
+    low, high = (float(str(torch[f"tokens_per_second_{end}"])) for end in ("low", "high"))
+    assert math.log(high / low) == pytest.approx(2 * float(str(torch["relative_error"])))
 
 
 def test_a_cnn_counts_images() -> None:
