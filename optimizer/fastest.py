@@ -335,12 +335,14 @@ class Search:
         self.slices = [slice(starts[id(table)], starts[id(table)] + table.size) for table in tables]
         self.shardings, self.checkpointings = space.shardings(run), space.checkpointings(model)
         self.columns = np.stack([getattr(self.table, name) for name in _COLUMNS]).astype(np.float64)
-        self.possible = space.shards(self.table, self.shardings)[:, :, None]
+        # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
+        self.shards = np.ascontiguousarray(space.shards(self.table, self.shardings).T)[:, None]
+        self.possible = np.moveaxis(self.shards, -1, 0)
         self.steps = np.ceil(samples / self.table.batch)
         self.ranks = self.table.data * self.table.tensor * self.table.pipeline * self.table.context // self.table.nodes
         # What each row needs of a GPU's memory, GiB, worked out when it is first asked for (``_know``).
         self.known = np.zeros(self.table.size, dtype=bool)
-        self.peak_gib = np.empty((self.table.size, self.shardings.size, self.checkpointings.size))
+        self.peak_gib = np.empty((self.shardings.size, self.checkpointings.size, self.table.size))
         self.nccl_gib = np.empty(self.table.size)
         self.axes = self.table.axes
         self.used = np.sum([(getattr(self.table, a) > 1) << i for i, a in enumerate(_SPLITS)], axis=0)
@@ -409,7 +411,7 @@ class Search:
         at, layout = np.divmod(pair, self.first_row.size)
         first = self.first_row[layout]
         way = np.zeros(pair.size, dtype=np.int64)
-        every, once = (np.empty((pair.size, self.shardings.size)) for _ in range(2))
+        every, once = (np.empty((self.shardings.size, pair.size)) for _ in range(2))
         always = np.empty(pair.size)
 
         smallest, at_layout = _distinct(first)
@@ -422,14 +424,14 @@ class Search:
 
         def fill(piece: slice) -> None:
             x = self._inputs_of(at[piece], self.columns[:, first[piece]])
-            sent = communication(replace(x, checkpointing=np.zeros(1)))
+            sent = communication(replace(x, checkpointing=np.zeros((1, 1))))
             where = at_layout[piece]
             most_gib = limit_gib(shown_bytes[at[piece]], nccl_gib[where])
-            fit = (least_gib[where] <= most_gib[:, None, None]) & self.possible[first[piece]]
-            way[piece] = np.where(fit.any(axis=(1, 2)), fit.any(axis=1).argmax(axis=1), -1)
-            every[piece] = np.where(fit.any(axis=2), sent.data_per_micro_batch[..., 0], np.inf)
-            once[piece] = sent.data_per_step[..., 0]
-            always[piece] = np.ravel(x.coefficients.exposed_communication)
+            fit = (least_gib[:, :, where] <= most_gib) & self.shards[:, :, first[piece]]
+            way[piece] = _first(np.any(fit, axis=0))
+            every[:, piece] = np.where(fit.any(axis=1), sent.data_per_micro_batch[:, 0], np.inf)
+            once[:, piece] = sent.data_per_step[:, 0]
+            always[piece] = x.coefficients.exposed_communication
 
         _each(fill, [slice(start, start + _CHUNK) for start in range(0, pair.size, _CHUNK)])
         bound = np.full(row.size, np.inf)
@@ -443,9 +445,9 @@ class Search:
         accum, shown = self.table.grad_accum[row], always[place]
         behind = compute * 3600 / self.steps[row] / accum
         exposed = [
-            accum * np.maximum(shown * every[place, s], every[place, s] - behind)
-            + np.maximum(shown * once[place, s], once[place, s] - behind)
-            for s in range(self.shardings.size)
+            accum * np.maximum(shown * often[place], often[place] - behind)
+            + np.maximum(shown * last[place], last[place] - behind)
+            for often, last in zip(every, once, strict=True)
         ]
         bound[asked] = compute + self.steps[row] * np.min(exposed, axis=0) / 3600
         return bound
@@ -457,9 +459,11 @@ class Search:
         weighed = _each(lambda piece: self._weigh(machine[piece], row[piece]), pieces)
         for entries, (where, nearest, lacks_gib) in weighed:
             self.entries.append(entries)
-            for at in np.argsort(lacks_gib)[::-1]:
-                if lacks_gib[at] < self.lacks_gib[where[at]]:
-                    self.lacks_gib[where[at]], self.nearest[where[at]] = lacks_gib[at], nearest[at]
+            least = self.lacks_gib.copy()
+            np.minimum.at(least, where, lacks_gib)
+            nearer = (lacks_gib == least[where]) & (lacks_gib < self.lacks_gib[where])
+            self.nearest[where[nearer]] = nearest[nearer]
+            self.lacks_gib = least
             key = entries.machine * self.width + self.table.nodes[entries.row]
             sureness = self.sureness(entries.machine, entries.row)
             for at, marks in enumerate(self.marks):
@@ -478,13 +482,14 @@ class Search:
     def _weigh(self, machine: Ints, row: Ints) -> tuple[_Entries, tuple[Ints, Ints, Floats]]:
         """The fastest checkpointing that fits of each row and sharding, and what rows that do not fit lack."""
         most_gib = limit_gib(self.machines.memory_bytes[machine], self.nccl_gib[row])
-        gap = np.where(self.possible[row], self.peak_gib[row] - most_gib[:, None, None], np.inf)
+        gap = np.where(self.shards[:, :, row], self.peak_gib[:, :, row] - most_gib, np.inf)
         fit = gap <= 0
-        none = ~fit.any(axis=(1, 2))
-        lacks = (machine[none], row[none], gap[none].min(axis=(1, 2)))
+        none = ~fit.any(axis=(0, 1))
+        lacks = (machine[none], row[none], gap[:, :, none].min(axis=(0, 1)))
         # Recomputing more is never faster: of each sharding the first checkpointing that fits, if it can beat the mark.
-        at, sharding = np.nonzero(fit.any(axis=2))
-        way = fit[at, sharding].argmax(axis=1)
+        first = _first(np.moveaxis(fit, 1, 0))
+        sharding, at = np.nonzero(first >= 0)
+        way = first[sharding, at]
         machine, row = machine[at], row[at]
         key = machine * self.width + self.table.nodes[row]
         mark = (1 + TIE) * self.marks[self.sureness(machine, row), key]
@@ -503,34 +508,34 @@ class Search:
         asked = np.zeros_like(self.known)
         asked[row] = True
         new = np.flatnonzero(asked & ~self.known)
-        self.peak_gib[new], self.nccl_gib[new] = self._needed_gib(new, self.columns[:, new])
+        self.peak_gib[:, :, new], self.nccl_gib[new] = self._needed_gib(new, self.columns[:, new])
         self.known[new] = True
 
     def _needed_gib(self, row: Ints, values: Floats) -> tuple[Floats, Floats]:
-        """Peak (rows x shardings x checkpointings) and what NCCL needs (rows), of rows with other ``values``."""
-        peak_gib = np.empty((row.size, self.shardings.size, self.checkpointings.size))
+        """Peak (shardings x checkpointings x rows) and what NCCL needs (rows), of rows with other ``values``."""
+        peak_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
         nccl_gib = np.empty(row.size)
 
         def fill(piece: slice) -> None:
-            ranks = self.ranks[row[piece], None, None].astype(float)
-            peak_gib[piece], nccl = needed_gib(self.machines.any_with(ranks, self._columns_of(values[:, piece])))
-            nccl_gib[piece] = nccl[:, 0, 0]
+            ranks = self.ranks[row[piece]].astype(float)
+            x = self.machines.any_with(ranks, self._columns_of(values[:, piece]))
+            peak_gib[:, :, piece], nccl_gib[piece] = needed_gib(x)
 
         _each(fill, [slice(start, start + _CHUNK) for start in range(0, row.size, _CHUNK)])
         return peak_gib, nccl_gib
 
     def inputs(self, machine: Ints, row: Ints) -> Inputs:
-        """Inputs of shape rows x shardings x checkpointings."""
+        """Inputs of shape shardings x checkpointings x rows."""
         return self._inputs_of(machine, self.columns[:, row])
 
     def _inputs_of(self, machine: Ints, values: Floats) -> Inputs:
-        return self.machines.inputs(machine, self._columns_of(values), axes=2)
+        return self.machines.inputs(machine, self._columns_of(values))
 
     def _columns_of(self, values: Floats) -> dict[str, Any]:
-        columns: dict[str, Any] = dict(zip(_COLUMNS, values[..., None, None], strict=True))
+        columns: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
         return columns | {
-            "sharding": self.shardings[:, None].astype(float),
-            "checkpointing": self.checkpointings.astype(float),
+            "sharding": self.shardings[:, None, None].astype(float),
+            "checkpointing": self.checkpointings[:, None].astype(float),
         }
 
     def everything(self) -> tuple[Floats, Floats, Floats]:
@@ -540,10 +545,10 @@ class Search:
         """
         row = np.arange(self.table.size)
         x = self.inputs(np.zeros_like(row), row)
-        shape = (row.size, self.shardings.size, self.checkpointings.size)
-        hours = np.where(self.possible, self.steps[:, None, None] * step_s(x) / 3600, np.inf)
-        peak_gib, limit_gib = (np.broadcast_to(values, shape) for values in room_gib(x))
-        return np.broadcast_to(hours, shape), peak_gib, limit_gib
+        shape = (self.shardings.size, self.checkpointings.size, row.size)
+        hours = np.where(self.shards, self.steps * step_s(x) / 3600, np.inf)
+        found = [np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in (hours, *room_gib(x))]
+        return found[0], found[1], found[2]
 
     def of_rows(self, row: Ints, sharding: Ints, checkpointing: Ints, hours: Floats) -> Fastest:
         """Configurations of one machine, chosen by the caller: positions of rows, shardings and checkpointings."""
@@ -606,8 +611,8 @@ class Search:
         instance = self.machines.instances[at]
         row = self.nearest[at : at + 1]
         peak_gib, limit_gib = np.broadcast_arrays(*room_gib(self.inputs(np.array([at]), row)))
-        gap = np.where(self.possible[row], peak_gib - limit_gib, np.inf)
-        _, sharding, _ = np.unravel_index(int(gap.argmin()), gap.shape)
+        gap = np.where(self.shards[:, :, row], peak_gib - limit_gib, np.inf)
+        sharding, _, _ = np.unravel_index(int(gap.argmin()), gap.shape)
         needs, leaves = float(peak_gib.flat[gap.argmin()]), float(limit_gib.flat[gap.argmin()])
         layout = described(self.table.take(row), SHARDINGS[self.shardings[sharding]])
         return rejection(
@@ -705,6 +710,14 @@ def _distinct(values: Ints) -> tuple[Ints, Ints]:
     ordered = np.sort(values)
     distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
     return distinct, np.searchsorted(distinct, values)
+
+
+def _first(fit: NDArray[np.bool_]) -> Ints:
+    """The first place along axis 0 that is true; -1 where none is."""
+    first = np.full(fit.shape[1:], -1)
+    for at in range(len(fit))[::-1]:
+        first[fit[at]] = at
+    return first
 
 
 def _each(function: Callable[[slice], Any], pieces: Sequence[slice]) -> list[Any]:
