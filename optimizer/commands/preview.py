@@ -133,8 +133,16 @@ def _write_cost(plan: FleetPlan) -> None:
 
 
 def _warnings(plan: FleetPlan) -> list[str]:
-    """What can make the bill differ from the plan's dollars."""
+    """What can make the bill differ from the plan's dollars: prices, and training code that does less than it says."""
     found = []
+    split, sharding = plan.parallelism.beyond_data, plan.parallelism.sharding
+    needs = [f"{', '.join(split)} parallelism"] * bool(split) + [f"{sharding} sharding"] * (sharding != "ddp")
+    if needs:
+        found.append(
+            f"The hours and memory are those of training code that implements {' and '.join(needs)} "
+            f"({plan.parallelism.in_short}), and keeps checkpoints of it. bootstrap.training keeps replicated "
+            "states of data parallelism only (docs/training.md), and nodes are paid while code fails on them."
+        )
     derived = [price for price in plan.prices if price.source == DERIVED_SPOT]
     if derived:
         found.append(

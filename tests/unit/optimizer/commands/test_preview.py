@@ -61,6 +61,21 @@ def test_the_table_shows_tree_cost_prices_and_notes(tmp_path: Path) -> None:
     assert "pulumi destroy" in text
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "says"),
+    [
+        ({"tensor": 2, "pipeline": 4, "data": 2, "grad_accum": 16, "sharding": "ddp"}, "tensor, pipeline parallelism"),
+        ({"sharding": "zero3"}, "zero3 sharding"),
+        ({"sharding": "ddp"}, None),
+    ],
+)
+def test_it_says_what_the_training_code_must_do(tmp_path: Path, parallelism: dict[str, Any], says: str | None) -> None:
+    plan = merged(SPOT_P4D, {"parallelism": parallelism})
+    notes = " ".join(json.loads(preview(tmp_path, plan, "--format", "json"))["notes"])
+    assert ("bootstrap.training" in notes) == (says is not None)
+    assert says is None or says in notes
+
+
 def test_csv_has_one_row_a_resource(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(preview(tmp_path, SPOT_P4D, "--format", "csv"))))
     assert list(rows[0]) == ["type", "name", "parent", "protected", "detail"]
