@@ -80,9 +80,10 @@ FSDP_HOST = 2.3
 # Tensor parallelism of plain PyTorch (DTensor) dispatches every operation in Python: 178 ms for the 16 layers of Llama
 # 1B on two H200 (measured_runs.csv), which one computes in 184.
 DTENSOR_HOST = 6.0
-# Host time of one collective of tensor ranks: the call, its stream and its events.
+# Host time of one collective of tensor ranks: the call, its stream and its events. Not measured by itself: vTrain's
+# rows tell of it (tests/benchmarks/chosen_constants.py).
 HOST_S_PER_COLLECTIVE = 60e-6
-# Layers that take the host as long as embedding, head and loss.
+# Layers that take the host as long as embedding, head and loss. Not measured by itself either: as above.
 END_LAYERS = 2.0
 
 # fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled.

@@ -1,0 +1,65 @@
+"""What leaving a suite out does not undo: its error with each constant neutral that was chosen with its rows in view.
+
+``python -m tests.benchmarks.chosen_constants`` refits without each suite in turn and predicts it, as
+``tests.benchmarks.accuracy`` does under *new suite*. A large change says that the constant carries what it was chosen
+for: the error on a suite nobody has seen is between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import ModuleType
+from unittest.mock import patch
+
+import numpy as np
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.performance import communication, kernels, step
+from optimizer.performance.calibrate import RUNS, Measured, fit_rows, log_errors, read_runs, throughput_error
+
+# (module, constants with a value that leaves their effect out, or another that would be as plausible).
+NEUTRAL: Mapping[str, tuple[ModuleType, dict[str, float]]] = {
+    "none": (kernels, {}),
+    "rings do not lose bandwidth with nodes": (communication, {"NODES_AT_HALF_BANDWIDTH": 1e12}),
+    "host and GPU overlap: power 2 for 2.5": (step, {"_OVERLAP_POWER": 2.0}),
+    "host and GPU overlap: power 4 for 2.5": (step, {"_OVERLAP_POWER": 4.0}),
+    "a tensor collective costs the host nothing": (kernels, {"HOST_S_PER_COLLECTIVE": 0.0}),
+    "embedding and head cost the host nothing": (kernels, {"END_LAYERS": 0.0}),
+    "FlashAttention 1 at 0.45 of the second (for 0.55)": (kernels, {"FLASH1_OVER_FLASH2": 0.45}),
+    "FlashAttention 1 at 0.70": (kernels, {"FLASH1_OVER_FLASH2": 0.7}),
+    "hosts of Llama, FSDP, DTensor, compiled norms, CNNs": (
+        kernels,
+        {
+            "COMPILED_SLOWER": 1.0,
+            "LLAMA_HOST": 1.0,
+            "FSDP_HOST": 0.0,
+            "DTENSOR_HOST": 1.0,
+            "CONVOLUTION_FLOP_PER_BYTE": 1e9,
+            "COMPILED_CNN": 1.0,
+        },
+    ),
+}
+
+
+def error_when_left_out(rows: Sequence[Measured], suite: str) -> float:
+    """Mean absolute error of the throughput of ``suite`` in per cent, from a fit to the other suites."""
+    fitted = fit_rows([row for row in rows if row.suite != suite])
+    errors = throughput_error(log_errors([row for row in rows if row.suite == suite], fitted))
+    return float(100 * np.mean(np.abs(errors)))
+
+
+def main() -> None:
+    """Print a table, one line a constant."""
+    rows = read_runs(RUNS, gpu_table())
+    suites = sorted({row.suite for row in rows})
+    print("| neutral | " + " | ".join(suites) + " |\n|---|" + "---:|" * len(suites))
+    for name, (module, values) in NEUTRAL.items():
+        with ExitStack() as patched:
+            for constant, value in values.items():
+                patched.enter_context(patch.object(module, constant, value))
+            print(f"| {name} | " + " | ".join(f"{error_when_left_out(rows, suite):.1f}" for suite in suites) + " |")
+
+
+if __name__ == "__main__":
+    main()
