@@ -702,7 +702,8 @@ def described(rows: space.Rows, sharding: str) -> str:
     """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
     ways = {"tensor": rows.tensor, "pipeline": rows.pipeline, "context": rows.context, "expert": rows.expert}
     split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)
-    return f"{sharding} over {int(rows.data[0])} GPUs{split}, micro-batch {int(rows.micro_batch[0])}"
+    ranks = int(rows.data[0])
+    return f"{sharding} over {ranks} GPU{'s' * (ranks > 1)}{split}, micro-batch {int(rows.micro_batch[0])}"
 
 
 def _distinct(values: Ints) -> tuple[Ints, Ints]:

@@ -367,8 +367,9 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
     click.echo(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
-        f"on {result['hardware']}: {result['gpus']} GPUs, {result['sharding']}, data {result['data']} x tensor "
-        f"{result['tensor']} x pipeline {result['pipeline']} x context {result['context']}, "
+        f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "
+        f"data {result['data']} x tensor {result['tensor']} x pipeline {result['pipeline']} x "
+        f"context {result['context']}, "
         f"{''.join(f'{words}, ' for words in more)}"
         f"checkpointing {result['activation_checkpointing']}, {result['precision']}, {result['optimizer']}, "
         f"{result['framework']}\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate_inputs
@@ -39,13 +39,6 @@ def estimate_rows(
     inputs, counts, places = [], [], []
     for place, row in enumerate(rows):
         try:
-            extra = row.get("")  # a list where the row is longer than the header; trailing commas are harmless
-            if isinstance(extra, list) and any(cell.strip() for cell in extra):
-                raise InvalidInputError(
-                    f"the row has {len(extra)} more cells than the header",
-                    limit="one cell a column",
-                    why="a comma within a cell that is not quoted shifts the others into wrong columns",
-                )
             read = read_row(row, gpus)
             inputs.append(read.inputs(calibration.coefficients(read.hardware.gpu, read.run)))
         except GpufleetError as error:

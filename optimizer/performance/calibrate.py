@@ -109,7 +109,10 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
                 except GpufleetError as error:
                     refused.append(Refused(line=reader.line_num, reason=row_error(error)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}") from error
+        raise InvalidInputError(
+            f"{path} cannot be read: {error}",
+            next_step="gpufleet calibrate --template prints the columns and an example",
+        ) from error
     return rows, refused, [name for name in columns if name in filled - used]
 
 

@@ -83,6 +83,13 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     Raises:
         GpufleetError: the row cannot be estimated; the message names the column, its value and what is known.
     """
+    extra = row.get("")  # a list where the row is longer than the header; trailing commas are harmless
+    if isinstance(extra, list) and any(cell.strip() for cell in extra):
+        raise InvalidInputError(
+            f"the row has {len(extra)} more cells than the header",
+            limit="one cell a column",
+            why="a comma within a cell that is not quoted shifts the others into wrong columns",
+        )
     model = _model(row)
     cnn = model.architecture == "cnn"
     gpu = find_gpu(_text(row, "gpu"), gpus)
@@ -188,6 +195,12 @@ def _model(row: Mapping[str, Any]) -> ModelSpec:
             return resolve_model(name)
         if architecture != "encoder" and _given(row, "parameters"):
             return model_of_size(_count(row, "parameters"), name or "unnamed")
+        raise InvalidInputError(
+            f"model is {name!r}, without layers and hidden_size",
+            limit="a preset, a size such as 7B, or a shape",
+            why="memory and time follow from the shape",
+            next_step="gpufleet estimate --help lists the presets",
+        )
     return _transformer(row, architecture or "decoder")
 
 

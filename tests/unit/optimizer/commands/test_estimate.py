@@ -183,11 +183,13 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def test_a_row_longer_than_the_header_is_told_so(tmp_path: Path) -> None:
+def test_a_row_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
-    runs.write_text("model,gpu,seq_len\ngpt2,h100-80gb,1,024\ngpt2,h100-80gb,1024,,\n", encoding="utf-8")
-    shifted, trailing = csv.DictReader(io.StringIO(run("--batch", str(runs)).stdout))
+    rows = "gpt2,h100-80gb,1,024", "gpt2,h100-80gb,1024,,", "gpt-9,h100-80gb,1024"
+    runs.write_text("\n".join(["model,gpu,seq_len", *rows]), encoding="utf-8")
+    shifted, trailing, unknown = csv.DictReader(io.StringIO(run("--batch", str(runs)).stdout))
     assert "1 more cells than the header" in shifted["error"]
+    assert "model is 'gpt-9'" in unknown["error"]
     assert trailing["error"] == "" and float(trailing["predicted_step_time_s"]) > 0
 
 
