@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
@@ -183,6 +184,7 @@ def unit_prices(region: str, catalog: Catalog) -> list[Price]:
     return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in found]
 
 
+@cache  # a region's prices are in all of its plans
 def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> Price:
     return Price(item=item, usd=usd, per=per, source=source, as_of=as_of)
 

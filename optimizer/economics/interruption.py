@@ -61,6 +61,7 @@ def measured_hazard(*, multi_gpu: bool) -> Hazard:
     )
 
 
+@cache
 def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_of: str) -> Hazard:
     """Hazard of a spot pool from its Spot Advisor band, read at the band's unfavourable end.
 
