@@ -168,7 +168,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     """Of the forward (0) or the backward pass (1)."""
     element, residual = x.element_bytes, x.residual_bytes
     llama, compiled = x.llama_like > 0, x.compiled > 0
-    by_hand = (x.fused_kernels == 0) & ~compiled
+    by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)
 
     written_norm = np.where(residual < 4.0, kernels.WRITTEN_NORM_16_BIT[index], kernels.WRITTEN_NORM[index])
     norm = np.where(llama & by_hand, written_norm, kernels.NORM[index])

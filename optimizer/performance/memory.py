@@ -338,7 +338,7 @@ def _micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
 def logits_bytes(x: Inputs) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak; on the last pipeline stage."""
     # FSDP compiles layer by layer, and not the loss. Plain PyTorch gathers the logits of all tensor ranks for it.
-    fused = (x.compiled > 0) & ~computes_narrow(x)
+    fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
     return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
 
@@ -350,7 +350,7 @@ def experts_in_32_bits(x: Inputs) -> Number:
     computes in 32 bits (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py,
     _grouped_mm). FSDP gathers 16-bit weights.
     """
-    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0) & ~computes_narrow(x)
+    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0) & np.logical_not(computes_narrow(x))
 
 
 def computes_narrow(x: Inputs) -> Number:
