@@ -133,9 +133,11 @@ class FleetRequest(_Model):
     objective: Objective = "cost"
 
 
-# Seven lines of YAML aliases hold a million values: what an error shows of a wrong value is its beginning.
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring = 2, 100
+def shown(value: Any) -> str:
+    """The beginning of a wrong value, for an error: seven lines of YAML aliases hold a million."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring = 2, 100
+    return short.repr(value)
 
 
 def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -> FleetRequest:
@@ -153,8 +155,8 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
                 continue  # its items were wrong, and are told of
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
-            shown = "" if isinstance(value, dict) else f" (got {_SHORT.repr(value)})"
-            lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+            got = "" if isinstance(value, dict) else f" (got {shown(value)})"
+            lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{got}")
         raise InvalidInputError(
             f"{origin} is not a valid request:\n    " + "\n    ".join(dict.fromkeys(lines)),
             next_step="gpufleet recommend --help",

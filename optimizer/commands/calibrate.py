@@ -49,7 +49,7 @@ ROW_COLUMNS = (
 Examples:
   gpufleet calibrate --template > my_runs.csv
   gpufleet calibrate my_runs.csv --out my_calibration.json
-  gpufleet recommend --model llama-3.1-8b --tokens 2B --calibration my_calibration.json
+  gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --calibration my_calibration.json
 """
 )
 @click.argument("runs", metavar="[RUNS.csv]", required=False, type=click.Path(path_type=Path, dir_okay=False))

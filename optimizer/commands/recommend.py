@@ -16,7 +16,7 @@ from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError,
 from optimizer.mixed import NOT_PROVISIONED
 from optimizer.plan import DERIVED_SPOT, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import read_request_file, request_from_dict
+from optimizer.request import read_request_file, request_from_dict, shown
 from optimizer.space import AXES
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
     section = data.get(name) or {}
     if not isinstance(section, dict):
-        raise InvalidInputError(f"{name} is {section!r}", limit="a mapping", next_step="see examples/request.yaml")
+        raise InvalidInputError(f"{name} is {shown(section)}", limit="a mapping", next_step="see examples/request.yaml")
     return dict(section)
 
 

@@ -208,11 +208,12 @@ def test_bad_files_exit_2(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_value_of_a_million_is_shown_by_its_beginning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["model: *a5", "model: gpt2\nconstraints: *a5"])
+def test_a_value_of_a_million_is_shown_by_its_beginning(tmp_path: Path, place: str) -> None:
     file = tmp_path / "request.yaml"
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 6)]
-    file.write_text("\n".join([*lines, "model: *a5", "workload: {tokens: 1B}"]))
+    file.write_text("\n".join([*lines, place]))
     done = gpufleet("recommend", str(file))
     assert done.returncode == 2 and "model" in done.stderr
     assert len(done.stderr) < 10_000
