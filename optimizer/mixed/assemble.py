@@ -80,7 +80,11 @@ def assemble_mixed(
         region=region,
         zone_ids=tuple(sorted(set(zones(mix.ways[0])) & set(zones(mix.ways[1])))),
         groups=(groups[0], groups[1]),
-        parallelism={**mix.layout, "sharding": SHARDINGS[mix.sharding]},
+        parallelism={
+            **mix.layout,
+            "sequence_parallel": bool(mix.layout["sequence_parallel"]),
+            "sharding": SHARDINGS[mix.sharding],
+        },
         global_batch=mix.global_batch,
         steps=mix.steps,
         step_time_s=rounded(mix.step_time_s),

@@ -287,6 +287,7 @@ def test_owned_nodes_are_topped_up_with_rented_ones_of_their_type(catalog: Catal
     assert fleet.step_time_s == pure.step_time_s
     assert fleet.parallelism["tensor"] == pure.parallelism.tensor
     assert fleet.parallelism["pipeline"] == pure.parallelism.pipeline
+    assert fleet.parallelism["sequence_parallel"] is pure.parallelism.sequence_parallel
     hourly = pure.prices[0].usd
     share = (2 * 0.5 + hourly) / (3 * hourly)
     assert fleet.cost_usd["breakdown"]["compute"] == pytest.approx(pure.cost_usd.breakdown.compute * share, abs=0.02)
