@@ -27,6 +27,7 @@ from optimizer.fastest import (
     measured_axes,
     share_of_gpu,
 )
+from optimizer.performance.calibration import POOLED
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import framework_name, frameworks
@@ -154,9 +155,10 @@ def test_the_search_finds_what_brute_force_finds(
         calibration=calibration,
     )[0]
     allowed = space.shardings(run)
-    # Where the GPU has no measured run, all is as unsure as can be.
-    rows = calibration.residual(instance.gpu).rows
-    measured = measured_axes(instance.gpu, run.framework) if rows else space.AXES
+    # Where the GPU has no measured run, or is no surer for a mixture than one without, all is as unsure as can be.
+    residual = calibration.residual(instance.gpu, run.precision, framework, mixture=experts > 0)
+    sure = residual.relative_error < calibration.residuals[POOLED].relative_error
+    measured = measured_axes(instance.gpu, run.framework) if sure else space.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
