@@ -256,6 +256,12 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
             f"{', '.join(short[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
             "parallelism, and bootstrap.training does not; --parallelism data plans without."
         )
+    sharded = sorted({plan.parallelism.sharding for plan in answer.plans} - {"ddp"})
+    if sharded:
+        click.echo(
+            f"{', '.join(sharded)}: the training code must shard its state (FSDP, DeepSpeed) and save it itself; "
+            "bootstrap.training keeps replicas (ddp)."
+        )
     if explain:
         click.echo()
         write_table(
