@@ -11,7 +11,7 @@ from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_P
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.fastest import Fastest, unmeasured_note
 from optimizer.hardware import InstanceType
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
@@ -138,9 +138,9 @@ def _calibration(
 ) -> dict[str, Any]:
     """Where the speed of one configuration comes from, and how sure it is."""
     gpu, work = fastest.instance.gpu, request.workload
-    mixture = model.experts > 0
-    residual = calibration.residual(gpu, work.precision, work.framework, mixture=mixture)
-    source = calibration.describe(gpu, work.precision, work.framework, mixture=mixture)
+    kind = model_kind(model)
+    residual = calibration.residual(gpu, work.precision, work.framework, kind=kind)
+    source = calibration.describe(gpu, work.precision, work.framework, kind=kind)
     error = float(fastest.relative_error[config])
     if error > residual.relative_error:
         source += f"; {unmeasured_note(gpu, work.framework, parallelism(fastest, config))}, so error {error:.0%}"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from optimizer import space
 from optimizer.hardware import Gpu, InstanceType
-from optimizer.performance.calibration import POOLED, Calibration
+from optimizer.performance.calibration import POOLED, Calibration, model_kind
 from optimizer.performance.communication import communication, link_of, network_of
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.frameworks import framework_name, frameworks
@@ -349,7 +349,7 @@ class Search:
         self.unsure = calibration.residuals[POOLED].relative_error
         self.errors = np.array(
             [
-                calibration.residual(i.gpu, run.precision, run.framework, mixture=model.experts > 0).relative_error
+                calibration.residual(i.gpu, run.precision, run.framework, kind=model_kind(model)).relative_error
                 for i in machines.instances
             ]
         )

@@ -14,7 +14,7 @@ from optimizer.commands.output import format_option, write_csv, write_json, writ
 from optimizer.errors import InvalidInputError
 from optimizer.fastest import unmeasured_note
 from optimizer.hardware import Gpu, Precision
-from optimizer.performance.calibration import POOLED, Calibration
+from optimizer.performance.calibration import POOLED, Calibration, model_kind
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
@@ -224,9 +224,9 @@ def _estimate_one(
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
-    residual = calibration.residual(hardware.gpu, precision, run.framework, mixture=spec.experts > 0)
+    residual = calibration.residual(hardware.gpu, precision, run.framework, kind=model_kind(spec))
     speed = float(found.tokens_per_second)
-    source = calibration.describe(hardware.gpu, precision, run.framework, mixture=spec.experts > 0)
+    source = calibration.describe(hardware.gpu, precision, run.framework, kind=model_kind(spec))
     error, unsure = residual.relative_error, calibration.residuals[POOLED].relative_error
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     note = unmeasured_note(hardware.gpu, run.framework, ranks)

@@ -17,7 +17,7 @@ from optimizer.mixed.fleet import NOT_PROVISIONED, Group, MixedFleet
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import ways_to_have
 from optimizer.mixed.topup import topped_up
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, matching_types, run_of
@@ -68,7 +68,7 @@ def find_mixed(
     if len(ways) < 2 or limits.max_nodes < 2:
         return ()
     size = checkpoint_gib(model.parameters, run.optimizer)
-    terms = Terms.of(ways, run, size, catalog, calibration, mixture=model.experts > 0)
+    terms = Terms.of(ways, run, size, catalog, calibration, kind=model_kind(model))
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
     mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))

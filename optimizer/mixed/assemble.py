@@ -8,7 +8,7 @@ from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.mixed.fleet import Group, MixedFleet
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.sources import zones
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
@@ -69,7 +69,7 @@ def assemble_mixed(
                     instance.gpu,
                     request.workload.precision,
                     request.workload.framework,
-                    mixture=model.experts > 0,
+                    kind=model_kind(model),
                 ),
             )
         )

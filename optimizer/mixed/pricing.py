@@ -54,7 +54,7 @@ class Terms:
         catalog: Catalog,
         calibration: Calibration,
         *,
-        mixture: bool = False,
+        kind: str | None,
     ) -> Self:
         """Look up the terms of ``ways``.
 
@@ -72,9 +72,7 @@ class Terms:
             ranks=np.array([way.offer.instance.ranks for way in ways]),
             log_error=np.array(
                 [
-                    calibration.residual(
-                        way.offer.instance.gpu, run.precision, run.framework, mixture=mixture
-                    ).relative_error
+                    calibration.residual(way.offer.instance.gpu, run.precision, run.framework, kind=kind).relative_error
                     for way in ways
                 ]
             ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from optimizer.performance.calibrate import Measured, folds, log_errors
-from optimizer.performance.calibration import MIXTURE, POOLED, Calibration, Residual, residual_key
+from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual, model_kind, residual_key
 from optimizer.performance.fit import HUBER, START, factors
 from optimizer.performance.types import Floats
 
@@ -91,8 +91,11 @@ def residuals(rows: Sequence[Measured], left_out: Floats, base: Calibration) -> 
     floor = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
     keys = [residual_key(row.run.hardware.gpu, row.run.run.precision) for row in rows]
     groups = {key: [index for index, name in enumerate(keys) if name == key] for key in sorted(set(keys))}
-    mixtures = [index for index, row in enumerate(rows) if row.run.model.experts]
-    for key, mine in [*groups.items(), *([(MIXTURE, mixtures)] if mixtures else [])]:
+    for kind in KINDS:
+        groups[kind] = [index for index, row in enumerate(rows) if model_kind(row.run.model) == kind]
+    for key, mine in groups.items():
+        if not mine:
+            continue
         before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
         squares = float(np.sum(left_out[mine] ** 2)) + PRIOR_ROWS * before.relative_error**2
         error = math.sqrt(squares / (len(mine) + PRIOR_ROWS))

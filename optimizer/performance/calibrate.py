@@ -19,12 +19,13 @@ import numpy as np
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import (
-    MIXTURE,
+    KINDS,
     NEW_FRAMEWORK,
     POOLED,
     Calibration,
     Residual,
     die,
+    model_kind,
     residual_key,
 )
 from optimizer.performance.evaluate import evaluate_inputs
@@ -208,8 +209,9 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
     for name, own, other in ((POOLED, processors, frameworks), (NEW_FRAMEWORK, frameworks, processors)):
         error = _error_of_a_new_one(_left_out_errors(rows, own, other))
         residuals[name] = Residual(rows=0, relative_error=round(error, 4))
-    mixtures = [float(error) for row, error in zip(rows, errors, strict=True) if row.run.model.experts]
-    residuals[MIXTURE] = Residual(rows=len(mixtures), relative_error=round(_error_of_a_new_one(mixtures), 4))
+    for kind in KINDS:
+        its = [float(error) for row, error in zip(rows, errors, strict=True) if model_kind(row.run.model) == kind]
+        residuals[kind] = Residual(rows=len(its), relative_error=round(_error_of_a_new_one(its), 4))
     update = {"residuals": residuals, "source": source, "as_of": as_of, "command": command}
     return fitted.model_copy(update=update)
 

@@ -22,11 +22,14 @@ from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import Coefficients
 from optimizer.performance.types import Run
+from optimizer.workload.model import ModelSpec
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
-MIXTURE = "mixture of experts"
+# Kinds of models whose runs are off by more than others' on the same GPU, each with a residual of its own.
+MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
+KINDS = (MIXTURE, CONVOLUTIONAL)
 
 # GPUs that are one processor with another memory share its efficiency of arithmetic: the H200's datasheet gives the
 # H100's rates.
@@ -92,8 +95,8 @@ class Calibration(BaseModel):
     )
     residuals: dict[str, Residual] = Field(
         description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, "new framework" for '
-        'training code no measured run used, on processors and on frameworks left out; "mixture of experts" on '
-        "mixtures left out."
+        "training code no measured run used, on processors and on frameworks left out; a kind of KINDS on "
+        "models of that kind left out."
     )
     rows: int
     source: str
@@ -131,17 +134,18 @@ class Calibration(BaseModel):
         )
 
     def residual(
-        self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, mixture: bool = False
+        self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None
     ) -> Residual:
         """Rows behind this GPU's speed in 16 or 32 bits, and their error.
 
         A GPU without rows has 0 of them and the error of predicting a processor that was left out of the fit; with rows
         in the other width only, the same error. Training code that no measured run used has at least the error of
-        predicting a framework that was left out, and a mixture of experts at least that of measured mixtures left out.
+        predicting a framework that was left out, and a model of a kind (``model_kind``) at least that of measured ones
+        of its kind left out.
         """
-        if mixture:
-            dense, mixed = self.residual(gpu, precision, framework), self._mixture()
-            return Residual(rows=dense.rows, relative_error=max(dense.relative_error, mixed.relative_error))
+        if kind:
+            any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
+            return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         pooled = self.residuals[POOLED].relative_error
         found = self.residuals.get(residual_key(gpu, precision)) or Residual(rows=0, relative_error=pooled)
         if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
@@ -149,18 +153,17 @@ class Calibration(BaseModel):
         new = self.residuals.get(NEW_FRAMEWORK) or Residual(rows=0, relative_error=pooled)
         return Residual(rows=found.rows, relative_error=max(found.relative_error, new.relative_error))
 
-    def _mixture(self) -> Residual:
-        """Of mixtures of experts; a factor of two where none was measured."""
-        return self.residuals.get(MIXTURE) or Residual(rows=0, relative_error=math.log(2))
+    def _of_kind(self, kind: str) -> Residual:
+        """Of one kind of models; a factor of two where none was measured."""
+        return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
-    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, mixture: bool = False) -> str:
+    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None) -> str:
         """One sentence for a plan: where the speed of this GPU comes from."""
-        if mixture:
-            mixed = self._mixture()
+        if kind:
             return (
-                f"{self.describe(gpu, precision, framework)}; {mixed.rows or 'no'} measured runs of a mixture of "
-                f"experts judge what its experts cost, so error "
-                f"{self.residual(gpu, precision, framework, mixture=True).relative_error:.0%}"
+                f"{self.describe(gpu, precision, framework)}; {self._of_kind(kind).rows or 'no'} measured runs of a "
+                f"{kind} judge this one, so error "
+                f"{self.residual(gpu, precision, framework, kind=kind).relative_error:.0%}"
             )
         residual = self.residual(gpu, precision, framework)
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
@@ -168,9 +171,7 @@ class Calibration(BaseModel):
             width = residual_key(gpu, precision)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
         gpus = [
-            name
-            for name in self.residuals
-            if name not in (POOLED, NEW_FRAMEWORK, MIXTURE) and not name.endswith("-bit")
+            name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and not name.endswith("-bit")
         ]
         measured = ", ".join(gpus)
         return (
@@ -178,6 +179,13 @@ class Calibration(BaseModel):
             f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "
             f"{self.source}"
         )
+
+
+def model_kind(model: ModelSpec) -> str | None:
+    """The kind of KINDS that a model is of, if any."""
+    if model.experts:
+        return MIXTURE
+    return CONVOLUTIONAL if model.convolutional else None
 
 
 def residual_key(gpu: Gpu, precision: str) -> str:

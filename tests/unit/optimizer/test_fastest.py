@@ -27,7 +27,7 @@ from optimizer.fastest import (
     measured_axes,
     share_of_gpu,
 )
-from optimizer.performance.calibration import POOLED
+from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import framework_name, frameworks
@@ -156,7 +156,7 @@ def test_the_search_finds_what_brute_force_finds(
     )[0]
     allowed = space.shardings(run)
     # Where the GPU has no measured run, or is no surer for a mixture than one without, all is as unsure as can be.
-    residual = calibration.residual(instance.gpu, run.precision, framework, mixture=experts > 0)
+    residual = calibration.residual(instance.gpu, run.precision, framework, kind=MIXTURE if experts else None)
     sure = residual.relative_error < calibration.residuals[POOLED].relative_error
     measured = measured_axes(instance.gpu, run.framework) if sure else space.AXES
     total = 0

@@ -67,7 +67,7 @@ def search_of(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) 
     run = run_of(wanted, amount)
     types = [i for i in catalog.instance_types if i.name in limits.instance_types and i.gpu_count >= 1]
     ways = list(ways_to_have(types, limits.regions, limits, catalog))
-    terms = Terms.of(ways, run, checkpoint_gib(model.parameters, run.optimizer), catalog, calibration)
+    terms = Terms.of(ways, run, checkpoint_gib(model.parameters, run.optimizer), catalog, calibration, kind=None)
     search = Search.of(ways, terms, limits, amount, run, model, calibration)
     assert search is not None
     return search

@@ -56,11 +56,11 @@ def test_peaks_of_measured_mixtures_are_met() -> None:
 
 def test_a_mixture_says_how_little_was_measured_of_it() -> None:
     gpu = gpu_table()["h100-80gb"]
-    dense, mixture = (CALIBRATION.residual(gpu, mixture=is_one) for is_one in (False, True))
+    dense, mixture = (CALIBRATION.residual(gpu, kind=kind) for kind in (None, MIXTURE))
     assert mixture.relative_error == CALIBRATION.residuals[MIXTURE].relative_error > 2 * dense.relative_error
-    assert "3 measured runs of a mixture" in CALIBRATION.describe(gpu, mixture=True)
+    assert "3 measured runs of a mixture" in CALIBRATION.describe(gpu, kind=MIXTURE)
     unmeasured = CALIBRATION.model_copy(update={"residuals": {"pooled": CALIBRATION.residuals["pooled"]}})
-    assert unmeasured.residual(gpu, mixture=True).relative_error == pytest.approx(np.log(2))
+    assert unmeasured.residual(gpu, kind=MIXTURE).relative_error == pytest.approx(np.log(2))
 
 
 def test_a_dense_model_has_nothing_of_it() -> None:

@@ -13,8 +13,9 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.batch import estimate_rows
 from optimizer.performance.calibrate import RUNS, Measured, fit, fit_rows, log_errors, predict, read_runs
-from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED
+from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, model_kind
 from optimizer.performance.types import Estimates, Run
+from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
 OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
@@ -174,3 +175,12 @@ def test_code_that_no_measured_run_used_has_a_wider_error() -> None:
     assert known == CALIBRATION.residuals["H100"]
     assert unknown.rows == known.rows
     assert unknown.relative_error == CALIBRATION.residuals[NEW_FRAMEWORK].relative_error > known.relative_error
+
+
+def test_a_convolutional_network_has_the_error_of_those_measured() -> None:
+    gpu, resnet, llama = gpu_table()["h200-141gb"], resolve_model("resnet50"), resolve_model("llama-3.1-8b")
+    errors = log_errors([row for row in rows() if row.run.model.convolutional], CALIBRATION)
+    stated = CALIBRATION.residual(gpu, kind=model_kind(resnet))
+    assert stated.relative_error > CALIBRATION.residual(gpu, kind=model_kind(llama)).relative_error
+    assert stated.relative_error > float(np.sqrt(np.mean(errors**2)))
+    assert "19 measured runs of a convolutional network" in CALIBRATION.describe(gpu, kind=model_kind(resnet))
