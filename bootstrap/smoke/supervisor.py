@@ -38,9 +38,12 @@ def run(options: worker.Options, nproc: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    processes = [_start(rank, nproc, store.port, options.as_arguments()) for rank in range(nproc)]
-    report.progress(f"{nproc} ranks on {options.device}, pids {' '.join(str(p.pid) for p in processes)}")
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        # Inside, so that a signal that comes while ranks start leaves none of them behind.
+        for rank in range(nproc):
+            processes.append(_start(rank, nproc, store.port, options.as_arguments()))
+        report.progress(f"{nproc} ranks on {options.device}, pids {' '.join(str(p.pid) for p in processes)}")
         # The workers end themselves at timeout_s and say where they were; the grace is for that.
         error = _watch(processes, deadline=began + options.timeout_s + GRACE_S)
     finally:
