@@ -9,9 +9,9 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.fastest import Fastest, unmeasured_note
+from optimizer.fastest import Fastest, speed_source
 from optimizer.hardware import InstanceType
-from optimizer.performance.calibration import Calibration, model_kind
+from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import FleetRequest
@@ -138,13 +138,9 @@ def _calibration(
 ) -> dict[str, Any]:
     """Where the speed of one configuration comes from, and how sure it is."""
     gpu, work = fastest.instance.gpu, request.workload
-    kind = model_kind(model)
-    residual = calibration.residual(gpu, work.precision, work.framework, kind=kind)
-    source = calibration.describe(gpu, work.precision, work.framework, kind=kind)
-    error = float(fastest.relative_error[config])
-    if error > residual.relative_error:
-        source += f"; {unmeasured_note(gpu, work.framework, parallelism(fastest, config))}, so error {error:.0%}"
-    return {"source": source, "relative_error": rounded(error), "rows": residual.rows}
+    ranks = parallelism(fastest, config)
+    residual, source = speed_source(calibration, gpu, work.precision, work.framework, model, ranks)
+    return {"source": source, "relative_error": rounded(residual.relative_error), "rows": residual.rows}
 
 
 def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:

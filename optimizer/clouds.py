@@ -30,7 +30,6 @@ from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Table, search_types
-from optimizer.workload.resolve import resolve_model
 
 BASIS = (
     "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "
@@ -118,7 +117,7 @@ def compare_clouds(answer: Recommendation, clouds: Clouds, calibration: Calibrat
         InvalidInputError: as ``recommend``.
     """
     request = answer.request
-    model = resolve_model(request.model)
+    model = answer.model
     amount = Amount.of(request, model)
     on_demand = request.constraints.model_copy(update={"purchase_options": ("on-demand",), "existing_reservations": ()})
     asked = request.model_copy(update={"constraints": on_demand})

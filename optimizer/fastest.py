@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer import space
-from optimizer.hardware import Gpu, InstanceType
-from optimizer.performance.calibration import POOLED, Calibration, model_kind
-from optimizer.performance.communication import communication, link_of, network_of
-from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
+from optimizer.hardware import Gpu, InstanceType, Precision
+from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
+from optimizer.performance.communication import communication
+from optimizer.performance.evaluate import evaluate_inputs, inputs_of, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.inputs import Coefficients, Inputs, make_inputs
+from optimizer.performance.inputs import Coefficients, Inputs
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import DDP, SHARDINGS, Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
@@ -131,13 +131,8 @@ class Machines:
         Raises:
             DataMissingError: a fact about a GPU is missing.
         """
-        run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
-        inputs = []
-        for instance in instances:
-            hardware = share_of_gpu(instance)
-            coefficients = calibration.coefficients(hardware.gpu, run)
-            one = Grid(nodes=1, data=1, sequence_parallel=0)
-            inputs.append(make_inputs(model, run, hardware, one, coefficients, link_of(hardware), network_of(hardware)))
+        one = Grid(nodes=1, data=1, sequence_parallel=0)
+        inputs = [inputs_of(model, run, share_of_gpu(instance), one, calibration) for instance in instances]
         grid = {field.name for field in fields(Grid)}
         names = [field.name for field in fields(Inputs) if field.name not in grid | {"coefficients", "module"}]
         return cls(
@@ -184,6 +179,19 @@ def unmeasured_note(gpu: Gpu, framework: str, ranks: Mapping[str, int]) -> str:
     kinds = [axis for axis in _SPLITS if axis not in known and ranks[axis] > 1]
     what = f"{' or '.join(kinds)} parallelism in code like {framework}"
     return f"no measured run on {gpu.name} has {what}" if kinds else ""
+
+
+def speed_source(
+    calibration: Calibration, gpu: Gpu, precision: Precision, framework: str, model: ModelSpec, ranks: Mapping[str, int]
+) -> tuple[Residual, str]:
+    """How sure the speed of a layout (ranks by kind of parallelism) is, and where it comes from, in words."""
+    kind, unsure = model_kind(model), calibration.residuals[POOLED].relative_error
+    residual = calibration.residual(gpu, precision, framework, kind=kind)
+    source = calibration.describe(gpu, precision, framework, kind=kind)
+    note = unmeasured_note(gpu, framework, ranks)
+    if note and residual.relative_error < unsure:
+        return Residual(rows=residual.rows, relative_error=unsure), f"{source}; {note}, so error {unsure:.0%}"
+    return residual, source
 
 
 def share_of_gpu(instance: InstanceType) -> Hardware:

@@ -80,6 +80,10 @@ class Purchase(_Model):
     )
 
 
+# Kinds of parallelism besides data parallelism, in the order they are written.
+SHORT_NAMES = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
+
+
 class Parallelism(_Model):
     """How the model is spread over the GPUs; data × tensor × pipeline × context is the number of GPUs.
 
@@ -105,19 +109,15 @@ class Parallelism(_Model):
     @property
     def beyond_data(self) -> tuple[str, ...]:
         """The kinds of parallelism besides data parallelism that it has, which training code must implement."""
-        return tuple(name for name in ("tensor", "pipeline", "context", "expert") if getattr(self, name) > 1)
+        return tuple(name for name in SHORT_NAMES if getattr(self, name) > 1)
 
     @property
     def in_short(self) -> str:
         """Ranks of each kind: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
-        stages = f"x{self.virtual_stages}" if self.virtual_stages > 1 else ""
-        kinds = (
-            ("TP", self.tensor, ""),
-            ("PP", self.pipeline, stages),
-            ("CP", self.context, ""),
-            ("EP", self.expert, ""),
-        )
-        return " ".join([*(f"{name}{ranks}{more}" for name, ranks, more in kinds if ranks > 1), f"DP{self.data}"])
+        ranks = {kind: f"{SHORT_NAMES[kind]}{getattr(self, kind)}" for kind in self.beyond_data}
+        if "pipeline" in ranks and self.virtual_stages > 1:
+            ranks["pipeline"] += f"x{self.virtual_stages}"
+        return " ".join([*ranks.values(), f"DP{self.data}"])
 
 
 class Memory(_Model):

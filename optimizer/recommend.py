@@ -27,6 +27,7 @@ from optimizer.search import (
     run_of,
     search_types,
 )
+from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
 # Most plans an answer lists; each is the best of its instance type and purchase option.
@@ -39,6 +40,7 @@ class Recommendation:
 
     Attributes:
         request: what was asked.
+        model: what its model resolved to.
         catalog: the prices and types it was answered from.
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto set.
         pareto: plans no other plan beats in both expected hours and expected cost, cheapest first.
@@ -53,6 +55,7 @@ class Recommendation:
     """
 
     request: FleetRequest
+    model: ModelSpec
     catalog: Catalog
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
@@ -145,6 +148,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         )
     return Recommendation(
         request=request,
+        model=model,
         catalog=catalog,
         plans=pareto if request.objective == "pareto" else tuple(plans[at] for at in best),
         pareto=pareto,

@@ -12,9 +12,9 @@ from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import unmeasured_note
+from optimizer.fastest import speed_source
 from optimizer.hardware import Gpu, Precision
-from optimizer.performance.calibration import POOLED, Calibration, model_kind
+from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
@@ -224,16 +224,10 @@ def _estimate_one(
     check_legal(spec, run, grid)
     found = evaluate(spec, run, hardware, grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
-    residual = calibration.residual(hardware.gpu, precision, run.framework, kind=model_kind(spec))
     speed = float(found.tokens_per_second)
-    source = calibration.describe(hardware.gpu, precision, run.framework, kind=model_kind(spec))
-    error, unsure = residual.relative_error, calibration.residuals[POOLED].relative_error
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
-    note = unmeasured_note(hardware.gpu, run.framework, ranks)
-    if note and error < unsure:  # as recommend has it
-        error = unsure
-        source += f"; {note}, so error {error:.0%}"
-    band = math.exp(error)
+    residual, source = speed_source(calibration, hardware.gpu, precision, run.framework, spec, ranks)
+    band = math.exp(residual.relative_error)
     return {
         "model": spec.name,
         "model_source": spec.source,
@@ -273,7 +267,7 @@ def _estimate_one(
         "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
         "reserve_gib": reserve,
         "time_s": {part: float(value) for part, value in found.time_s.items()},
-        "relative_error": error,
+        "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
         "calibration": source,
     }

@@ -14,7 +14,7 @@ from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.mixed import NOT_PROVISIONED
-from optimizer.plan import DERIVED_SPOT, FleetPlan, Parallelism
+from optimizer.plan import DERIVED_SPOT, SHORT_NAMES, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict, shown
 from optimizer.space import AXES
@@ -251,9 +251,8 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
     """What plans ask of the training code, and what the first one's parallelism was chosen over."""
     kinds = [kind for kind in AXES if any(kind in plan.parallelism.beyond_data for plan in answer.plans)]
     if kinds:
-        short = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
         click.echo(
-            f"{', '.join(short[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
+            f"{', '.join(SHORT_NAMES[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
             "parallelism, and bootstrap.training does not; --parallelism data plans without."
         )
     sharded = sorted({plan.parallelism.sharding for plan in answer.plans} - {"ddp"})

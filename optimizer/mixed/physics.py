@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from optimizer import space
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.communication import link_of, network_of
-from optimizer.performance.evaluate import evaluate_inputs, room_gib
-from optimizer.performance.frameworks import framework_name
-from optimizer.performance.inputs import Inputs, make_inputs, stack
+from optimizer.performance.communication import network_of
+from optimizer.performance.evaluate import evaluate_inputs, inputs_of, room_gib
+from optimizer.performance.inputs import Inputs, stack
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Run
 from optimizer.workload.model import ModelSpec
@@ -89,12 +88,8 @@ class Physics:
         Raises:
             DataMissingError: a GPU does not run the precision, or a fact about it is missing.
         """
-        run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
         one = Grid(nodes=1, data=1)
-        each = [
-            make_inputs(model, run, h, one, calibration.coefficients(h.gpu, run), link_of(h), network_of(h))
-            for h in hardware
-        ]
+        each = [inputs_of(model, run, h, one, calibration) for h in hardware]
         inputs = replace(stack(each), module=each[0].module)
         keys = [(h.gpu.key, h.gpu_memory_gib) for h in hardware]
         chips = list(dict.fromkeys(keys))

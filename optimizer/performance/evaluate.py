@@ -22,6 +22,13 @@ from optimizer.workload.model import ModelSpec
 CHUNK = 8192
 
 
+def inputs_of(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibration: Calibration) -> Inputs:
+    """Everything ``evaluate`` is given, in numbers; raises as it does."""
+    run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
+    coefficients = calibration.coefficients(hardware.gpu, run)
+    return make_inputs(model, run, hardware, grid, coefficients, link_of(hardware), network_of(hardware))
+
+
 def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
     """Estimate every configuration of ``grid``.
 
@@ -39,12 +46,9 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
         DataMissingError: the GPU does not run the precision, or a fact about it is missing.
         InvalidInputError: a number or word of ``run`` is out of range.
     """
-    run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
     shape = grid_shape(grid)
     size = math.prod(shape)
-    everything = make_inputs(
-        model, run, hardware, grid, calibration.coefficients(hardware.gpu, run), link_of(hardware), network_of(hardware)
-    )
+    everything = inputs_of(model, run, hardware, grid, calibration)
     if size <= CHUNK:
         return _estimates(everything, shape)
     # Numbers stay numbers: what depends on them alone is then worked out once, not for every configuration.
