@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import json
+import math
 import re
 import tarfile
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 import pulumi
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
+Mode = Literal["training", "workers"]
+Platform = Literal["ec2", "eks"]
+
 
 class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    # Configuration keys are written likeThis, as Pulumi's are.
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
+
+
+class Queue(_Model):
+    """A queue of the user's own whose depth decides how many workers there are."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$", description="SQS queue in the stack's region.")
+    messages_per_node: int = Field(ge=1, description="Visible messages that one node more is worth.")
+
+
+class Schedule(_Model):
+    """A size from a time on."""
+
+    cron: str = Field(description="Five fields, as Auto Scaling takes them.")
+    nodes: int = Field(ge=0)
+    timezone: str = "Etc/UTC"
+
+
+class Scaling(_Model):
+    """gpufleet:scaling."""
+
+    min_nodes: int = Field(default=0, ge=0)
+    gpu_utilization_percent: float | None = Field(default=None, gt=0, lt=100)
+    queue: Queue | None = None
+    schedules: tuple[Schedule, ...] = ()
+
+
+class Eks(_Model):
+    """gpufleet:eks."""
+
+    public_access_cidrs: tuple[IPv4Network, ...] = Field(
+        default=(), description="Who may reach the cluster's API from outside the VPC; none by default."
+    )
+    registry: str = Field(
+        default="", description="Registry that mirrors the cluster's images; empty needs gpufleet:nat."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +88,14 @@ class Settings:
         alarm_email: who is told; empty for nobody.
         tags: the user's own tags.
         force_destroy: whether destroy may delete the checkpoints.
+        mode: "training", one job over all nodes; or "workers", each node for itself.
+        platform: "ec2", nodes that boot gpufleet's own set-up; or "eks", the same plan as a Kubernetes cluster.
+        nat: whether the private subnets get a way to the internet.
+        ceiling_usd: spend at which the fleet is drained; None for no limit.
+        gang_window_s: how long an incomplete fleet is paid before all of it is given back, s.
+        scaling: how a group of workers scales; None for a fixed size.
+        warm_pool: stopped nodes of a group of workers kept ready.
+        eks: what platform "eks" needs besides.
     """
 
     stack: str
@@ -52,11 +112,32 @@ class Settings:
     alarm_email: str
     tags: dict[str, str]
     force_destroy: bool
+    mode: Mode
+    platform: Platform
+    nat: bool
+    ceiling_usd: float | None
+    gang_window_s: int
+    scaling: Scaling | None
+    warm_pool: int
+    eks: Eks
 
     @property
     def gang(self) -> bool:
         """Whether the nodes train together: then one zone, one placement group."""
-        return self.plan.node_count > 1
+        return self.mode == "training" and self.plan.node_count > 1
+
+    def run_id(self, train_archive: str) -> str:
+        """12 hex digits that name what is trained: other code, command, amount or layout is another run.
+
+        Args:
+            train_archive: key of the training code in the bucket; empty for none.
+        """
+        plan = self.plan.model_dump(mode="json", include={"job", "parallelism"})
+        # A raised budget or a later deadline continues the same run.
+        for limit in ("budget_usd", "deadline_hours"):
+            del plan["job"][limit]
+        text = json.dumps([train_archive, self.train_command, plan], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def load(*, need_wheels: bool) -> Settings:
@@ -92,6 +173,14 @@ def load(*, need_wheels: bool) -> Settings:
         alarm_email=config.get("alarmEmail") or "",
         tags=_tags(config.get_object("tags") or {}),
         force_destroy=config.get_bool("forceDestroy") or False,
+        mode=_choice("mode", config.get("mode") or "training", Mode),
+        platform=_choice("platform", config.get("platform") or "ec2", Platform),
+        nat=config.get_bool("nat") or False,
+        ceiling_usd=_ceiling(config.get_float("ceilingUsd"), plan),
+        gang_window_s=60 * (config.get_int("gangWindowMinutes") or DEFAULT_GANG_WINDOW_MINUTES),
+        scaling=_model("scaling", config.get_object("scaling"), Scaling),
+        warm_pool=config.get_int("warmPool") or 0,
+        eks=_model("eks", config.get_object("eks"), Eks) or Eks(),
     )
     problems = refusals(settings, region=pulumi.Config("aws").get("region") or "")
     if need_wheels and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id):
@@ -108,6 +197,7 @@ def load(*, need_wheels: bool) -> Settings:
 
 # Also the default in Pulumi.yaml, which the CLI fills in; here for programs run without the CLI (preview, tests).
 DEFAULT_VPC_CIDR = "10.42.0.0/16"
+DEFAULT_GANG_WINDOW_MINUTES = 45
 
 
 def plan_refusals(plan: FleetPlan) -> list[str]:
@@ -174,6 +264,30 @@ def _strings(key: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise ConfigError(f"gpufleet:{key} is {value!r}, and must be a list of strings")
     return value
+
+
+def _choice(key: str, value: str, kind: Any) -> Any:
+    if value not in get_args(kind):
+        raise ConfigError(f"gpufleet:{key} is {value!r}, and must be one of {', '.join(get_args(kind))}")
+    return value
+
+
+def _ceiling(value: float | None, plan: FleetPlan) -> float | None:
+    if not value:
+        return plan.job.budget_usd
+    if not 0 < value < math.inf:
+        raise ConfigError(f"gpufleet:ceilingUsd is {value:g}, and must be above 0 USD, or 0 for the plan's budget")
+    return value
+
+
+def _model(key: str, value: Any, kind: type[M]) -> M | None:
+    if not value:
+        return None
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, item['loc'])) or key}: {item['msg']}" for item in error.errors()]
+        raise ConfigError(f"gpufleet:{key} is wrong: {'; '.join(lines)}") from error
 
 
 def _local(path: str) -> Path:

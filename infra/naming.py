@@ -105,10 +105,52 @@ class Names:
         """EventBridge rule for ``event`` (64 characters)."""
         return f"{self.prefix}-{event}"
 
+    @property
+    def metric_namespace(self) -> str:
+        """CloudWatch namespace of this stack's metrics: one a stack, so that a policy can name it (255 characters)."""
+        return f"{PROJECT}/{slug(self.stack)}"
+
+    @property
+    def controller(self) -> str:
+        """Lambda function that starts, meters and ends the nodes (64 characters)."""
+        return f"{self.prefix}-controller"
+
+    @property
+    def controller_role(self) -> str:
+        """Role of the controller (64 characters, unique in the account across regions, hence the region)."""
+        return f"{self.prefix}-{self.region}-control"
+
+    @property
+    def controller_log_group(self) -> str:
+        """Log group of the controller; Lambda's own naming."""
+        return f"/aws/lambda/{self.controller}"
+
+    @property
+    def flow_log_group(self) -> str:
+        """Log group of the VPC's flow logs."""
+        return f"{self.log_group}/flow"
+
+    @property
+    def dashboard(self) -> str:
+        """CloudWatch dashboard (255 characters, unique in the account across regions, hence the region)."""
+        return f"{self.prefix}-{self.region}"
+
+    @property
+    def budget(self) -> str:
+        """AWS Budget (100 characters, unique in the account across regions, hence the region)."""
+        return f"{self.prefix}-{self.region}"
+
+    @property
+    def cluster(self) -> str:
+        """EKS cluster (100 characters)."""
+        return self.prefix
+
     launch_hook = "gpufleet-launch"
     terminate_hook = "gpufleet-terminate"
     checkpoint_prefix = "checkpoints"
     bootstrap_prefix = "bootstrap"
+    # What the controller knows (state.json), what a person wants (request.json), what each node says (nodes/).
+    control_prefix = "control"
     # Where bootstrap/lib.sh looks for them (WHEELS_KEY).
     wheels_key = "bootstrap/wheels.tar"
 

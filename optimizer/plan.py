@@ -12,16 +12,16 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SCHEMA_VERSION: Literal[1] = 1
 
 # The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices
-# them. ec2 (find the peers), autoscaling (lifecycle hooks, protection), sqs (node events), logs, ssm and ssmmessages
-# (Session Manager instead of SSH, parameters). Not kms, sts and monitoring: S3, SQS and EBS call KMS themselves,
-# credentials come from IMDS, nodes publish no metrics; and not ec2messages, which the agent no longer needs since
-# 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
-INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "sqs", "ssm", "ssmmessages")
+# them. ec2 (find the peers), autoscaling (lifecycle hooks, protection), logs, monitoring (the nodes' metrics), ssm and
+# ssmmessages (Session Manager instead of SSH, parameters). Not kms, sqs and sts: S3, SSM and EBS call KMS themselves,
+# the queue of node events is read outside the VPC, credentials come from IMDS; and not ec2messages, which the agent no
+# longer needs since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
+INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
 
 # Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
 DERIVED_SPOT = "advisor-derived"
@@ -64,6 +64,22 @@ class Node(_Model):
         return max(1, math.floor(self.gpu_count))
 
 
+class CapacityBlock(_Model):
+    """When a bought Capacity Block begins and ends; AWS ends its instances from 30 minutes before the end on.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
+    """
+
+    start: AwareDatetime
+    end: AwareDatetime
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError(f"end {self.end.isoformat()} is not after start {self.start.isoformat()}")
+        return self
+
+
 class Purchase(_Model):
     """How the nodes are bought."""
 
@@ -76,7 +92,15 @@ class Purchase(_Model):
     capacity_reservation_id: str | None = Field(
         default=None,
         pattern=r"^cr-[0-9a-f]{8,17}$",
-        description="Existing reservation to run in; null with option reserved makes infra create one.",
+        description="Existing reservation to run in; null with option reserved makes infra create one. A Capacity "
+        "Block is bought beforehand, and this is its id.",
+    )
+    capacity_block: CapacityBlock | None = Field(
+        default=None, description="Times of the Capacity Block; null for the other options."
+    )
+    spot_types: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], ...] = Field(
+        default=(),
+        description="Further types a spot fleet may take: the same GPUs, memory and network, never slower.",
     )
 
 
@@ -290,6 +314,16 @@ class FleetPlan(_Model):
             )
         if self.purchase.capacity_reservation_id and self.purchase.option not in ("reserved", "capacity-block"):
             found.append(f"purchase.capacity_reservation_id does not go with option {self.purchase.option}")
+        if (self.purchase.option == "capacity-block") != (self.purchase.capacity_block is not None):
+            found.append(
+                "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
+                f"{self.purchase.option}"
+            )
+        for name in ("spot_types", "on_demand_base"):
+            if getattr(self.purchase, name) and self.purchase.option != "spot":
+                found.append(f"purchase.{name} goes with option spot, and the option is {self.purchase.option}")
+        if self.purchase.fallback != "none" and self.purchase.option != "spot":
+            found.append(f"purchase.fallback goes with option spot, and the option is {self.purchase.option}")
         if self.node.efa_cards > self.node.network_cards:
             found.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
         if not self.prices:
