@@ -13,6 +13,7 @@ from typing import Literal
 import pulumi_aws as aws
 
 from infra.config import ConfigError, Settings
+from optimizer.plan import FleetPlan
 
 # Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12; arm64's
 # notes, read 2026-11-21, and the x86_64 image of the same release:
@@ -41,23 +42,23 @@ class Image:
     root_device: str
 
 
-def pinned_name(settings: Settings) -> str:
-    """Name of the image for the plan when neither amiId nor amiName is set.
+def pinned_name(plan: FleetPlan) -> str:
+    """Name of the image for ``plan`` when neither amiId nor amiName is set.
 
     Raises:
         ConfigError: no pinned image drives the plan's GPU.
     """
-    node = settings.plan.node
+    node = plan.node
     other = "name an image that drives it in gpufleet:amiName, or give your own in gpufleet:amiId"
     if node.gpu == "V100":
         # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
         raise ConfigError(
-            f"{settings.plan.instance_type} has V100 GPUs; the pinned Deep Learning AMI has NVIDIA's open driver, "
+            f"{plan.instance_type} has V100 GPUs; the pinned Deep Learning AMI has NVIDIA's open driver, "
             f"which starts with Turing; {other}"
         )
     if node.gpu_count < 1:
         raise ConfigError(
-            f"{settings.plan.instance_type} has {node.gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU "
+            f"{plan.instance_type} has {node.gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU "
             f"(GRID) driver, which the pinned Deep Learning AMI does not have "
             f"(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html); {other}"
         )
@@ -77,7 +78,7 @@ def look_up(settings: Settings) -> Image:
             include_deprecated=True, filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])]
         )
     else:
-        wanted = settings.ami_name or pinned_name(settings)
+        wanted = settings.ami_name or pinned_name(plan)
         # Without most_recent, two images of one name are an error instead of a silent choice.
         # AWS hides an image it has deprecated, and a running stack must still find the one it is on.
         found = aws.ec2.get_ami(

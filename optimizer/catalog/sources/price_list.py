@@ -106,12 +106,13 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
 }
 
 
-def fetch_instances(client: PricingClient, region: str) -> list[str]:
-    """Price-list documents of every Linux instance type in ``region``.
+def fetch_instances(client: PricingClient, region: str, instance_type: str | None = None) -> list[str]:
+    """Price-list documents of one Linux instance type in ``region``, or of every one.
 
     Not filtered by family: the list's family of a new GPU type cannot be known before AWS names it.
     """
-    return _products(client, _EC2, {"regionCode": region, **INSTANCE_ATTRIBUTES})
+    one = {"instanceType": instance_type} if instance_type else {}
+    return _products(client, _EC2, {"regionCode": region, **one, **INSTANCE_ATTRIBUTES})
 
 
 def fetch_unit(client: PricingClient, item: UnitItem, region: str) -> list[str]:
