@@ -5,8 +5,10 @@ from __future__ import annotations
 from tests.engine.moto_extension import (
     auto_scaling,
     bucket_policies,
+    budgets,
     capacity_reservations,
     instances,
+    lambda_functions,
     launch_templates,
     placement_groups,
     queues,
@@ -19,8 +21,10 @@ def install() -> None:
     for module in (
         auto_scaling,
         bucket_policies,
+        budgets,
         capacity_reservations,
         instances,
+        lambda_functions,
         launch_templates,
         placement_groups,
         queues,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ PULUMI_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 UNKNOWN = msgpack.ExtType(0, b"\x00")
 """Terraform's unknown value without refinements."""
 
-SIGNATURE, ASSET = "4dabf18193072939515e22adb298388d", "c44067f5952c0a294b673a41bacd8c17"
-"""Key and value that mark an object on Pulumi's wire as an asset (sdk/go/common/resource/sig and asset)."""
+SIGNATURE = "4dabf18193072939515e22adb298388d"
+ASSET, ARCHIVE = "c44067f5952c0a294b673a41bacd8c17", "0def7320c3a5731c473e5ecbe6d01bc7"
+"""The key and its values that mark an object on Pulumi's wire as an asset or archive (sdk/go/common/resource/sig)."""
 
 TerraformObject = dict[str, Any]
 
@@ -63,7 +65,7 @@ def coerce(value: Any, cty_type: CtyType, where: str) -> Any:
         return None
     if value == PULUMI_UNKNOWN:
         return UNKNOWN
-    if isinstance(value, dict) and value.get(SIGNATURE) == ASSET:
+    if isinstance(value, dict) and value.get(SIGNATURE) in (ASSET, ARCHIVE):
         return asset_path(value)
     if isinstance(cty_type, str):
         return _coerce_primitive(value, cty_type, where)
@@ -84,10 +86,18 @@ def coerce(value: Any, cty_type: CtyType, where: str) -> Any:
 
 
 def asset_path(asset: Mapping[str, Any]) -> str:
-    """Path of a file asset's content, named by its digest: Terraform then sees a changed file as a changed path."""
+    """Path of an asset's or archive's content, named by its digest: Terraform then sees a change as a changed path.
+
+    An archive of assets becomes a zip file, as in Pulumi's bridge.
+    """
     path = Path(tempfile.gettempdir()) / f"pulumi-asset-{asset['hash']}"
     if not path.exists():
-        shutil.copyfile(asset["path"], path)
+        if "assets" in asset:
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in sorted(asset["assets"].items()):
+                    archive.write(content["path"], name) if "path" in content else archive.writestr(name, content["text"])
+        else:
+            shutil.copyfile(asset["path"], path)
     return str(path)
 
 
