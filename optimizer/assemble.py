@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,11 +11,11 @@ from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.fastest import Fastest, speed_source
-from optimizer.hardware import InstanceType
+from optimizer.hardware import InstanceType, Offer
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
-from optimizer.request import FleetRequest
+from optimizer.request import Constraints, FleetRequest
 from optimizer.search import Amount, Purchase, Table
 from optimizer.workload.model import ModelSpec
 
@@ -73,6 +74,9 @@ def assemble(
     # The sum of what is shown, so that the bill adds up to the cent.
     expected_usd = round(sum(breakdown.values()), 2)
     size = checkpoint_gib(model.parameters, request.workload.optimizer)
+    p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
+    compute_p95_usd = breakdown["compute"] * float(run.hours_p95[row] / run.hours_expected[row])
+    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, request.constraints, catalog)
     return FleetPlan.model_validate(
         {
             "instance_type": instance.name,
@@ -83,7 +87,10 @@ def assemble(
             "purchase": {
                 "option": way.option,
                 "on_demand_base": way.base,
+                "fallback": "on-demand" if way.fallback else "none",
                 "capacity_reservation_id": way.reservation.capacity_reservation_id if way.reservation else None,
+                "capacity_block": way.reservation.capacity_block if way.reservation else None,
+                "spot_types": [other.instance.name for other in others],
             },
             "job": {
                 "model": model.name,
@@ -116,7 +123,7 @@ def assemble(
             "cost_usd": {
                 "expected": expected_usd,
                 "p50": cents(cost.p50[row]),
-                "p95": max(cents(cost.p95[row]), expected_usd, cents(cost.p50[row])),
+                "p95": max(cents(p95_usd), expected_usd, cents(cost.p50[row])),
                 # No head node in this version: the fleet's own nodes hold the rendezvous.
                 "breakdown": breakdown | {"head_node": 0.0},
             },
@@ -127,7 +134,7 @@ def assemble(
                 "checkpoint_interval_s": rounded(run.checkpoint_interval_s[row]),
                 "lost_hours": rounded(run.lost_hours[row]),
             },
-            "prices": [*node_prices(way), *unit_prices(way.offer.region, catalog)],
+            "prices": [*node_prices(way, others), *unit_prices(way.offer.region, catalog)],
             "calibration": _calibration(fastest, config, request, model, calibration),
         }
     )
@@ -151,8 +158,43 @@ def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:
     }
 
 
-def node_prices(way: Purchase) -> list[Price]:
-    """Prices of the nodes that ``way`` buys, each with its source and date."""
+def _further_spot_types(
+    way: Purchase, compute_p95_usd: float, p95_usd: float, limits: Constraints, catalog: Catalog
+) -> tuple[list[Offer], float]:
+    """Offers a spot fleet may take besides ``way``'s without training slower, and the run's p95 with the dearest, USD.
+
+    More pools of spot capacity are fewer interruptions and shorter waits, and nobody says how much, so only the price
+    is reckoned with: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html
+    """
+    if way.option != "spot":
+        return [], p95_usd
+    own, price = way.offer.instance, way.price.usd_per_hour
+    found: list[tuple[float, Offer]] = []
+    for instance in catalog.instance_types:
+        offer = catalog.offer(instance.name, way.offer.region) if interchangeable(own, instance) else None
+        if offer is None or offer.spot is None or offer.instance.name == own.name:
+            continue
+        if not limits.allows_type(instance.name) or not set(offer.zone_ids) & set(way.offer.zone_ids):
+            continue
+        dearer = offer.spot.usd_per_hour / price - 1
+        worst_usd = p95_usd + max(0.0, dearer) * compute_p95_usd
+        if dearer <= limits.spot_spread and (limits.budget_usd is None or worst_usd <= limits.budget_usd):
+            found.append((worst_usd, offer))
+    found.sort(key=lambda pair: (pair[0], pair[1].instance.name))
+    return [offer for _, offer in found], max([p95_usd, *(worst for worst, _ in found)])
+
+
+def interchangeable(own: InstanceType, other: InstanceType) -> bool:
+    """Whether a node of type ``other`` may stand in for one of ``own``: the same GPUs and cards, nothing smaller."""
+    same = ("gpu", "gpu_count", "gpu_memory_gib", "network_cards", "efa_cards", "interconnect", "cpu_architecture")
+    at_least = ("vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
+    return all(getattr(own, name) == getattr(other, name) for name in same) and all(
+        getattr(own, name) <= getattr(other, name) for name in at_least
+    )
+
+
+def node_prices(way: Purchase, others: Sequence[Offer] = ()) -> list[Price]:
+    """Prices of the nodes that ``way`` buys, and of ``others`` it may take, each with its source and date."""
     offer, name = way.offer, f"{way.offer.instance.name} {way.offer.region}"
     label = {
         "on-demand": "on-demand",
@@ -161,9 +203,13 @@ def node_prices(way: Purchase) -> list[Price]:
         "capacity-block": "capacity block",
     }[way.option]
     prices = [_price(f"{label} {name}", way.price.usd_per_hour, "hour", way.price.source, way.price.as_of)]
-    if way.base and offer.on_demand:
+    if (way.base or way.fallback) and offer.on_demand:
         base = offer.on_demand
         prices.append(_price(f"on-demand {name}", base.usd_per_hour, "hour", base.source, base.as_of))
+    for other in others:
+        if other.spot:
+            item = f"spot {other.instance.name} {other.region}"
+            prices.append(_price(item, other.spot.usd_per_hour, "hour", other.spot.source, other.spot.as_of))
     return prices
 
 

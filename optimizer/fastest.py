@@ -295,7 +295,9 @@ def fastest(
     return [found[instance.name] for instance in instances]
 
 
-Binding = Literal["memory", "precision", "global_batch", "region", "price", "budget", "deadline", "interruptions"]
+Binding = Literal[
+    "memory", "precision", "global_batch", "region", "price", "budget", "deadline", "interruptions", "capacity-block"
+]
 
 
 def rejection(name: str, binding: Binding, reason: str, value: Any, limit: Any) -> Rejection:

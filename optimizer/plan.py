@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import date
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -72,6 +72,14 @@ class CapacityBlock(_Model):
 
     start: AwareDatetime
     end: AwareDatetime
+
+    def usable_hours(self, now: datetime) -> float:
+        """Hours to train in, from ``now`` or the start, whichever is later, to the last checkpoint; 0 where it is over.
+
+        The last 45 minutes are not for training: AWS ends the instances in the last 30, and before that the fleet is
+        drained, a checkpoint within the terminate hook and a tick of the controller.
+        """
+        return max(0.0, (self.end - max(self.start, now)) / timedelta(hours=1) - 0.75)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -179,7 +179,7 @@ def _notes(request: FleetRequest, names: Sequence[str], regions: Sequence[str]) 
     for owned in limits.existing_reservations:
         what = f"the reservation of {owned.count} {owned.instance_type} in {owned.region} is not used"
         if owned not in limits.usable_reservations:
-            found.append(f"{what}: purchase_options ({', '.join(limits.purchase_options)}) leave out reserved")
+            found.append(f"{what}: purchase_options ({', '.join(limits.purchase_options)}) leave out {owned.option}")
         elif owned.region not in regions:
             found.append(f"{what}: regions ({', '.join(limits.regions)}) leave it out")
         elif owned.instance_type not in names:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from optimizer.errors import InvalidInputError
-from optimizer.plan import PurchaseOption
+from optimizer.plan import CapacityBlock, PurchaseOption
 from optimizer.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
@@ -42,6 +43,11 @@ Usd = Annotated[
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def matches_type(name: str, pattern: str) -> bool:
+    """Whether an instance type is the type, of the family (p5), or matches the pattern (g6*)."""
+    return fnmatchcase(name, pattern) or name.split(".")[0] == pattern
 
 
 class Workload(_Model):
@@ -86,9 +92,19 @@ class Reservation(_Model):
     usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
         default=None, description="What one more hour of one instance costs you; 0 by default, as it is already paid."
     )
+    capacity_block: CapacityBlock | None = Field(
+        default=None, description="Start and end of a Capacity Block that is bought; null for a reservation without."
+    )
+
+    @property
+    def option(self) -> PurchaseOption:
+        """The purchase option that uses it."""
+        return "capacity-block" if self.capacity_block else "reserved"
 
     @model_validator(mode="after")
     def _known_price(self) -> Self:
+        if self.capacity_block and self.capacity_reservation_id is None:
+            raise ValueError("give capacity_reservation_id: a Capacity Block is bought first, and has one then")
         if self.capacity_reservation_id is None and self.usd_per_hour is None:
             raise ValueError(
                 "give capacity_reservation_id, or usd_per_hour: without an id the stack makes a capacity reservation "
@@ -112,14 +128,28 @@ class Constraints(_Model):
         default=get_args(Axis), min_length=1, description="Kinds of parallelism that the training code can do."
     )
     existing_reservations: tuple[Reservation, ...] = Field(
-        default=(), description="Capacity that is owned; used unless purchase_options are given without reserved."
+        default=(),
+        description="Capacity that is owned; used unless purchase_options are given without reserved "
+        "(capacity-block for a Capacity Block).",
+    )
+    spot_fallback: Literal["none", "on-demand"] = Field(
+        default="none", description="What replaces spot nodes that do not come; its price binds the budget too."
+    )
+    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = Field(
+        default=0.1,
+        description="How much dearer a further type of a spot fleet may be (0.1: by 10%); its price binds the budget.",
     )
 
     @property
     def usable_reservations(self) -> tuple[Reservation, ...]:
         """The reservations that purchase_options let the search use."""
-        asked = "purchase_options" not in self.model_fields_set or "reserved" in self.purchase_options
-        return self.existing_reservations if asked else ()
+        if "purchase_options" not in self.model_fields_set:
+            return self.existing_reservations
+        return tuple(owned for owned in self.existing_reservations if owned.option in self.purchase_options)
+
+    def allows_type(self, name: str) -> bool:
+        """Whether an instance type matches a type, family (p5) or pattern (g6*) asked for; true where none is."""
+        return not self.instance_types or any(matches_type(name, pattern) for pattern in self.instance_types)
 
 
 class FleetRequest(_Model):

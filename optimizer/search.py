@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Self
@@ -34,7 +35,7 @@ from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, PurchaseOption, Volumes
-from optimizer.request import Constraints, FleetRequest, Reservation, Workload
+from optimizer.request import Constraints, FleetRequest, Reservation, Workload, matches_type
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -135,6 +136,8 @@ class Purchase:
         base: nodes bought on demand first; only with spot.
         hazard: of a spot node; None for other options.
         reservation: capacity the user owns; None where none is used.
+        fallback: whether on-demand nodes replace spot nodes that do not come.
+        hours: longest the nodes can be had; that of a Capacity Block ends.
     """
 
     option: PurchaseOption
@@ -143,6 +146,8 @@ class Purchase:
     base: int = 0
     hazard: Hazard | None = None
     reservation: Reservation | None = None
+    fallback: bool = False
+    hours: float = math.inf
 
     @property
     def committed(self) -> bool:
@@ -160,9 +165,13 @@ def purchases(offer: Offer, constraints: Constraints) -> list[Purchase]:
         hazard = spot_hazard(
             offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=offer.spot.as_of.isoformat()
         )
-        found.append(Purchase(option="spot", offer=offer, price=offer.spot, hazard=hazard))
+        fallback = constraints.spot_fallback == "on-demand"
+        if offer.on_demand or not fallback:
+            found.append(Purchase(option="spot", offer=offer, price=offer.spot, hazard=hazard, fallback=fallback))
         if offer.on_demand:  # one node that is never reclaimed keeps the rendezvous and the newest checkpoint at hand
-            found.append(Purchase(option="spot", offer=offer, price=offer.spot, hazard=hazard, base=1))
+            found.append(
+                Purchase(option="spot", offer=offer, price=offer.spot, hazard=hazard, fallback=fallback, base=1)
+            )
     if "reserved" in options and offer.reserved_1yr:
         found.append(Purchase(option="reserved", offer=offer, price=offer.reserved_1yr))
     for owned in constraints.usable_reservations:
@@ -171,7 +180,9 @@ def purchases(offer: Offer, constraints: Constraints) -> list[Purchase]:
             price = Price(
                 usd_per_hour=owned.usd_per_hour or 0.0, source="the request: an existing reservation", as_of=as_of
             )
-            found.append(Purchase(option="reserved", offer=offer, price=price, reservation=owned))
+            block = owned.capacity_block
+            hours = block.usable_hours(datetime.now(UTC)) if block else math.inf
+            found.append(Purchase(option=owned.option, offer=offer, price=price, reservation=owned, hours=hours))
     return found
 
 
@@ -242,25 +253,32 @@ class Table:
         besides = [unit_prices(way.offer.region) for way in ways]
         volume, storage, endpoints = (of_way([prices[at] for prices in besides]) for at in range(3))
         bases = np.where(spot > 0, base, nodes * (1 - committed))
-        cost = fleet_cost(
-            result,
-            Rates(
-                base_nodes=bases,
-                base_usd_per_hour=np.where(spot > 0, on_demand, each),
-                spot_nodes=spot * (nodes - base),
-                spot_usd_per_hour=each,
-                committed_nodes=committed * nodes,
-                committed_usd_per_hour=each,
-                volume_usd_per_month=volume,
-                storage_usd_per_month=storage,
-                endpoints_usd_per_hour=endpoints,
-            ),
+        rates = Rates(
+            base_nodes=bases,
+            base_usd_per_hour=np.where(spot > 0, on_demand, each),
+            spot_nodes=spot * (nodes - base),
+            spot_usd_per_hour=each,
+            committed_nodes=committed * nodes,
+            committed_usd_per_hour=each,
+            volume_usd_per_month=volume,
+            storage_usd_per_month=storage,
+            endpoints_usd_per_hour=endpoints,
         )
+        cost = fleet_cost(result, rates)
+        fallback = of_way([way.fallback for way in ways])
+        if fallback.any():
+            # How often spot does not come is nobody's to say, so the limits bind a run that never got any.
+            without = replace(rates, spot_usd_per_hour=np.where(fallback > 0, on_demand, each))
+            cost = replace(cost, p95=np.maximum(cost.p95, fleet_cost(result, without).p95))
         return cls(fastest=fastest, purchases=tuple(ways), config=config, purchase=purchase, run=result, cost=cost)
 
     def feasible(self, limits: Constraints) -> NDArray[np.bool_]:
-        """Which candidates keep budget and deadline at the 95th percentile."""
-        return keeps_limits(self.run, self.cost, limits)
+        """Which candidates keep budget and deadline, and end before their capacity does, at the 95th percentile."""
+        return keeps_limits(self.run, self.cost, limits) & (self.run.hours_p95 <= self._hours_had())
+
+    def _hours_had(self) -> Floats:
+        had: Floats = np.array([way.hours for way in self.purchases])[self.purchase]
+        return had
 
     def rejection(self, limits: Constraints) -> Rejection:
         """Why no candidate keeps the limits: the one that binds, the nearest value to it, and the limit."""
@@ -270,6 +288,18 @@ class Table:
             worst = float(self.run.rate.min())
             return rejection(name, "interruptions", "spot nodes are lost faster than the job recovers", worst, None)
         budget, deadline = limits.budget_usd, limits.deadline_hours
+        in_time = hours <= self._hours_had()
+        if not in_time.any():
+            longest, nearest = float(self._hours_had().max()), float(hours.min())
+            return rejection(
+                name,
+                "capacity-block",
+                f"the fastest run takes {nearest:,.1f} h at the 95th percentile, and of the Capacity Block "
+                f"{longest:,.1f} h are left to train in",
+                nearest,
+                longest,
+            )
+        hours, cost = hours[in_time], cost[in_time]
         if budget is not None and not (cost <= budget).any():
             return rejection(
                 name,
@@ -366,15 +396,11 @@ def matching_types(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]
     Raises:
         InvalidInputError: a pattern matches no instance type of the catalog.
     """
-
-    def matches(name: str, pattern: str) -> bool:
-        return fnmatchcase(name, pattern) or name.split(".")[0] == pattern
-
     known = tuple(instance.name for instance in catalog.instance_types)
     for pattern in patterns:
-        if not any(matches(name, pattern) for name in known):
+        if not any(matches_type(name, pattern) for name in known):
             catalog.instance_type(pattern)
-    return tuple(name for name in known if not patterns or any(matches(name, pattern) for pattern in patterns))
+    return tuple(name for name in known if not patterns or any(matches_type(name, pattern) for pattern in patterns))
 
 
 def check_reservations(owned: Sequence[Reservation], catalog: Catalog) -> None:

@@ -87,6 +87,15 @@ Example:
     help="on-demand, spot, reserved or capacity-block; repeatable.  [default: on-demand, spot]",
 )
 @click.option(
+    "--spot-fallback", help="none, or on-demand: replaces spot nodes that do not come; its price binds the budget too."
+)
+@click.option(
+    "--spot-spread",
+    metavar="SHARE",
+    type=float,
+    help="How much dearer a spot fleet's further types may be (0.5: by half).  [default: 0.1]",
+)
+@click.option(
     "--instance-type",
     "instance_types",
     multiple=True,
@@ -166,7 +175,15 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
             workload[name] = given[name]
     constraints = _section(out, "constraints")
     renamed = {"budget": "budget_usd", "deadline": "deadline_hours"}
-    for name in ("budget", "deadline", "regions", "purchase_options", "instance_types", "max_nodes"):
+    for name in (
+        *renamed,
+        "regions",
+        "purchase_options",
+        "instance_types",
+        "max_nodes",
+        "spot_fallback",
+        "spot_spread",
+    ):
         if name in given:
             constraints[renamed.get(name, name)] = given[name]
     if "parallelism" in given:

@@ -19,12 +19,17 @@ def ways_to_have(
     """Every way to have nodes of one type: rented on demand or on the spot market, or owned.
 
     A new one-year commitment is left out, as it costs its whole year whatever joins it; so is an on-demand base under
-    spot nodes, which is a mix already. A type without known zones is left out too: nobody knows what it can be near to.
+    spot nodes, which is a mix already, and a Capacity Block, which ends when it ends. A type without known zones is
+    left out too: nobody knows what it can be near to.
     """
     names, places = {instance.name for instance in types}, set(regions)
     for offer in catalog.offers:
         if offer.instance.name in names and offer.region in places and offer.zone_ids:
-            yield from (way for way in purchases(offer, limits) if not way.committed and not way.base)
+            yield from (
+                way
+                for way in purchases(offer, limits)
+                if not way.committed and not way.base and way.option != "capacity-block"
+            )
 
 
 def zones(way: Purchase) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.assemble import assemble
+from optimizer.assemble import assemble, interchangeable
 from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
@@ -22,7 +23,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
-from optimizer.plan import read_plan
+from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.search import Amount, Table, pareto_front, run_of, search_types
@@ -217,6 +218,82 @@ def test_owned_capacity_is_used_and_costs_what_the_owner_says(catalog: Catalog, 
     assert best.purchase.capacity_reservation_id == "cr-0abcdef1"
     assert best.node_count <= 2
     assert best.cost_usd.breakdown.compute == 0
+
+
+def block(*, hours: float) -> dict[str, object]:
+    """A Capacity Block of one p4d.24xlarge that began just now."""
+    now = datetime.now(UTC)
+    times = {"start": now.isoformat(), "end": (now + timedelta(hours=hours)).isoformat()}
+    return {
+        "instance_type": "p4d.24xlarge",
+        "region": "us-east-1",
+        "count": 1,
+        "capacity_reservation_id": "cr-0abcdef1",
+        "capacity_block": times,
+    }
+
+
+def test_a_capacity_block_is_used_when_the_run_ends_before_it(catalog: Catalog, calibration: Calibration) -> None:
+    limits = {"purchase_options": ["capacity-block"], "instance_types": ["p4d"]}
+    answer = recommend(
+        request(constraints={**limits, "existing_reservations": [block(hours=200)]}), catalog, calibration
+    )
+    plan = answer.plans[0]
+    assert plan.purchase.option == "capacity-block"
+    assert plan.purchase.capacity_block is not None
+    assert plan.hours.p95 <= 200 - 0.75, "drained before AWS ends the instances"
+
+    short = block(hours=plan.hours.p95 + 0.7)
+    answer = recommend(request(constraints={**limits, "existing_reservations": [short]}), catalog, calibration)
+    assert not answer.plans
+    (why,) = [entry for entry in answer.rejected if entry["instance_type"] == "p4d.24xlarge"]
+    assert why["binding_constraint"] == "capacity-block"
+    assert why["value"] == pytest.approx(plan.hours.p95, rel=1e-3)
+
+
+def test_a_capacity_block_without_an_id_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="bought first"):
+        request(constraints={"existing_reservations": [block(hours=9) | {"capacity_reservation_id": None}]})
+
+
+def test_a_fallback_binds_the_budget_at_the_on_demand_price(catalog: Catalog, calibration: Calibration) -> None:
+    limits = {"instance_types": ["p4d"], "regions": ["us-east-1"], "purchase_options": ["spot"], "max_nodes": 2}
+    plain = recommend(request(constraints=limits), catalog, calibration).plans[0]
+    both = recommend(request(constraints={**limits, "spot_fallback": "on-demand"}), catalog, calibration).plans[0]
+    assert (plain.purchase.fallback, both.purchase.fallback) == ("none", "on-demand")
+    assert both.cost_usd.expected == plain.cost_usd.expected
+    on_demand = {price.item: price.usd for price in both.prices}["on-demand p4d.24xlarge us-east-1"]
+    assert both.cost_usd.p95 >= on_demand * both.node_count * both.hours.p50
+    between = (plain.cost_usd.p95 + both.cost_usd.p95) / 2
+    bound = {**limits, "max_nodes": both.node_count, "budget_usd": between}
+    assert recommend(request(constraints=bound), catalog, calibration).plans
+    assert not recommend(request(constraints={**bound, "spot_fallback": "on-demand"}), catalog, calibration).plans
+
+
+def test_a_spot_fleet_takes_types_that_train_no_slower_and_pays_for_the_dearest(
+    catalog: Catalog, calibration: Calibration
+) -> None:
+    small = {"model": "llama-3.2-1b", "workload": {"tokens": "200M", "seq_len": 2048, "global_batch": 32}}
+    limits = {"instance_types": ["g5"], "regions": ["us-east-1"], "purchase_options": ["spot"], "max_nodes": 2}
+
+    def plan(**more: object) -> FleetPlan:
+        answer = recommend(request_from_dict({**small, "constraints": {**limits, **more}}), catalog, calibration)
+        return next(plan for plan in answer.plans if plan.instance_type == "g5.xlarge")
+
+    alone, several = plan(spot_spread=0), plan(spot_spread=2)
+    assert alone.purchase.spot_types == ()
+    assert "g5.2xlarge" in several.purchase.spot_types
+    own = catalog.instance_type("g5.xlarge")
+    for name in several.purchase.spot_types:
+        other = catalog.instance_type(name)
+        assert interchangeable(own, other)
+        assert not interchangeable(other, own), "a smaller one is none"
+        assert f"spot {name} us-east-1" in {price.item for price in several.prices}
+    dearest = max(price.usd for price in several.prices if price.item.startswith("spot")) / several.prices[0].usd
+    assert several.cost_usd.expected == alone.cost_usd.expected
+    assert several.cost_usd.p95 >= alone.cost_usd.p95 + (dearest - 1) * alone.cost_usd.breakdown.compute
+    tight = plan(spot_spread=2, budget_usd=alone.cost_usd.p95 + 0.01)
+    assert tight.purchase.spot_types == (), "none whose price would break the budget"
 
 
 def test_a_new_commitment_costs_its_whole_year(catalog: Catalog, calibration: Calibration) -> None:
