@@ -32,7 +32,9 @@ SPOT_HISTORY = Ttl(days=1, reason="spot prices move with supply, several times a
 SPOT_ADVISOR = Ttl(days=30, reason="the advisor averages the trailing 30 days")
 INSTANCE_TYPES = Ttl(days=365, reason="a type's hardware does not change; new types appear")
 ZONES = Ttl(days=180, reason="AWS adds zones to a type over months")
-UNIT_PRICES = Ttl(days=365, reason="prices of gp3, S3, endpoints and keys have changed at most once a year")
+UNIT_PRICES = Ttl(
+    days=365, reason="prices of volumes, storage, endpoints, gateways and requests have changed at most once a year"
+)
 
 BY_FACT = {
     "on-demand prices": ON_DEMAND,

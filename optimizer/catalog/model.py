@@ -20,6 +20,21 @@ UnitItem = Literal[
     "vpc-endpoint",
     "vpc-endpoint-data",
     "kms-key",
+    "kms-request",
+    "s3-write-request",
+    "nat-gateway",
+    "nat-gateway-data",
+    "public-ipv4",
+    "log-ingestion",
+    "vended-log-ingestion",
+    "custom-metric",
+    "metric-request",
+    "alarm",
+    "dashboard",
+    "lambda-request",
+    "lambda-compute",
+    "sqs-request",
+    "eks-cluster",
 ]
 # Clouds whose prices are compared with AWS's; their rows are read by ``clouds.py``, and only when asked for.
 CloudName = Literal["azure", "tencent", "alibaba"]
@@ -37,6 +52,22 @@ UNIT_PER: dict[UnitItem, str] = {
     "vpc-endpoint": "endpoint-zone-hour",
     "vpc-endpoint-data": "GB",
     "kms-key": "key-month",
+    "kms-request": "request",
+    "s3-write-request": "request",
+    "nat-gateway": "gateway-hour",
+    "nat-gateway-data": "GB",
+    "public-ipv4": "address-hour",
+    "log-ingestion": "GB",
+    # What AWS services write themselves: VPC flow logs, the control plane of a cluster.
+    "vended-log-ingestion": "GB",
+    "custom-metric": "metric-month",
+    "metric-request": "request",
+    "alarm": "alarm-month",
+    "dashboard": "dashboard-month",
+    "lambda-request": "request",
+    "lambda-compute": "GiB-second on arm64",
+    "sqs-request": "request",
+    "eks-cluster": "cluster-hour",
 }
 
 
@@ -82,7 +113,7 @@ class Catalog:
         offers: one a type and region, sorted by type and region; prices nobody published are None.
         instance_types: every type with sound facts, sorted by name, also those no region has a price for.
         gpus: the GPU table.
-        unit_prices: prices of volumes, buckets, endpoints and keys, one an item and region.
+        unit_prices: prices of everything besides instances, one an item and region.
         sources: where the facts come from.
         made_at: when this snapshot was put together, UTC.
         as_of: date of the oldest on-demand price: the catalog is nowhere older than this for a price one can pay.

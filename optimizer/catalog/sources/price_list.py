@@ -47,7 +47,7 @@ class _UnitQuery:
 
     Filters are few on purpose: one that AWS does not pair with the product answers with nothing; the usage type tells
     the product. No ``units`` accepts any. ``per`` is how many of our units one of the list's is, so that usd / per is
-    our price.
+    our price. ``one_for_all``: the list has a single product without a region.
     """
 
     service: str
@@ -55,9 +55,10 @@ class _UnitQuery:
     usage_type: str
     units: frozenset[str]
     per: float = 1.0
+    one_for_all: bool = False
 
 
-_EC2 = "AmazonEC2"
+_EC2, _CLOUDWATCH = "AmazonEC2", "AmazonCloudWatch"
 UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     "gp3-storage": _UnitQuery(
         service=_EC2,
@@ -103,6 +104,99 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
         usage_type="KMS-Keys",
         units=frozenset(),
     ),
+    "kms-request": _UnitQuery(
+        service="awskms",
+        filters={},
+        usage_type="KMS-Requests",
+        units=frozenset({"Requests"}),
+    ),
+    "s3-write-request": _UnitQuery(
+        service="AmazonS3",
+        filters={"productFamily": "API Request"},
+        usage_type="Requests-Tier1",
+        units=frozenset({"Requests"}),
+    ),
+    "nat-gateway": _UnitQuery(
+        service=_EC2,
+        filters={"productFamily": "NAT Gateway"},
+        usage_type="NatGateway-Hours",
+        units=frozenset({"Hrs"}),
+    ),
+    "nat-gateway-data": _UnitQuery(
+        service=_EC2,
+        filters={"productFamily": "NAT Gateway"},
+        usage_type="NatGateway-Bytes",
+        units=frozenset({"GB"}),
+    ),
+    "public-ipv4": _UnitQuery(
+        service="AmazonVPC",
+        filters={},
+        usage_type="PublicIPv4:InUseAddress",
+        units=frozenset({"Hrs"}),
+    ),
+    "log-ingestion": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "Data Payload"},
+        usage_type="DataProcessing-Bytes",
+        units=frozenset({"GB"}),
+    ),
+    "vended-log-ingestion": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "Data Payload"},
+        usage_type="VendedLog-Bytes",
+        units=frozenset({"GB"}),
+    ),
+    "custom-metric": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "Metric"},
+        usage_type="CW:MetricMonitorUsage",
+        units=frozenset({"Metrics"}),
+    ),
+    "metric-request": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "API Request"},
+        usage_type="CW:Requests",
+        units=frozenset({"Requests"}),
+    ),
+    "alarm": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "Alarm"},
+        usage_type="CW:AlarmMonitorUsage",
+        units=frozenset({"Alarms"}),
+    ),
+    "dashboard": _UnitQuery(
+        service=_CLOUDWATCH,
+        filters={"productFamily": "Dashboard"},
+        usage_type="DashboardsUsageHour(?:-Basic)?",
+        units=frozenset({"Dashboards"}),
+        one_for_all=True,
+    ),
+    # The list says "Lambda-GB-Second"; Lambda's GB is 2^30 bytes.
+    "lambda-request": _UnitQuery(
+        service="AWSLambda",
+        filters={"productFamily": "Serverless"},
+        usage_type="Request-ARM",
+        units=frozenset({"Requests"}),
+    ),
+    "lambda-compute": _UnitQuery(
+        service="AWSLambda",
+        filters={"productFamily": "Serverless"},
+        usage_type="Lambda-GB-Second-ARM",
+        units=frozenset({"Lambda-GB-Second", "Second"}),
+    ),
+    # Its first tier had another name.
+    "sqs-request": _UnitQuery(
+        service="AWSQueueService",
+        filters={"productFamily": "API Request", "queueType": "Standard"},
+        usage_type="Requests-(?:Tier1|RBP)",
+        units=frozenset({"Requests"}),
+    ),
+    "eks-cluster": _UnitQuery(
+        service="AmazonEKS",
+        filters={"productFamily": "Compute"},
+        usage_type="AmazonEKS-Hours:perCluster",
+        units=frozenset({"Hours", "hours", "Hrs"}),
+    ),
 }
 
 
@@ -118,7 +212,8 @@ def fetch_instances(client: PricingClient, region: str, instance_type: str | Non
 def fetch_unit(client: PricingClient, item: UnitItem, region: str) -> list[str]:
     """Price-list documents that may hold the price of ``item`` in ``region``."""
     query = UNIT_QUERIES[item]
-    return _products(client, query.service, {"regionCode": region, **query.filters})
+    where = {} if query.one_for_all else {"regionCode": region}
+    return _products(client, query.service, {**where, **query.filters})
 
 
 def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -> list[str]:
@@ -179,7 +274,8 @@ def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[f
         try:
             product = _load(document)
             attributes = product["product"]["attributes"]
-            if attributes.get("regionCode") != region or not pattern.fullmatch(attributes["usagetype"]):
+            elsewhere = attributes.get("regionCode") != region and not query.one_for_all
+            if elsewhere or not pattern.fullmatch(attributes["usagetype"]):
                 continue
             for term in product["terms"]["OnDemand"].values():
                 prices.add(_first_tier(term, query.units) / query.per)

@@ -1,4 +1,4 @@
-"""Prices of volumes, buckets, endpoints and keys: data/inputs/unit_prices.csv, and Pricing GetProducts on refresh."""
+"""Prices of everything besides instances: data/inputs/unit_prices.csv, and Pricing GetProducts on refresh."""
 
 from __future__ import annotations
 

@@ -123,6 +123,109 @@ def test_the_same_price_twice_is_no_news() -> None:
             0.01,
         ),
         ("kms-key", [unit_document("us-east-1-KMS-Keys", "Keys", ("0", "Inf", "1.0000000000"))], 1),
+        (
+            "kms-request",
+            [
+                unit_document("us-east-1-KMS-Requests", "Requests", ("0", "Inf", "0.0000030000")),
+                unit_document("us-east-1-KMS-Requests-Asymmetric", "Requests", ("0", "Inf", "0.0000150000")),
+            ],
+            0.000003,
+        ),
+        (
+            "s3-write-request",
+            [
+                unit_document("Requests-Tier1", "Requests", ("0", "Inf", "0.0000050000")),
+                unit_document("Requests-SIA-Tier1", "Requests", ("0", "Inf", "0.0000100000")),
+            ],
+            0.000005,
+        ),
+        (
+            "nat-gateway",
+            [
+                unit_document("NatGateway-Hours", "Hrs", ("0", "Inf", "0.0450000000")),
+                unit_document("USE1-RegionalNatGateway-Hours", "Hrs", ("0", "Inf", "0.0900000000")),
+            ],
+            0.045,
+        ),
+        ("nat-gateway-data", [unit_document("NatGateway-Bytes", "GB", ("0", "Inf", "0.0450000000"))], 0.045),
+        (
+            "public-ipv4",
+            [
+                unit_document("USE1-PublicIPv4:InUseAddress", "Hrs", ("0", "Inf", "0.0050000000")),
+                unit_document("USE1-PublicIPv4:IdleAddress", "Hrs", ("0", "Inf", "0.0060000000")),
+            ],
+            0.005,
+        ),
+        (
+            "log-ingestion",
+            [
+                unit_document("USE1-DataProcessing-Bytes", "GB", ("0", "Inf", "0.5000000000")),
+                unit_document("USE1-DataProcessingIA-Bytes", "GB", ("0", "Inf", "0.2500000000")),
+            ],
+            0.5,
+        ),
+        (
+            "vended-log-ingestion",
+            [
+                unit_document("USE1-VendedLog-Bytes", "GB", ("0", "10240", "0.5000000000"), ("10240", "Inf", "0.25")),
+                unit_document("USE1-VendedLog-Bytes-WAFLogs", "GB", ("0", "Inf", "0.6000000000")),
+            ],
+            0.5,
+        ),
+        (
+            "custom-metric",
+            [unit_document("CW:MetricMonitorUsage", "Metrics", ("0", "10000", "0.3"), ("10000", "250000", "0.1"))],
+            0.3,
+        ),
+        (
+            "metric-request",
+            [
+                unit_document("CW:Requests", "Requests", ("0", "Inf", "0.0000100000")),
+                unit_document("CW:GMD-Metrics", "Metrics", ("0", "Inf", "0.0000200000")),
+            ],
+            0.00001,
+        ),
+        (
+            "alarm",
+            [
+                unit_document("CW:AlarmMonitorUsage", "Alarms", ("0", "Inf", "0.1000000000")),
+                unit_document("CW:HighResAlarmMonitorUsage", "Alarms", ("0", "Inf", "0.3000000000")),
+            ],
+            0.1,
+        ),
+        ("dashboard", [unit_document("DashboardsUsageHour", "Dashboards", ("0", "Inf", "3.0"), region="")], 3),
+        (
+            "lambda-request",
+            [
+                unit_document("USE1-Request-ARM", "Requests", ("0", "Inf", "0.0000002000")),
+                unit_document("USE1-Request", "Requests", ("0", "Inf", "0.0000003000")),
+            ],
+            0.0000002,
+        ),
+        (
+            "lambda-compute",
+            [
+                unit_document("USE1-Lambda-GB-Second-ARM", "Lambda-GB-Second", ("0", "7500000000", "0.0000133334")),
+                unit_document("USE1-Lambda-GB-Second", "Lambda-GB-Second", ("0", "Inf", "0.0000166667")),
+            ],
+            0.0000133334,
+        ),
+        (
+            "sqs-request",
+            [
+                unit_document("Requests-Tier1", "Requests", ("0", "100000000000", "0.0000004000")),
+                unit_document("Requests-FIFO-Tier1", "Requests", ("0", "Inf", "0.0000005000")),
+            ],
+            0.0000004,
+        ),
+        (
+            "eks-cluster",
+            [
+                unit_document("USE1-AmazonEKS-Hours:perCluster", "hours", ("0", "Inf", "0.1000000000")),
+                unit_document("USE1-AmazonEKS-Hours:extendedSupport", "hours", ("0", "Inf", "0.5000000000")),
+            ],
+            0.1,
+        ),
     ],
 )
 def test_unit_prices_are_of_the_first_tier_in_our_units(item: str, documents: list[str], usd: float) -> None:

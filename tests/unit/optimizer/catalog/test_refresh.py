@@ -43,6 +43,25 @@ UNITS = [
     [unit_document("USW2-VpcEndpoint-Hours", "Hrs", ("0", "Inf", "0.0101"), region=REGION, service="AmazonVPC")],
     [unit_document("USW2-VpcEndpoint-Bytes", "GB", ("0", "1048576", "0.0100"), region=REGION, service="AmazonVPC")],
     [unit_document("us-west-2-KMS-Keys", "Keys", ("0", "Inf", "1.0000"), region=REGION, service="awskms")],
+    [unit_document("us-west-2-KMS-Requests", "Requests", ("0", "Inf", "0.0000030"), region=REGION)],
+    [unit_document("USW2-Requests-Tier1", "Requests", ("0", "Inf", "0.0000050"), region=REGION)],
+    [unit_document("USW2-NatGateway-Hours", "Hrs", ("0", "Inf", "0.0460"), region=REGION)],
+    [unit_document("USW2-NatGateway-Bytes", "GB", ("0", "Inf", "0.0450"), region=REGION)],
+    [unit_document("USW2-PublicIPv4:InUseAddress", "Hrs", ("0", "Inf", "0.0050"), region=REGION)],
+    [unit_document("USW2-DataProcessing-Bytes", "GB", ("0", "Inf", "0.5000"), region=REGION)],
+    [unit_document("USW2-VendedLog-Bytes", "GB", ("0", "10240", "0.5000"), region=REGION)],
+    [unit_document("USW2-CW:MetricMonitorUsage", "Metrics", ("0", "10000", "0.3000"), region=REGION)],
+    [unit_document("USW2-CW:Requests", "Requests", ("0", "Inf", "0.0000100"), region=REGION)],
+    [unit_document("USW2-CW:AlarmMonitorUsage", "Alarms", ("0", "Inf", "0.1000"), region=REGION)],
+    [unit_document("DashboardsUsageHour", "Dashboards", ("0", "Inf", "3.0000"), region="")],
+    [unit_document("USW2-Request-ARM", "Requests", ("0", "Inf", "0.0000002"), region=REGION)],
+    [
+        unit_document(
+            "USW2-Lambda-GB-Second-ARM", "Lambda-GB-Second", ("0", "7500000000", "0.0000133334"), region=REGION
+        )
+    ],
+    [unit_document("USW2-Requests-Tier1", "Requests", ("0", "100000000000", "0.0000004"), region=REGION)],
+    [unit_document("USW2-AmazonEKS-Hours:perCluster", "hours", ("0", "Inf", "0.1000"), region=REGION)],
 ]
 
 
@@ -113,6 +132,8 @@ def test_everything_that_answers_is_taken(pricing: Stubber) -> None:
     assert after.instance_type("p3.2xlarge") == before.instance_type("p3.2xlarge")
     assert after.unit_price("gp3-storage", REGION).usd == 0.081
     assert after.unit_price("vpc-endpoint", REGION).usd == 0.0101
+    assert after.unit_price("nat-gateway", REGION).usd == 0.046
+    assert set(answer.units) == set(UNIT_ITEMS)
     # Other regions have their old prices, and the type's facts of today.
     elsewhere, was = after.offer("p5.48xlarge", "us-east-1"), before.offer("p5.48xlarge", "us-east-1")
     assert elsewhere is not None and was is not None
@@ -137,9 +158,12 @@ def test_the_price_list_is_asked_for_shared_linux_in_use(monkeypatch: pytest.Mon
         "capacitystatus": "Used",
         "preInstalledSw": "NA",
     }
-    assert [call["ServiceCode"] for call in asked[2:]] == ["AmazonEC2"] * 3 + ["AmazonS3"] + ["AmazonVPC"] * 2 + [
-        "awskms"
-    ]
+    services = [call["ServiceCode"] for call in asked[2:]]
+    assert services[:7] == ["AmazonEC2"] * 3 + ["AmazonS3"] + ["AmazonVPC"] * 2 + ["awskms"]
+    assert len(services) == len(UNIT_ITEMS)
+    # A dashboard's price is one product without a region, which a filter on the region would hide.
+    fields = [[entry["Field"] for entry in call["Filters"]] for call in asked[2:]]
+    assert [item for item, names in zip(UNIT_ITEMS, fields, strict=True) if "regionCode" not in names] == ["dashboard"]
 
 
 @pytest.mark.usefixtures("aws")
@@ -157,7 +181,7 @@ def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber)
     assert new.on_demand == old.on_demand
     assert new.spot is not None and new.spot.source == "spot-price-history"
     assert after.unit_price("gp3-storage", "us-east-1") == before.unit_price("gp3-storage", "us-east-1")
-    assert len(answer.failures) == 8
+    assert len(answer.failures) == 1 + len(UNIT_ITEMS)
     assert str(answer.failures[0]) == (
         "on-demand and reserved prices in us-west-2: the credentials may not do this (AccessDeniedException): "
         "User is not authorized to perform: pricing:GetProducts; the last good data stays"
@@ -168,7 +192,7 @@ def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber)
 def test_the_second_refresh_starts_from_the_first(pricing: Stubber) -> None:
     _answer_all(pricing)
     refresh.refresh([REGION])
-    for _ in range(8):
+    for _ in range(1 + len(UNIT_ITEMS)):
         pricing.add_client_error("get_products", "ThrottlingException", "Rate exceeded")
     refresh.refresh([REGION])
     offer = load().offer("p4d.24xlarge", REGION)
@@ -177,7 +201,7 @@ def test_the_second_refresh_starts_from_the_first(pricing: Stubber) -> None:
 
 @pytest.mark.usefixtures("aws")
 def test_an_empty_answer_is_a_failure_where_there_were_prices(pricing: Stubber) -> None:
-    for _ in range(8):
+    for _ in range(1 + len(UNIT_ITEMS)):
         pricing.add_response("get_products", {"PriceList": []})
     (answer,) = refresh.refresh([REGION]).answers
     assert {failure.reason for failure in answer.failures} == {"AWS answered with nothing usable"}
