@@ -1,8 +1,9 @@
 """Auto Scaling: lifecycle hooks as given, the group's role, updates that keep the rest, deletion with instances.
 
 moto 5.2 answers each hook with a made-up notification target and role, drops the hooks of CreateAutoScalingGroup,
-always names the account's default service-linked role, forgets the mixed instances policy on an update without one, and
-on DeleteAutoScalingGroup leaves protected instances running.
+always names the account's default service-linked role, drops the warm-up and the maintenance policy, forgets the mixed
+instances policy on an update without one, on DeleteAutoScalingGroup leaves protected instances running, shows no policy
+as enabled and has no notifications. What hooks do to instances is in lifecycle.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Action = Callable[[AutoScalingResponse], ActionResult]
 _create_group: Action = AutoScalingResponse.create_auto_scaling_group
 _update_group: Action = AutoScalingResponse.update_auto_scaling_group
 _delete_group: Action = AutoScalingResponse.delete_auto_scaling_group
+_put_policy: Action = AutoScalingResponse.put_scaling_policy
 
 
 def install() -> None:
@@ -35,6 +37,10 @@ def install() -> None:
         create_auto_scaling_group,
         update_auto_scaling_group,
         delete_auto_scaling_group,
+        put_scaling_policy,
+        put_notification_configuration,
+        describe_notification_configurations,
+        delete_notification_configuration,
     )
 
 
@@ -80,18 +86,20 @@ def put_lifecycle_hook(self: AutoScalingResponse) -> ActionResult:
 
 
 def create_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
-    """CreateAutoScalingGroup with LifecycleHookSpecificationList and ServiceLinkedRoleARN."""
-    result = _create_group(self)
+    """CreateAutoScalingGroup with LifecycleHookSpecificationList and what moto drops of a group.
+
+    The hooks come first, as they hold the very first instances.
+    """
     request = self._get_params()
-    name = request["AutoScalingGroupName"]
     for hook in request.get("LifecycleHookSpecificationList") or []:
-        put_hook(self.autoscaling_backend, name, hook)
-    _set_role(self, request)
+        put_hook(self.autoscaling_backend, request["AutoScalingGroupName"], hook)
+    result = _create_group(self)
+    _set_dropped(self, request)
     return result
 
 
 def update_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
-    """UpdateAutoScalingGroup with ServiceLinkedRoleARN; a parameter that is left out changes nothing.
+    """UpdateAutoScalingGroup with what moto drops of a group; a parameter that is left out changes nothing.
 
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
     """
@@ -101,20 +109,30 @@ def update_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
     result = _update_group(self)
     if group is not None and not {"MixedInstancesPolicy", "LaunchTemplate", "LaunchConfigurationName"} & set(request):
         group.mixed_instances_policy = policy
-    _set_role(self, request)
+    _set_dropped(self, request)
     return result
 
 
-def _set_role(response: AutoScalingResponse, request: dict[str, Any]) -> None:
-    if request.get("ServiceLinkedRoleARN"):
-        group = response.autoscaling_backend.autoscaling_groups[request["AutoScalingGroupName"]]
-        group.service_linked_role_arn = request["ServiceLinkedRoleARN"]
+DROPPED = {
+    "CapacityRebalance": "capacity_rebalance",
+    "DefaultInstanceWarmup": "default_instance_warmup",
+    "InstanceMaintenancePolicy": "instance_maintenance_policy",
+    "ServiceLinkedRoleARN": "service_linked_role_arn",
+}
+"""Request parameters that moto does not store, and the attributes its serializer answers from."""
+
+
+def _set_dropped(response: AutoScalingResponse, request: dict[str, Any]) -> None:
+    group = response.autoscaling_backend.autoscaling_groups[request["AutoScalingGroupName"]]
+    for parameter, attribute in DROPPED.items():
+        if parameter in request:
+            setattr(group, attribute, request[parameter])
 
 
 def delete_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
     """DeleteAutoScalingGroup: refused while there are instances, unless ForceDelete takes them along.
 
-    Scale-in protection does not protect from it:
+    Neither scale-in protection nor a hook protects from it:
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
     """
     backend = self.autoscaling_backend
@@ -128,8 +146,49 @@ def delete_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
                 "still in the group.",
             )
         for state in group.instance_states:
-            state.protected_from_scale_in = False
-    result = _delete_group(self)
-    for hook in backend.describe_lifecycle_hooks(name):
+            state.protected_from_scale_in, state.lifecycle_state = False, "InService"
+    for hook in list(backend.describe_lifecycle_hooks(name)):
         backend.delete_lifecycle_hook(name, hook.name)
+    backend.__dict__.setdefault("notifications", {}).pop(name, None)
+    return _delete_group(self)
+
+
+def put_scaling_policy(self: AutoScalingResponse) -> ActionResult:
+    """PutScalingPolicy with Enabled; a policy without predictive scaling shows none."""
+    result = _put_policy(self)
+    policy: Any = self.autoscaling_backend.policies[self._get_param("PolicyName")]
+    policy.enabled = self._get_bool_param("Enabled", True)
+    policy.predictive_scaling_configuration = policy.predictive_scaling_configuration or None
     return result
+
+
+def _notifications(response: AutoScalingResponse) -> dict[str, dict[str, list[str]]]:
+    """Kinds of notification by topic, by group."""
+    kept: dict[str, dict[str, list[str]]] = response.autoscaling_backend.__dict__.setdefault("notifications", {})
+    return kept
+
+
+def put_notification_configuration(self: AutoScalingResponse) -> ActionResult:
+    """PutNotificationConfiguration."""
+    topics = _notifications(self).setdefault(self._get_param("AutoScalingGroupName"), {})
+    topics[self._get_param("TopicARN")] = self._get_param("NotificationTypes")
+    return EmptyResult()
+
+
+def describe_notification_configurations(self: AutoScalingResponse) -> ActionResult:
+    """DescribeNotificationConfigurations."""
+    wanted = self._get_param("AutoScalingGroupNames", [])
+    found = [
+        {"AutoScalingGroupName": group, "TopicARN": topic, "NotificationType": kind}
+        for group, topics in _notifications(self).items()
+        if not wanted or group in wanted
+        for topic, kinds in topics.items()
+        for kind in kinds
+    ]
+    return ActionResult({"NotificationConfigurations": found})
+
+
+def delete_notification_configuration(self: AutoScalingResponse) -> ActionResult:
+    """DeleteNotificationConfiguration."""
+    _notifications(self).get(self._get_param("AutoScalingGroupName"), {}).pop(self._get_param("TopicARN"), None)
+    return EmptyResult()

@@ -1,4 +1,4 @@
-"""Lambda functions whose logging, dead letter queue, tracing, memory and key are what was given, from the start and after.
+"""Lambda functions whose logging, dead letter queue, tracing, storage and key are what was given, at first and later.
 
 moto 5.2 answers without LoggingConfig and DeadLetterConfig and drops most changes of a configuration:
 https://docs.aws.amazon.com/lambda/latest/api/API_GetFunctionConfiguration.html
@@ -51,4 +51,4 @@ def update_configuration(self: Any, config_updates: dict[str, Any]) -> dict[str,
     if "EphemeralStorage" in config_updates:
         self.ephemeral_storage = config_updates["EphemeralStorage"]["Size"]
     _update_configuration(self, config_updates)
-    return self.get_configuration()
+    return get_configuration(self)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from moto.core.responses import ActionResult
 
+def teach(service: type, *actions: Callable[[Any], Any]) -> None:
+    """Make each of ``actions`` a method of moto's response class ``service``, over its own of that name if any.
 
-def teach(service: type, *actions: Callable[[Any], ActionResult]) -> None:
-    """Make each of ``actions`` a method of moto's response class ``service``, over its own of that name if any."""
+    An action answers with an ActionResult, or in moto's older services with the response's text.
+    """
     for action in actions:
         setattr(service, action.__name__, action)

@@ -95,7 +95,9 @@ def asset_path(asset: Mapping[str, Any]) -> str:
         if "assets" in asset:
             with zipfile.ZipFile(path, "w") as archive:
                 for name, content in sorted(asset["assets"].items()):
-                    archive.write(content["path"], name) if "path" in content else archive.writestr(name, content["text"])
+                    archive.write(content["path"], name) if "path" in content else archive.writestr(
+                        name, content["text"]
+                    )
         else:
             shutil.copyfile(asset["path"], path)
     return str(path)
