@@ -60,7 +60,9 @@ def main(*, need_wheels: bool = True) -> None:
     )
     observability = Observability(
         "observability",
-        ObservabilityArgs(settings=settings, names=names, tags=labels, key_arn=security.key_arn),
+        ObservabilityArgs(
+            settings=settings, names=names, tags=labels, key_arn=security.key_arn, own_vpc_id=network.own_vpc_id
+        ),
     )
     fleet = Fleet(
         "fleet",

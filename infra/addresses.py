@@ -10,7 +10,10 @@ _SMALLEST_PREFIX = 28
 
 
 def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: int) -> list[ipaddress.IPv4Network]:
-    """Split ``vpc`` into ``zones`` equal ranges, as large as they can be.
+    """Split ``vpc`` into equal ranges, as large as they can be: one a zone, and a last one left for ``service_ranges``.
+
+    The last is left even where nothing needs it yet: a subnet cannot shrink, so a NAT gateway that is wanted later
+    would otherwise mean new subnets for running nodes.
 
     Args:
         vpc: range of the VPC, /16 to /28.
@@ -21,7 +24,7 @@ def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: in
         ValueError: the ranges would be too small.
     """
     assert zones >= 1
-    prefix = vpc.prefixlen + (zones - 1).bit_length()
+    prefix = vpc.prefixlen + zones.bit_length()
     usable = 2 ** max(0, 32 - prefix) - AWS_RESERVED
     if prefix > _SMALLEST_PREFIX or usable < addresses_per_zone:
         raise ValueError(
@@ -31,3 +34,25 @@ def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: in
         )
     ranges = vpc.subnets(new_prefix=prefix)
     return [next(ranges) for _ in range(zones)]
+
+
+def service_ranges(vpc: ipaddress.IPv4Network, zones: int, count: int) -> list[ipaddress.IPv4Network]:
+    """The last ``count`` /28 ranges of ``vpc``, for subnets that hold no nodes; outside all of ``subnet_ranges``.
+
+    Args:
+        vpc: range of the VPC, /16 to /28.
+        zones: as for ``subnet_ranges``.
+        count: how many.
+
+    Raises:
+        ValueError: what the nodes' subnets leave has fewer.
+    """
+    free = 2 ** max(0, _SMALLEST_PREFIX - vpc.prefixlen - zones.bit_length())
+    if vpc.prefixlen + zones.bit_length() > _SMALLEST_PREFIX or count > free:
+        raise ValueError(
+            f"gpufleet:vpcCidr {vpc} split over {zones} zones leaves {free} ranges of /{_SMALLEST_PREFIX} for subnets "
+            f"without nodes, and {count} are needed: set a larger range"
+        )
+    size = 2 ** (32 - _SMALLEST_PREFIX)
+    end = int(vpc.broadcast_address) + 1
+    return [ipaddress.IPv4Network((end - size * number, _SMALLEST_PREFIX)) for number in range(count, 0, -1)]

@@ -1,16 +1,28 @@
-"""Where the nodes run: private subnets without a way to or from the internet, and private doors to the AWS services."""
+"""Where the nodes run: private subnets with private doors to the AWS services, and a way to the internet if asked."""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.addresses import subnet_ranges
+from infra import policies
+from infra.addresses import service_ranges, subnet_ranges
 from infra.config import ConfigError, Settings
 from infra.naming import Names
 from optimizer.plan import INTERFACE_ENDPOINTS
+
+# What Kubernetes nodes call besides: their images' registry, and STS for the roles of service accounts.
+# https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
+KUBERNETES_ENDPOINTS = ("ecr.api", "ecr.dkr", "sts")
+# EKS puts its side of a cluster into subnets of two zones, and into none of these:
+# https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
+CONTROL_PLANE_ZONES = 2
+NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +44,7 @@ def choose_zones(settings: Settings) -> list[Zone]:
     """
     plan = settings.plan
     wanted = (settings.zone_id,) if settings.zone_id else plan.zone_ids
-    available = aws.get_availability_zones(
-        state="available",
-        # Leaves out Local and Wavelength Zones, which have no cluster placement groups.
-        filters=[aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])],
-    )
-    zones = {
-        zone_id: Zone(name=name, id=zone_id) for name, zone_id in zip(available.names, available.zone_ids, strict=True)
-    }
+    zones = _zones_of_account()
     if not wanted:
         offers = aws.ec2.get_instance_type_offerings(
             location_type="availability-zone-id",
@@ -52,8 +57,36 @@ def choose_zones(settings: Settings) -> list[Zone]:
             f"{plan.instance_type} is wanted in zones {', '.join(wanted) or '(none offers it)'}, and this account has "
             f"{', '.join(sorted(zones))} in {plan.region}: set gpufleet:zoneId, or choose another plan"
         )
-    single = settings.gang or plan.purchase.option == "reserved"
+    single = settings.gang or plan.purchase.option in ("reserved", "capacity-block")
     return found[:1] if single else found
+
+
+def control_plane_zones(first: Zone) -> list[Zone]:
+    """The zones of a Kubernetes control plane: the nodes' first and the next that EKS takes.
+
+    Raises:
+        ConfigError: the account has too few in this region.
+    """
+    others = [zone for zone in _zones_of_account().values() if zone.id != first.id]
+    found = [zone for zone in (first, *others) if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
+    if len(found) < CONTROL_PLANE_ZONES:
+        raise ConfigError(
+            f"gpufleet:platform eks needs {CONTROL_PLANE_ZONES} zones for the cluster's control plane, and of this "
+            f"account's EKS takes {', '.join(zone.id for zone in found) or 'none'} in this region: use platform ec2, "
+            "or choose another plan"
+        )
+    return found
+
+
+def _zones_of_account() -> dict[str, Zone]:
+    available = aws.get_availability_zones(
+        state="available",
+        # Leaves out Local and Wavelength Zones, which have no cluster placement groups.
+        filters=[aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])],
+    )
+    return {
+        zone_id: Zone(name=name, id=zone_id) for name, zone_id in zip(available.names, available.zone_ids, strict=True)
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +103,9 @@ class Network(pulumi.ComponentResource):
 
     Attributes:
         vpc_id, subnet_ids: where the nodes go.
+        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; those of an existing VPC are the
+            nodes' own, and platform ec2 has none.
+        own_vpc_id: the VPC this made; None for an existing one.
         zone_name: the one zone of a fleet that has one, for a capacity reservation.
         endpoint_group_id: security group of the interface endpoints; None in an existing VPC.
         s3_prefix_list_id: S3's addresses in this region; None in an existing VPC.
@@ -83,11 +119,14 @@ class Network(pulumi.ComponentResource):
         self._own = pulumi.ResourceOptions(parent=self)
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
+        self.own_vpc_id: pulumi.Output[str] | None = None
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
+        self.control_plane_subnet_ids: list[pulumi.Input[str]] = []
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             self.subnet_ids = list(settings.subnet_ids)
+            self.control_plane_subnet_ids = self.subnet_ids if settings.platform == "eks" else []
             self.zone_name = aws.ec2.get_subnet(id=settings.subnet_ids[0]).availability_zone
         else:
             zones = choose_zones(settings)
@@ -97,11 +136,14 @@ class Network(pulumi.ComponentResource):
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
 
     def _create(self, zones: list[Zone]) -> None:
-        args, plan = self._args, self._args.settings.plan
+        args, plan, eks = self._args, self._args.settings.plan, self._args.settings.platform == "eks"
         prefix, tags = args.names.prefix, args.tags
+        endpoints = INTERFACE_ENDPOINTS + (KUBERNETES_ENDPOINTS if eks else ())
         # Only a node's first interface has an address (the other EFA cards are efa-only), twice over for replacements
         # that start while their predecessors stop; endpoints take one each in the first subnet.
-        ranges = subnet_ranges(args.settings.vpc_cidr, len(zones), 2 * plan.node_count + len(INTERFACE_ENDPOINTS))
+        ranges = subnet_ranges(args.settings.vpc_cidr, len(zones), 2 * plan.node_count + len(endpoints))
+        # Always three, so that turning the gateway or the platform changes no other subnet's range.
+        nat_range, *control_plane_ranges = service_ranges(args.settings.vpc_cidr, len(zones), 1 + CONTROL_PLANE_ZONES)
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
             cidr_block=str(args.settings.vpc_cidr),
@@ -111,47 +153,99 @@ class Network(pulumi.ComponentResource):
             tags={**tags, "Name": prefix},
             opts=self._own,
         )
+        self.vpc_id = self.own_vpc_id = vpc.id
         # A VPC's default group lets its members talk to each other and out; adopted without rules, it lets nothing.
         aws.ec2.DefaultSecurityGroup(f"{prefix}-default-group", vpc_id=vpc.id, tags=tags, opts=self._own)
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags={**tags, "Name": f"{prefix}-private"}, opts=self._own
         )
-        subnets = []
-        for zone, addresses in zip(zones, ranges, strict=True):
-            subnet = aws.ec2.Subnet(
-                f"{prefix}-{zone.id}",
-                vpc_id=vpc.id,
-                availability_zone=zone.name,
-                cidr_block=str(addresses),
-                map_public_ip_on_launch=False,
-                tags={**tags, "Name": f"{prefix}-{zone.id}"},
-                opts=self._own,
-            )
-            aws.ec2.RouteTableAssociation(
-                f"{prefix}-{zone.id}", subnet_id=subnet.id, route_table_id=routes.id, opts=self._own
-            )
-            subnets.append(subnet)
-        self.vpc_id = vpc.id
-        self.subnet_ids = [subnet.id for subnet in subnets]
-        self._endpoints(vpc, routes, subnets[0])
+        self.subnet_ids = [
+            self._subnet(zone.id, zone, addresses, routes) for zone, addresses in zip(zones, ranges, strict=True)
+        ]
+        if eks:
+            self.control_plane_subnet_ids = [
+                self._subnet(f"control-plane-{zone.id}", zone, addresses, routes)
+                for zone, addresses in zip(control_plane_zones(zones[0]), control_plane_ranges, strict=True)
+            ]
+        if args.settings.nat:
+            self._nat(routes, zones[0], nat_range)
+        self._gateway_endpoint(routes, image_layers=eks)
+        self._interface_endpoints(endpoints)
 
-    def _endpoints(self, vpc: aws.ec2.Vpc, routes: aws.ec2.RouteTable, subnet: aws.ec2.Subnet) -> None:
-        prefix, tags, region = self._args.names.prefix, self._args.tags, self._args.names.region
-        # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
-        s3 = aws.ec2.VpcEndpoint(
-            f"{prefix}-s3",
-            vpc_id=vpc.id,
-            service_name=f"com.amazonaws.{region}.s3",
-            vpc_endpoint_type="Gateway",
-            route_table_ids=[routes.id],
-            tags={**tags, "Name": f"{prefix}-s3"},
+    def _subnet(
+        self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
+    ) -> pulumi.Output[str]:
+        prefix = self._args.names.prefix
+        subnet = aws.ec2.Subnet(
+            f"{prefix}-{name}",
+            vpc_id=self.vpc_id,
+            availability_zone=zone.name,
+            cidr_block=str(addresses),
+            map_public_ip_on_launch=False,
+            tags={**self._args.tags, "Name": f"{prefix}-{name}"},
             opts=self._own,
         )
+        aws.ec2.RouteTableAssociation(f"{prefix}-{name}", subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
+        return subnet.id
+
+    def _nat(self, private: aws.ec2.RouteTable, zone: Zone, addresses: ipaddress.IPv4Network) -> None:
+        """A way out, for packages, images and data sets; nothing can begin a connection the other way.
+
+        One gateway, in the fleet's first zone: a lone node in another zone pays for crossing over, and a second gateway
+        would cost more. AWS's own services stay on the endpoints, whose routes and names come first.
+        """
+        prefix, tags, vpc_id = self._args.names.prefix, self._args.tags, self.vpc_id
+        internet = aws.ec2.InternetGateway(
+            f"{prefix}-internet", vpc_id=vpc_id, tags={**tags, "Name": prefix}, opts=self._own
+        )
+        public = aws.ec2.RouteTable(
+            f"{prefix}-public", vpc_id=vpc_id, tags={**tags, "Name": f"{prefix}-public"}, opts=self._own
+        )
+        out = aws.ec2.Route(
+            f"{prefix}-public",
+            route_table_id=public.id,
+            destination_cidr_block="0.0.0.0/0",
+            gateway_id=internet.id,
+            opts=self._own,
+        )
+        address = aws.ec2.Eip(
+            f"{prefix}-nat",
+            domain="vpc",
+            tags={**tags, "Name": f"{prefix}-nat"},
+            # The internet gateway cannot be detached while the VPC has a public address, so it goes last.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
+        )
+        gateway = aws.ec2.NatGateway(
+            f"{prefix}-nat",
+            allocation_id=address.id,
+            subnet_id=self._subnet("public", zone, addresses, public),
+            tags={**tags, "Name": prefix},
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[out]),
+        )
+        aws.ec2.Route(
+            f"{prefix}-private",
+            route_table_id=private.id,
+            destination_cidr_block="0.0.0.0/0",
+            nat_gateway_id=gateway.id,
+            opts=self._own,
+        )
+
+    def _gateway_endpoint(self, routes: aws.ec2.RouteTable, *, image_layers: bool) -> None:
+        # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
+        s3 = self._endpoint(
+            "s3",
+            policies.s3_endpoint_policy(self._args.names, image_layers=image_layers),
+            vpc_endpoint_type="Gateway",
+            route_table_ids=[routes.id],
+        )
         self.s3_prefix_list_id = s3.prefix_list_id
+
+    def _interface_endpoints(self, services: tuple[str, ...]) -> None:
+        prefix, tags = self._args.names.prefix, self._args.tags
         group = aws.ec2.SecurityGroup(
             f"{prefix}-endpoints",
             description="Interface endpoints: HTTPS from inside the VPC",
-            vpc_id=vpc.id,
+            vpc_id=self.vpc_id,
             tags={**tags, "Name": f"{prefix}-endpoints"},
             opts=self._own,
         )
@@ -167,19 +261,28 @@ class Network(pulumi.ComponentResource):
             opts=self._own,
         )
         self.endpoint_group_id = group.id
-        for service in INTERFACE_ENDPOINTS:
-            aws.ec2.VpcEndpoint(
-                f"{prefix}-{service}",
-                vpc_id=vpc.id,
-                service_name=f"com.amazonaws.{region}.{service}",
+        for service in services:
+            self._endpoint(
+                service,
+                policies.interface_endpoint_policy(self._args.names, service),
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
                 # One subnet serves the whole VPC: a second would double the hourly price for the same few calls.
-                subnet_ids=[subnet.id],
+                subnet_ids=self.subnet_ids[:1],
                 security_group_ids=[group.id],
-                tags={**tags, "Name": f"{prefix}-{service}"},
-                opts=self._own,
             )
+
+    def _endpoint(self, service: str, policy: dict[str, Any], **arguments: Any) -> aws.ec2.VpcEndpoint:
+        names = self._args.names
+        return aws.ec2.VpcEndpoint(
+            f"{names.prefix}-{service}",
+            vpc_id=self.vpc_id,
+            service_name=f"com.amazonaws.{names.region}.{service}",
+            policy=json.dumps(policy),
+            tags={**self._args.tags, "Name": f"{names.prefix}-{service}"},
+            opts=self._own,
+            **arguments,
+        )
 
     def _placement_group(self) -> aws.ec2.PlacementGroup | None:
         args = self._args

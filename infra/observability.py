@@ -1,4 +1,4 @@
-"""What the stack notices: node events in a queue, logs, and an alarm for the person who pays."""
+"""What the stack notices: node events in a queue, logs, a dashboard, and alarms for the person who pays."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
+from infra import dashboard, policies
+from infra.alarms import Alarm, alarms
 from infra.config import Settings
-from infra.naming import Names
+from infra.naming import PROJECT, Names
 
 # A two-minute notice is worthless tomorrow; what could not be handled is kept for whoever looks into it.
 EVENT_RETENTION_S = 86_400
 DEAD_RETENTION_S = 14 * 86_400
 LOG_RETENTION_DAYS = 30
-# Longer than launching, booting and testing a node takes, so that a replaced spot node alone rings no alarm.
-MISSING_NODES_ALARM_MINUTES = 45
+# Nodes on Nitro are looked at every minute in any case, and the records cost by the GB:
+# https://docs.aws.amazon.com/vpc/latest/userguide/flow-log-records.html
+FLOW_LOG_INTERVAL_S = 600
+# What share of the limit, actual or forecast, sends a mail: (percent, AWS's word).
+STACK_TAG = f"{PROJECT}:stack"
+BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED"))
 
 
-def event_patterns(names: Names) -> dict[str, dict[str, Any]]:
-    """EventBridge pattern of each event in ``policies.EVENTS``.
+def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[str, Any]]:
+    """EventBridge pattern of each event in ``policies.EVENTS``; "reservation" only where there is one from before.
 
     EC2's events name an instance and no group or tag, so those of the account's other instances come too and the
     reader drops them: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """
-    return {
+    patterns: dict[str, dict[str, Any]] = {
         "spot-interruption": {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]},
         "rebalance": {"source": ["aws.ec2"], "detail-type": ["EC2 Instance Rebalance Recommendation"]},
         "state-change": {
@@ -47,6 +52,23 @@ def event_patterns(names: Names) -> dict[str, dict[str, Any]]:
             "detail": {"AutoScalingGroupName": [names.group]},
         },
     }
+    if reservation_id:
+        patterns["reservation"] = {
+            "source": ["aws.ec2"],
+            "detail-type": [
+                # Editions of the page differ in the word "Reservation"; the warning comes 40 minutes before the end:
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+                *(
+                    f"Capacity Block {word}{event}"
+                    for word in ("", "Reservation ")
+                    for event in ("Delivered", "Expiration Warning")
+                ),
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-fcr-state.html
+                {"prefix": "EC2 Capacity Reservation"},
+            ],
+            "detail": {"capacity-reservation-id": [reservation_id]},
+        }
+    return patterns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +79,11 @@ class ObservabilityArgs:
     names: Names
     tags: dict[str, str]
     key_arn: pulumi.Input[str]
+    own_vpc_id: pulumi.Output[str] | None
 
 
 class Observability(pulumi.ComponentResource):
-    """EventBridge rules into a queue, a log group, and alarms when an address is given.
+    """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms if there is an address.
 
     Attributes:
         queue_url: queue of node events.
@@ -72,17 +95,13 @@ class Observability(pulumi.ComponentResource):
         self._args = args
         self._own = pulumi.ResourceOptions(parent=self)
         names, tags = args.names, args.tags
-        log_group = aws.cloudwatch.LogGroup(
-            f"{names.prefix}-nodes",
-            name=names.log_group,
-            kms_key_id=args.key_arn,
-            retention_in_days=LOG_RETENTION_DAYS,
-            tags=tags,
-            opts=self._own,
-        )
+        log_group = self._log_group("nodes", names.log_group)
+        if args.own_vpc_id is not None:
+            self._flow_log(args.own_vpc_id)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
-        for event, pattern in event_patterns(names).items():
+        patterns = event_patterns(names, args.settings.plan.purchase.capacity_reservation_id)
+        for event, pattern in patterns.items():
             rule = aws.cloudwatch.EventRule(
                 f"{names.prefix}-{event}",
                 name=names.rule(event),
@@ -98,8 +117,15 @@ class Observability(pulumi.ComponentResource):
                 dead_letter_config=aws.cloudwatch.EventTargetDeadLetterConfigArgs(arn=dead.arn),
                 opts=self._own,
             )
+        aws.cloudwatch.Dashboard(
+            f"{names.prefix}-dashboard",
+            dashboard_name=names.dashboard,
+            dashboard_body=json.dumps(dashboard.body(args.settings.plan, names, ceiling_usd=args.settings.ceiling_usd)),
+            opts=self._own,
+        )
         if args.settings.alarm_email:
             self._alarms()
+            self._budget()
         self.queue_url = queue.url
         self.log_group = log_group.name
         self.register_outputs({"queue_url": self.queue_url, "log_group": self.log_group})
@@ -142,38 +168,117 @@ class Observability(pulumi.ComponentResource):
             endpoint=args.settings.alarm_email,
             opts=self._own,
         )
+        for alarm in alarms(args.settings, names):
+            self._alarm(alarm, topic.arn)
+
+    def _alarm(self, alarm: Alarm, topic_arn: pulumi.Output[str]) -> None:
+        prefix, lone = self._args.names.prefix, None if alarm.expression else next(iter(alarm.metrics.values()))
+        queries = [
+            aws.cloudwatch.MetricAlarmMetricQueryArgs(
+                id=name,
+                metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
+                    namespace=metric.namespace,
+                    metric_name=metric.name,
+                    dimensions=metric.dimensions or None,
+                    stat=metric.statistic,
+                    period=alarm.period_s,
+                ),
+            )
+            for name, metric in alarm.metrics.items()
+        ]
+        result = aws.cloudwatch.MetricAlarmMetricQueryArgs(
+            id="result", expression=alarm.expression, label=alarm.name, return_data=True
+        )
         aws.cloudwatch.MetricAlarm(
-            f"{names.prefix}-missing-nodes",
-            alarm_description=(
-                f"Fewer than {args.settings.plan.node_count} nodes for {MISSING_NODES_ALARM_MINUTES} minutes"
-            ),
-            namespace="AWS/AutoScaling",
-            metric_name="GroupInServiceInstances",
-            dimensions={"AutoScalingGroupName": names.group},
-            statistic="Maximum",
-            period=300,
-            evaluation_periods=MISSING_NODES_ALARM_MINUTES // 5,
-            comparison_operator="LessThanThreshold",
-            threshold=args.settings.plan.node_count,
-            treat_missing_data="breaching",
-            alarm_actions=[topic.arn],
-            ok_actions=[topic.arn],
+            f"{prefix}-{alarm.name}",
+            alarm_description=alarm.description,
+            namespace=lone.namespace if lone else None,
+            metric_name=lone.name if lone else None,
+            dimensions=(lone.dimensions or None) if lone else None,
+            statistic=lone.statistic if lone else None,
+            period=alarm.period_s if lone else None,
+            metric_queries=None if lone else [*queries, result],
+            evaluation_periods=alarm.periods,
+            datapoints_to_alarm=alarm.rings_after,
+            comparison_operator=alarm.comparison,
+            threshold=alarm.threshold,
+            treat_missing_data=alarm.without_data,
+            alarm_actions=[topic_arn],
+            ok_actions=[topic_arn],
+            tags=self._args.tags,
+            opts=self._own,
+        )
+
+    def _budget(self) -> None:
+        """A mail from AWS's own bill, the second opinion: its data is hours old, so that it stops nothing in time.
+
+        The controller's meter does, at gpufleet:ceilingUsd. A budget of a month, so a run over a month's end counts in
+        two. The forecast needs about five weeks of history, and the filter matches nothing until gpufleet:stack is
+        activated as a cost allocation tag:
+        https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html
+        """
+        args, names = self._args, self._args.names
+        limit = args.settings.ceiling_usd or args.settings.plan.cost_usd.p95
+        aws.budgets.Budget(
+            f"{names.prefix}-budget",
+            name=names.budget,
+            budget_type="COST",
+            limit_amount=f"{limit:.2f}",
+            limit_unit="USD",
+            time_unit="MONTHLY",
+            cost_filters=[
+                aws.budgets.BudgetCostFilterArgs(
+                    name="TagKeyValue", values=[f"user:{STACK_TAG}${args.tags[STACK_TAG]}"]
+                )
+            ],
+            notifications=[
+                aws.budgets.BudgetNotificationArgs(
+                    comparison_operator="GREATER_THAN",
+                    threshold=percent,
+                    threshold_type="PERCENTAGE",
+                    notification_type=kind,
+                    subscriber_email_addresses=[args.settings.alarm_email],
+                )
+                for percent, kind in BUDGET_NOTICES
+            ],
+            tags=args.tags,
+            opts=self._own,
+        )
+
+    def _log_group(self, name: str, physical: str) -> aws.cloudwatch.LogGroup:
+        return aws.cloudwatch.LogGroup(
+            f"{self._args.names.prefix}-{name}",
+            name=physical,
+            kms_key_id=self._args.key_arn,
+            retention_in_days=LOG_RETENTION_DAYS,
+            tags=self._args.tags,
+            opts=self._own,
+        )
+
+    def _flow_log(self, vpc_id: pulumi.Output[str]) -> None:
+        names, tags = self._args.names, self._args.tags
+        group = self._log_group("flow", names.flow_log_group)
+        role = aws.iam.Role(
+            f"{names.prefix}-flow",
+            description=f"Flow logs of gpufleet stack {names.stack}",
+            assume_role_policy=json.dumps(policies.flow_log_trust(names)),
             tags=tags,
             opts=self._own,
         )
-        aws.cloudwatch.MetricAlarm(
-            f"{names.prefix}-lost-events",
-            alarm_description="Node events that nobody could take",
-            namespace="AWS/SQS",
-            metric_name="ApproximateNumberOfMessagesVisible",
-            dimensions={"QueueName": names.dead_letter_queue},
-            statistic="Maximum",
-            period=300,
-            evaluation_periods=1,
-            comparison_operator="GreaterThanThreshold",
-            threshold=0,
-            treat_missing_data="notBreaching",
-            alarm_actions=[topic.arn],
-            tags=tags,
+        policy = aws.iam.RolePolicy(
+            f"{names.prefix}-flow",
+            role=role.name,
+            policy=json.dumps(policies.flow_log_policy(names)),
             opts=self._own,
+        )
+        aws.ec2.FlowLog(
+            f"{names.prefix}-flow",
+            vpc_id=vpc_id,
+            traffic_type="ALL",
+            log_destination_type="cloud-watch-logs",
+            log_destination=group.arn,
+            iam_role_arn=role.arn,
+            max_aggregation_interval=FLOW_LOG_INTERVAL_S,
+            tags={**tags, "Name": names.prefix},
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
         )

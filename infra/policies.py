@@ -8,8 +8,9 @@ from infra.naming import Names
 
 Statement = dict[str, Any]
 
-# EventBridge rules and the event each passes on; security needs their ARNs, observability makes them.
-EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle")
+# EventBridge rules and the event each passes on; security needs their ARNs, observability makes them ("reservation"
+# only for a plan that runs in one).
+EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle", "reservation")
 
 
 def document(*statements: Statement) -> dict[str, Any]:
@@ -17,9 +18,16 @@ def document(*statements: Statement) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def assume_role(service: str) -> dict[str, Any]:
-    """Trust policy of a role for one AWS service."""
-    return document({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
+def assume_role(service: str, condition: Statement | None = None) -> dict[str, Any]:
+    """Trust policy of a role for one AWS service.
+
+    Args:
+        service: like "ec2.amazonaws.com".
+        condition: which of the service's resources may use the role, where the service says for whom it acts:
+            https://docs.aws.amazon.com/IAM/latest/UserGuide/confused-deputy.html
+    """
+    trust: Statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return document({**trust, "Condition": condition} if condition else trust)
 
 
 def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> dict[str, Any]:
@@ -70,7 +78,14 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> dict[str
             "Principal": {"Service": f"logs.{names.region}.amazonaws.com"},
             "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
             "Resource": "*",
-            "Condition": {"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": names.log_group_arn}},
+            "Condition": {
+                "ArnEquals": {
+                    "kms:EncryptionContext:aws:logs:arn": [
+                        names.arn("logs", f"log-group:{group}")
+                        for group in (names.log_group, names.controller_log_group, names.flow_log_group)
+                    ]
+                }
+            },
         },
     ]
     if alarms:
@@ -121,27 +136,24 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Condition": {"StringLikeIfExists": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
         },
         {
-            # Only through S3 and SQS: a node cannot decrypt anything with the key by itself.
+            # What the node's run came to, one object a node; the controller reads them, and its own state and a
+            # person's request beside them are out of a node's reach.
+            "Sid": "ReportRun",
+            "Effect": "Allow",
+            "Action": "s3:PutObject",
+            "Resource": f"{names.bucket_arn}/{names.control_prefix}/nodes/*",
+        },
+        {
+            # Only through S3 and Parameter Store: a node cannot decrypt anything with the key by itself.
             "Sid": "UseKeyThroughServices",
             "Effect": "Allow",
             "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
             "Resource": key_arn,
             "Condition": {
                 "StringEquals": {
-                    "kms:ViaService": [f"s3.{names.region}.amazonaws.com", f"sqs.{names.region}.amazonaws.com"]
+                    "kms:ViaService": [f"s3.{names.region}.amazonaws.com", f"ssm.{names.region}.amazonaws.com"]
                 }
             },
-        },
-        {
-            "Sid": "TakeNodeEvents",
-            "Effect": "Allow",
-            "Action": [
-                "sqs:ReceiveMessage",
-                "sqs:DeleteMessage",
-                "sqs:ChangeMessageVisibility",
-                "sqs:GetQueueAttributes",
-            ],
-            "Resource": names.queue_arn,
         },
         {
             "Sid": "ActInOwnGroup",
@@ -149,31 +161,27 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Action": [
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:RecordLifecycleActionHeartbeat",
-                "autoscaling:SetInstanceHealth",
                 "autoscaling:SetInstanceProtection",
             ],
             "Resource": names.group_arn,
         },
         {
-            # Describe calls have no resource-level permissions, and these three show metadata only:
+            # Describe calls have no resource-level permissions, and these two show metadata only:
             # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
             # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
             "Sid": "FindPeers",
             "Effect": "Allow",
-            "Action": [
-                "ec2:DescribeInstances",
-                "autoscaling:DescribeAutoScalingGroups",
-                "autoscaling:DescribeAutoScalingInstances",
-            ],
+            "Action": ["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingGroups"],
             "Resource": "*",
             "Condition": {"StringEquals": {"aws:RequestedRegion": names.region}},
         },
         {
             "Sid": "WriteLogs",
             "Effect": "Allow",
-            "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
             "Resource": [names.log_group_arn, f"{names.log_group_arn}:*"],
         },
+        publish_metrics(names),
         {
             "Sid": "ReadParameters",
             "Effect": "Allow",
@@ -204,6 +212,113 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Resource": f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         },
     )
+
+
+def publish_metrics(names: Names) -> Statement:
+    """Statement to publish this stack's metrics. PutMetricData knows no resources, only the namespace as a condition.
+
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/iam-cw-condition-keys-namespace.html
+    """
+    return {
+        "Sid": "PublishMetrics",
+        "Effect": "Allow",
+        "Action": "cloudwatch:PutMetricData",
+        "Resource": "*",
+        "Condition": {"StringEquals": {"cloudwatch:namespace": names.metric_namespace}},
+    }
+
+
+def flow_log_trust(names: Names) -> dict[str, Any]:
+    """Trust policy of the flow log's role: VPC Flow Logs, for a flow log of this account and region.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/flow-logs-iam-role.html
+    """
+    return assume_role(
+        "vpc-flow-logs.amazonaws.com",
+        {
+            "StringEquals": {"aws:SourceAccount": names.account_id},
+            "ArnLike": {"aws:SourceArn": names.arn("ec2", "vpc-flow-log/*")},
+        },
+    )
+
+
+def flow_log_policy(names: Names) -> dict[str, Any]:
+    """What VPC Flow Logs may do: write into its one group, which exists already."""
+    group = names.arn("logs", f"log-group:{names.flow_log_group}")
+    return document(
+        {
+            "Sid": "WriteFlowLogs",
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+            "Resource": [group, f"{group}:*"],
+        }
+    )
+
+
+# Prefix of the actions behind an interface endpoint, where it is not the endpoint's own name.
+_ACTION_PREFIXES = {"monitoring": "cloudwatch", "ecr.api": "ecr", "ecr.dkr": "ecr"}
+
+
+def interface_endpoint_policy(names: Names, service: str) -> dict[str, Any]:
+    """Policy of an interface endpoint: a door for this account's principals only.
+
+    It grants nothing, the nodes' role does; it keeps a stranger's credentials that found their way onto a node from
+    carrying anything out through the private doors: https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
+
+    Args:
+        names: the stack.
+        service: the endpoint's name, like "logs".
+    """
+    return document(
+        {
+            "Sid": "OwnAccount",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": f"{_ACTION_PREFIXES.get(service, service)}:*",
+            "Resource": "*",
+            "Condition": {"StringEquals": {"aws:PrincipalAccount": names.account_id}},
+        }
+    )
+
+
+def s3_endpoint_policy(names: Names, *, image_layers: bool) -> dict[str, Any]:
+    """Policy of the S3 gateway endpoint: this account's principals, this account's buckets.
+
+    The nodes' role bounds what is read and written; this bounds where to, whoever's credentials are used. Buckets of
+    the account and not the stack's alone, so that a bucket with data can let the nodes in by its own policy. Nothing
+    else is needed: Session Manager uses no bucket, the pinned image installs nothing from one.
+
+    Args:
+        names: the stack.
+        image_layers: whether nodes pull images from ECR, which hands out layers from a bucket of its own over signed
+            URLs: https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+    """
+    statements: list[Statement] = [
+        {
+            "Sid": "OwnBuckets",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": "*",
+            "Condition": {
+                "StringEquals": {
+                    "aws:PrincipalAccount": names.account_id,
+                    "aws:ResourceAccount": names.account_id,
+                }
+            },
+        }
+    ]
+    if image_layers:
+        statements.append(
+            {
+                "Sid": "ImageLayers",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "s3:GetObject",
+                "Resource": f"arn:{names.partition}:s3:::prod-{names.region}-starport-layer-bucket/*",
+            }
+        )
+    return document(*statements)
 
 
 def bucket_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
@@ -270,14 +385,26 @@ def queue_policy(names: Names, *, queue_arn: str) -> dict[str, Any]:
 
 
 def topic_policy(names: Names, *, topic_arn: str) -> dict[str, Any]:
-    """Policy of the alarm topic: CloudWatch alarms of this account may publish."""
+    """Policy of the alarm topic: this stack's CloudWatch alarms may publish, and nobody without TLS."""
     return document(
         {
+            # https://docs.aws.amazon.com/sns/latest/dg/sns-access-policy-use-cases.html
             "Sid": "AlarmsPublish",
             "Effect": "Allow",
             "Principal": {"Service": "cloudwatch.amazonaws.com"},
             "Action": "sns:Publish",
             "Resource": topic_arn,
-            "Condition": {"StringEquals": {"aws:SourceAccount": names.account_id}},
-        }
+            "Condition": {
+                "StringEquals": {"aws:SourceAccount": names.account_id},
+                "ArnLike": {"aws:SourceArn": names.arn("cloudwatch", f"alarm:{names.prefix}-*")},
+            },
+        },
+        {
+            "Sid": "OnlyTls",
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "sns:Publish",
+            "Resource": topic_arn,
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        },
     )

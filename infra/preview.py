@@ -63,8 +63,10 @@ class Resource:
                 return f"{given['key'][:24]}….tar.gz"
             case "EventRule":
                 return str(given["eventPattern"])
-            case "Queue" | "LogGroup" | "Role":
+            case "Queue" | "LogGroup" | "Budget":
                 return str(given["name"])
+            case "Role":
+                return str(given["description"])
             case "MetricAlarm":
                 return str(given["alarmDescription"])
             case "CapacityReservation":
@@ -89,11 +91,12 @@ def _template_detail(given: Mapping[str, Any]) -> str:
 
 
 def _group_detail(given: Mapping[str, Any]) -> str:
-    size = f"{given['desiredCapacity']:g} nodes, protected from scale-in"
+    # The controller sets the desired capacity.
+    size = f"0 to {given['maxSize']:g} nodes" + (", protected from scale-in" if given["protectFromScaleIn"] else "")
     if "mixedInstancesPolicy" not in given:
         return size
     base = given["mixedInstancesPolicy"]["instancesDistribution"]["onDemandBaseCapacity"]
-    return f"{size}; {base:g} on demand, {given['desiredCapacity'] - base:g} spot"
+    return f"{size}; {base:g} on demand, {given['maxSize'] - base:g} spot"
 
 
 _STACK = "pulumi:pulumi:Stack"

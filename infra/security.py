@@ -133,15 +133,16 @@ class Security(pulumi.ComponentResource):
             tags=args.tags,
             opts=self._own,
         )
-        if args.endpoint_group_id is None or args.s3_prefix_list_id is None:
-            # An existing VPC: where its endpoints or proxy are is its owner's business, and its routes and network
-            # ACLs bound this.
-            self._https("to-https", group, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
-        else:
+        own_vpc = args.endpoint_group_id is not None and args.s3_prefix_list_id is not None
+        if own_vpc:
             self._https("to-s3", group, "S3 gateway endpoint", prefix_list_id=args.s3_prefix_list_id)
             self._https(
                 "to-endpoints", group, "Interface endpoints", referenced_security_group_id=args.endpoint_group_id
             )
+        if args.settings.nat or not own_vpc:
+            # Through the NAT gateway somebody asked for; or an existing VPC, where its endpoints or proxy are is its
+            # owner's business, and its routes and network ACLs bound this.
+            self._https("to-https", group, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
         return group.id
 
     def _https(

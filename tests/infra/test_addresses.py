@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.addresses import AWS_RESERVED, subnet_ranges
+from infra.addresses import AWS_RESERVED, service_ranges, subnet_ranges
 
 
 @given(
@@ -20,7 +20,7 @@ def test_ranges_are_inside_apart_equal_and_large_enough_or_refused(
         found = subnet_ranges(vpc, zones, needed)
     except ValueError as error:
         # Refused only where equal ranges of a power of two really cannot hold that many, or AWS's /28 is undercut.
-        share = vpc.num_addresses // (1 << (zones - 1).bit_length())
+        share = vpc.num_addresses // (1 << zones.bit_length())
         assert share - AWS_RESERVED < needed or share < 16
         assert str(vpc) in str(error)
         return
@@ -31,11 +31,31 @@ def test_ranges_are_inside_apart_equal_and_large_enough_or_refused(
     assert not any(a.overlaps(b) for i, a in enumerate(found) for b in found[:i])
 
 
-def test_one_zone_gets_the_whole_range() -> None:
+def test_one_zone_gets_half_and_three_zones_a_quarter_each() -> None:
     vpc = ipaddress.IPv4Network("10.42.0.0/16")
-    assert subnet_ranges(vpc, 1, 100) == [vpc]
+    assert list(map(str, subnet_ranges(vpc, 1, 100))) == ["10.42.0.0/17"]
+    assert list(map(str, subnet_ranges(vpc, 3, 100))) == ["10.42.0.0/18", "10.42.64.0/18", "10.42.128.0/18"]
+    assert list(map(str, service_ranges(vpc, 3, 2))) == ["10.42.255.224/28", "10.42.255.240/28"]
+
+
+@given(prefix=st.integers(16, 28), zones=st.integers(1, 20), count=st.integers(1, 5))
+def test_service_ranges_are_apart_from_the_nodes_or_refused(prefix: int, zones: int, count: int) -> None:
+    vpc = ipaddress.IPv4Network((0x0A2A0000, prefix))
+    try:
+        found = service_ranges(vpc, zones, count)
+    except ValueError as error:
+        share = vpc.num_addresses // (1 << zones.bit_length())
+        assert share < 16 * count
+        assert str(vpc) in str(error)
+        return
+    everything = found + subnet_ranges(vpc, zones, 1)
+    assert len(found) == count
+    assert all(each.subnet_of(vpc) for each in everything)
+    assert not any(a.overlaps(b) for i, a in enumerate(everything) for b in everything[:i])
 
 
 def test_the_refusal_says_value_and_limit() -> None:
-    with pytest.raises(ValueError, match=r"10\.0\.0\.0/27 split over 2 zones leaves 11 addresses.*12 are needed"):
-        subnet_ranges(ipaddress.IPv4Network("10.0.0.0/27"), 2, 12)
+    with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 11 addresses.*12 are needed"):
+        subnet_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 12)
+    with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 1 ranges of /28.*3 are needed"):
+        service_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 3)

@@ -48,9 +48,9 @@ def test_the_key_rotates_and_only_named_principals_use_it() -> None:
 
 
 def test_a_node_may_do_nothing_beyond_its_stack() -> None:
-    """Each statement names this stack's resources; the three that cannot have a condition or are channels."""
+    """Each statement names this stack's resources; those that cannot have a condition or are channels."""
     policy = node_policy(NAMES, key_arn="arn:aws:kms:us-east-1:123456789012:key/k")
-    unscoped = {"FindPeers", "SessionManagerChannels"}
+    unscoped = {"FindPeers", "PublishMetrics", "SessionManagerChannels"}
     for statement in policy["Statement"]:
         sid = statement["Sid"]
         assert statement["Effect"] == "Allow"
@@ -68,12 +68,18 @@ def test_a_node_may_do_nothing_beyond_its_stack() -> None:
     assert set(actions(by_sid["FindPeers"])) == {
         "ec2:DescribeInstances",
         "autoscaling:DescribeAutoScalingGroups",
-        "autoscaling:DescribeAutoScalingInstances",
+    }
+    assert by_sid["PublishMetrics"]["Condition"] == {"StringEquals": {"cloudwatch:namespace": "gpufleet/dev"}}
+    assert by_sid["ReportRun"] == {
+        "Sid": "ReportRun",
+        "Effect": "Allow",
+        "Action": "s3:PutObject",
+        "Resource": "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1/control/nodes/*",
     }
     assert all(action.startswith("ssmmessages:") for action in actions(by_sid["SessionManagerChannels"]))
     assert by_sid["UseKeyThroughServices"]["Resource"] == "arn:aws:kms:us-east-1:123456789012:key/k"
     assert by_sid["UseKeyThroughServices"]["Condition"] == {
-        "StringEquals": {"kms:ViaService": ["s3.us-east-1.amazonaws.com", "sqs.us-east-1.amazonaws.com"]}
+        "StringEquals": {"kms:ViaService": ["s3.us-east-1.amazonaws.com", "ssm.us-east-1.amazonaws.com"]}
     }
     assert resources(by_sid["KeepCheckpoints"]) == ["arn:aws:s3:::gpufleet-dev-123456789012-us-east-1/checkpoints/*"]
     assert resources(by_sid["ActInOwnGroup"]) == [
@@ -94,6 +100,9 @@ def test_what_a_node_must_never_be_allowed() -> None:
         "ec2:RunInstances",
         "ec2:TerminateInstances",
         "ssm:SendCommand",
+        # The controller reads the events and sets the size; a node that could would hide its own interruption.
+        "sqs:ReceiveMessage",
+        "sqs:DeleteMessage",
     ):
         assert action not in allowed
 
@@ -102,9 +111,9 @@ def test_the_deployed_role_has_exactly_that_policy() -> None:
     stack = deploy()
     names = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
     expected = node_policy(names, key_arn="arn:aws:kms:::gpufleet-dev-key")
-    assert json.loads(stack.one("RolePolicy")["policy"]) == expected
-    assert not stack.all("RolePolicyAttachment") and "managedPolicyArns" not in stack.one("Role")
-    trust = json.loads(stack.one("Role")["assumeRolePolicy"])["Statement"]
+    assert json.loads(stack.one("RolePolicy", "-node")["policy"]) == expected
+    assert not stack.all("RolePolicyAttachment") and "managedPolicyArns" not in stack.one("Role", "-node")
+    trust = json.loads(stack.one("Role", "-node")["assumeRolePolicy"])["Statement"]
     assert [statement["Principal"] for statement in trust] == [{"Service": "ec2.amazonaws.com"}]
     assert stack.one("LaunchTemplate")["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-node"}
 

@@ -152,7 +152,7 @@ def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repos
     stack = deploy(config={"gpufleet:wheels": str(path)})
     assert stack.one("BucketObjectv2", "-wheels")["key"] == Names.wheels_key
     assert f"WHEELS_KEY:={Names.wheels_key}}}" in (repository / "bootstrap/lib.sh").read_text()
-    (readable,) = [stack.policy("RolePolicy")["ReadBootstrap"]["Resource"]]
+    (readable,) = [stack.policy("RolePolicy", "-node")["ReadBootstrap"]["Resource"]]
     assert readable.endswith("/bootstrap/*")
 
 

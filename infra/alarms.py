@@ -1,0 +1,169 @@
+"""The alarms of a stack, as plain data: what is measured, when it rings, and what the mail says.
+
+Metrics of the stack's own namespace have no dimensions: the controller publishes its own every minute, each node its
+own every minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.config import Settings
+from infra.naming import Names
+
+# Longer than launching, booting and testing a node takes, so that a replaced spot node alone rings no alarm.
+MISSING_NODES_MINUTES = 45
+# The controller runs every minute; one failure is AWS throttling it, and the next minute makes up for it.
+CONTROLLER_ERRORS = 3
+CONTROLLER_SILENT_MINUTES = 5
+IDLE_MINUTES = 30
+# A GPU that waits for data or another node still shows more than this in a minute's mean.
+IDLE_GPU_PERCENT = 5
+SPENT_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One metric an alarm looks at.
+
+    Attributes:
+        name, namespace, dimensions: which.
+        statistic: of the samples within a period.
+    """
+
+    name: str
+    namespace: str
+    statistic: str
+    dimensions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alarm:
+    """One alarm.
+
+    Attributes:
+        name: its ending, after the stack's prefix.
+        description: what the mail says.
+        metrics: what it looks at, by the name the expression uses; a lone one needs no expression.
+        expression: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/using-metric-math.html
+        comparison, threshold: when it rings.
+        period_s: length of one look, s.
+        periods: looks that count.
+        rings_after: how many of them must be bad.
+        without_data: what a look without samples is, in CloudWatch's words.
+    """
+
+    name: str
+    description: str
+    metrics: Mapping[str, Metric]
+    expression: str = ""
+    comparison: str = "GreaterThanThreshold"
+    threshold: float
+    period_s: int
+    periods: int
+    rings_after: int
+    without_data: str = "notBreaching"
+
+
+def alarms(settings: Settings, names: Names) -> list[Alarm]:
+    """Every alarm of the stack; the one on dollars only where there is a ceiling."""
+
+    def own(name: str, statistic: str) -> Metric:
+        return Metric(name=name, namespace=names.metric_namespace, statistic=statistic)
+
+    found = [
+        Alarm(
+            name="missing-nodes",
+            description=f"Fewer nodes in service than wanted for {MISSING_NODES_MINUTES} minutes",
+            metrics={"wanted": own("NodesWanted", "Minimum"), "serving": own("NodesInService", "Maximum")},
+            expression="wanted - serving",
+            threshold=0,
+            period_s=300,
+            periods=MISSING_NODES_MINUTES // 5,
+            rings_after=MISSING_NODES_MINUTES // 5,
+        ),
+        Alarm(
+            name="failed-launches",
+            description="AWS launches no nodes for lack of quota, capacity or permission; `gpufleet status` says which",
+            # A count of the whole run, so that only its growth is news; one refusal alone is every spot market's.
+            metrics={"failed": own("FailedLaunches", "Maximum")},
+            expression="DIFF(failed)",
+            threshold=0,
+            period_s=300,
+            periods=3,
+            rings_after=2,
+        ),
+        Alarm(
+            name="controller-errors",
+            description=f"The controller failed in {CONTROLLER_ERRORS} of 5 minutes: the meter may stand still",
+            metrics={
+                "errors": Metric(
+                    name="Errors",
+                    namespace="AWS/Lambda",
+                    statistic="Sum",
+                    dimensions={"FunctionName": names.controller},
+                )
+            },
+            threshold=0,
+            period_s=60,
+            periods=5,
+            rings_after=CONTROLLER_ERRORS,
+        ),
+        Alarm(
+            name="controller-silent",
+            description=f"No word of the controller for {CONTROLLER_SILENT_MINUTES} minutes: nothing holds the ceiling",
+            # What it publishes at the end of a minute's work, not how often it was started.
+            metrics={"measured": own("SpentUsd", "SampleCount")},
+            comparison="LessThanThreshold",
+            threshold=1,
+            period_s=60,
+            periods=CONTROLLER_SILENT_MINUTES,
+            rings_after=CONTROLLER_SILENT_MINUTES,
+            without_data="breaching",
+        ),
+        Alarm(
+            name="idle-gpus",
+            description=f"Nodes are paid and their GPUs below {IDLE_GPU_PERCENT}% for {IDLE_MINUTES} minutes",
+            metrics={"serving": own("NodesInService", "Minimum"), "gpu": own("GpuUtilizationPercent", "Average")},
+            # Nodes that publish nothing count as idle: paid they are.
+            expression=f"IF(serving > 0 AND FILL(gpu, 0) < {IDLE_GPU_PERCENT}, 1, 0)",
+            threshold=0,
+            period_s=300,
+            periods=IDLE_MINUTES // 5,
+            rings_after=IDLE_MINUTES // 5,
+        ),
+        Alarm(
+            name="lost-events",
+            description="Node events that nobody could take",
+            metrics={
+                "lost": Metric(
+                    name="ApproximateNumberOfMessagesVisible",
+                    namespace="AWS/SQS",
+                    statistic="Maximum",
+                    dimensions={"QueueName": names.dead_letter_queue},
+                )
+            },
+            threshold=0,
+            period_s=300,
+            periods=1,
+            rings_after=1,
+        ),
+    ]
+    if settings.ceiling_usd:
+        found.append(
+            Alarm(
+                name="spent",
+                description=(
+                    f"{SPENT_SHARE:.0%} of the ceiling of {settings.ceiling_usd:,.2f} USD is spent; at the ceiling the "
+                    "controller saves a checkpoint and ends the nodes"
+                ),
+                metrics={"spent": own("SpentUsd", "Maximum")},
+                comparison="GreaterThanOrEqualToThreshold",
+                threshold=round(SPENT_SHARE * settings.ceiling_usd, 2),
+                period_s=60,
+                periods=1,
+                rings_after=1,
+            )
+        )
+    return found

@@ -1,0 +1,193 @@
+"""The stack's CloudWatch dashboard, as plain data: what happens beside what the plan said would.
+
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.naming import Names
+from optimizer.plan import FleetPlan
+
+Widget = dict[str, Any]
+
+# CloudWatch's grid is 24 columns wide.
+COLUMNS = 24
+_WIDTH, _HEIGHT, _TEXT_HEIGHT = 8, 6, 4
+# The metrics come once a minute.
+PERIOD_S = 60
+
+_PREDICTED = "#2ca02c"
+_LIMIT = "#d62728"
+
+
+def body(plan: FleetPlan, names: Names, *, ceiling_usd: float | None) -> dict[str, Any]:
+    """The dashboard's body.
+
+    Args:
+        plan: what was predicted.
+        names: the stack; its metric namespace, queues and controller.
+        ceiling_usd: spend at which the controller ends the fleet; None for none.
+    """
+    hourly = plan.cost_usd.expected / plan.hours.expected
+    # A CNN's tokens are its samples (FleetPlan.tokens_per_second).
+    unit = "Tokens" if plan.job.seq_len > 1 else "Samples"
+    graphs = [
+        _graph(
+            names,
+            "GPU utilisation (%)",
+            [_own(names, "GpuUtilizationPercent", "Minimum", "lowest node"), _own(names, "GpuUtilizationPercent")],
+            [],
+            top=100,
+        ),
+        _graph(
+            names,
+            "GPU memory, fullest GPU (GiB)",
+            [_own(names, "GpuMemoryUsedGiB", "Maximum")],
+            [
+                _line(f"predicted {plan.memory.peak_gib:.1f}", plan.memory.peak_gib, _PREDICTED),
+                _line(f"limit {plan.memory.limit_gib:.1f}", plan.memory.limit_gib, _LIMIT),
+            ],
+        ),
+        _graph(
+            names,
+            f"{unit} per second, whole fleet",
+            [_own(names, "TokensPerSecond")],
+            [_line(f"predicted {plan.tokens_per_second:,.0f}", plan.tokens_per_second, _PREDICTED)],
+        ),
+        _graph(
+            names,
+            "Dollars spent",
+            [_own(names, "SpentUsd", "Maximum")],
+            [
+                _line(f"expected {plan.cost_usd.expected:,.2f}", plan.cost_usd.expected, _PREDICTED),
+                _line(f"95th percentile {plan.cost_usd.p95:,.2f}", plan.cost_usd.p95, "#ff7f0e"),
+                *([_line(f"ceiling {ceiling_usd:,.2f}", ceiling_usd, _LIMIT)] if ceiling_usd else []),
+            ],
+        ),
+        _graph(
+            names,
+            "Dollars per hour",
+            [_own(names, "UsdPerHour")],
+            [_line(f"expected {hourly:,.2f}", hourly, _PREDICTED)],
+        ),
+        _graph(
+            names,
+            "Nodes",
+            [_own(names, "NodesWanted"), _own(names, "NodesInService")],
+            [_line(f"plan {plan.node_count}", plan.node_count, _PREDICTED)],
+        ),
+        _graph(
+            names,
+            "Interruptions and failed starts",
+            [_own(names, metric, "Maximum") for metric in ("Interruptions", "RebalanceNotices", "FailedLaunches")],
+            [
+                _line(
+                    f"interruptions expected {plan.interruption.expected_count:.1f}",
+                    plan.interruption.expected_count,
+                    _PREDICTED,
+                )
+            ],
+        ),
+        _graph(
+            names,
+            "Node events waiting",
+            [_waiting(names.queue, "to be read"), _waiting(names.dead_letter_queue, "lost")],
+            [],
+        ),
+        _graph(
+            names,
+            "Controller",
+            [
+                ["AWS/Lambda", metric, "FunctionName", names.controller, {"stat": "Sum", "period": PERIOD_S}]
+                for metric in ("Invocations", "Errors", "Throttles")
+            ],
+            [],
+        ),
+    ]
+    columns = COLUMNS // _WIDTH
+    placed = [
+        {**graph, "x": _WIDTH * (number % columns), "y": _TEXT_HEIGHT + _HEIGHT * (number // columns)}
+        for number, graph in enumerate(graphs)
+    ]
+    return {"start": "-PT12H", "periodOverride": "inherit", "widgets": [*_header(plan, names, hourly), *placed]}
+
+
+def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
+    text = (
+        f"## gpufleet {names.stack}\n"
+        f"{plan.job.model} on {plan.node_count} x {plan.instance_type}, {plan.purchase.option}. Predicted: "
+        f"{plan.hours.expected:,.1f} h (95th percentile {plan.hours.p95:,.1f} h), "
+        f"{plan.cost_usd.expected:,.2f} USD ({plan.cost_usd.p95:,.2f}), {hourly:,.2f} USD per hour.\n\n"
+        f"Speed is {plan.calibration.source}, standard error {plan.calibration.relative_error:.0%}."
+    )
+    return [
+        {
+            "type": "text",
+            "x": 0,
+            "y": 0,
+            "width": COLUMNS // 2,
+            "height": _TEXT_HEIGHT,
+            "properties": {"markdown": text},
+        },
+        {
+            "type": "metric",
+            "x": COLUMNS // 2,
+            "y": 0,
+            "width": COLUMNS // 2,
+            "height": _TEXT_HEIGHT,
+            "properties": {
+                "title": "Actual as a share of predicted (%)",
+                "view": "singleValue",
+                "region": names.region,
+                "period": PERIOD_S,
+                "metrics": [
+                    *_share(names, "speed", "TokensPerSecond", "Average", plan.tokens_per_second),
+                    *_share(names, "memory", "GpuMemoryUsedGiB", "Maximum", plan.memory.peak_gib),
+                    *_share(names, "dollars", "SpentUsd", "Maximum", plan.cost_usd.expected),
+                ],
+            },
+        },
+    ]
+
+
+def _share(names: Names, label: str, metric: str, statistic: str, predicted: float) -> list[list[Any]]:
+    raw = f"{label}_raw"
+    return [
+        [{"expression": f"100 * {raw} / {predicted:.10g}", "label": label, "id": label}],
+        [names.metric_namespace, metric, {"id": raw, "stat": statistic, "visible": False}],
+    ]
+
+
+def _own(names: Names, metric: str, statistic: str = "Average", label: str = "") -> list[Any]:
+    return [names.metric_namespace, metric, {"stat": statistic, **({"label": label} if label else {})}]
+
+
+def _waiting(queue: str, label: str) -> list[Any]:
+    name = "ApproximateNumberOfMessagesVisible"
+    return ["AWS/SQS", name, "QueueName", queue, {"stat": "Maximum", "period": 300, "label": label}]
+
+
+def _line(label: str, value: float, color: str) -> dict[str, Any]:
+    return {"label": label, "value": value, "color": color}
+
+
+def _graph(
+    names: Names, title: str, metrics: list[list[Any]], lines: list[dict[str, Any]], *, top: float | None = None
+) -> Widget:
+    return {
+        "type": "metric",
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "properties": {
+            "title": title,
+            "view": "timeSeries",
+            "stacked": False,
+            "region": names.region,
+            "period": PERIOD_S,
+            "metrics": metrics,
+            "yAxis": {"left": {"min": 0, **({"max": top} if top else {})}},
+            **({"annotations": {"horizontal": lines}} if lines else {}),
+        },
+    }
