@@ -11,7 +11,7 @@ import tarfile
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pulumi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -68,6 +68,12 @@ class Eks(_Model):
     )
     registry: str = Field(
         default="", description="Registry that mirrors the cluster's images; empty needs gpufleet:nat."
+    )
+    admin_arns: tuple[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+$")], ...] = (
+        Field(default=(), description="IAM roles and users who administer the cluster; nobody else can.")
+    )
+    subnet_ids: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")], ...] = Field(
+        default=(), description="Subnets of an existing VPC, in two zones at least, for the cluster's control plane."
     )
 
 
@@ -183,7 +189,11 @@ def load(*, need_wheels: bool) -> Settings:
         eks=_model("eks", config.get_object("eks"), Eks) or Eks(),
     )
     problems = refusals(settings, region=pulumi.Config("aws").get("region") or "")
-    if need_wheels and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id):
+    if (
+        need_wheels
+        and settings.platform == "ec2"
+        and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id)
+    ):
         problems.append(
             "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
             "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
@@ -257,6 +267,52 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
+    if settings.platform == "eks":
+        found += _eks_refusals(settings)
+    return found
+
+
+# A wider range than that of one large company is no longer a list of who may.
+_WIDEST_PUBLIC_ACCESS = 8
+
+
+def _eks_refusals(settings: Settings) -> list[str]:
+    plan, eks = settings.plan, settings.eks
+    found = []
+    if settings.mode != "training":
+        found.append(
+            f"gpufleet:mode {settings.mode} does not go with gpufleet:platform eks: the cluster runs one job over all "
+            "nodes of the plan; use platform ec2 for workers"
+        )
+    if plan.node.gpu_count < 1 or plan.node.gpu == "V100":
+        found.append(
+            f"{plan.instance_type} has {plan.node.gpu_count:g} x {plan.node.gpu}: Kubernetes hands out whole GPUs, and "
+            "CUDA 13 of the training images starts with Turing; use platform ec2"
+        )
+    if not eks.admin_arns:
+        found.append(
+            "gpufleet:eks has no adminArns: nobody could use the cluster; list the IAM roles and users who may, like "
+            "`pulumi config set --path 'gpufleet:eks.adminArns[0]' arn:aws:iam::111122223333:role/ml`"
+        )
+    for network in eks.public_access_cidrs:
+        if network.prefixlen < _WIDEST_PUBLIC_ACCESS:
+            found.append(
+                f"gpufleet:eks publicAccessCidrs has {network}: the cluster's API is open to /{_WIDEST_PUBLIC_ACCESS} "
+                "and narrower ranges at most; name the addresses of those who work with it"
+            )
+    if settings.vpc_id and len(eks.subnet_ids) < 2:
+        found.append(
+            f"gpufleet:eks subnetIds has {len(eks.subnet_ids)} subnets of the existing VPC, and a control plane needs "
+            "two, in different zones (https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html)"
+        )
+    if eks.subnet_ids and not settings.vpc_id:
+        found.append("gpufleet:eks subnetIds goes with gpufleet:vpcId: a VPC of the stack's own has its subnets")
+    if not (settings.nat or eks.registry or settings.vpc_id):
+        found.append(
+            "neither gpufleet:nat nor gpufleet:eks registry is set: NVIDIA's device plugin and the JobSet controller "
+            "come from public registries, which private subnets do not reach; `pulumi config set gpufleet:nat true`, "
+            "or mirror their images (docs/kubernetes.md, 'Images')"
+        )
     return found
 
 

@@ -145,6 +145,11 @@ class Names:
         """EKS cluster (100 characters)."""
         return self.prefix
 
+    @property
+    def cluster_log_group(self) -> str:
+        """Log group of the cluster's control plane; EKS's own naming."""
+        return f"/aws/eks/{self.cluster}/cluster"
+
     launch_hook = "gpufleet-launch"
     terminate_hook = "gpufleet-terminate"
     checkpoint_prefix = "checkpoints"
