@@ -16,9 +16,12 @@ from infra.config import ConfigError, Settings
 from infra.naming import Names
 from optimizer.plan import INTERFACE_ENDPOINTS
 
-# What Kubernetes nodes call besides: their images' registry, and STS for the roles of service accounts.
+# What Kubernetes nodes call besides: their images' registry, and EKS for the roles of service accounts (Pod Identity).
 # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-KUBERNETES_ENDPOINTS = ("ecr.api", "ecr.dkr", "sts")
+KUBERNETES_ENDPOINTS = ("ecr.api", "ecr.dkr", "eks-auth")
+# Nodes of a cluster beside the GPU nodes; addresses of one node: its own, and those its CNI keeps for pods (eks.py).
+SYSTEM_NODES = 2
+KUBERNETES_NODE_ADDRESSES = 6
 # EKS puts its side of a cluster into subnets of two zones, and into none of these:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
 CONTROL_PLANE_ZONES = 2
@@ -103,8 +106,7 @@ class Network(pulumi.ComponentResource):
 
     Attributes:
         vpc_id, subnet_ids: where the nodes go.
-        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; those of an existing VPC are the
-            nodes' own, and platform ec2 has none.
+        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; none on platform ec2.
         own_vpc_id: the VPC this made; None for an existing one.
         zone_name: the one zone of a fleet that has one, for a capacity reservation.
         endpoint_group_id: security group of the interface endpoints; None in an existing VPC.
@@ -126,7 +128,7 @@ class Network(pulumi.ComponentResource):
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             self.subnet_ids = list(settings.subnet_ids)
-            self.control_plane_subnet_ids = self.subnet_ids if settings.platform == "eks" else []
+            self.control_plane_subnet_ids = list(settings.eks.subnet_ids)
             self.zone_name = aws.ec2.get_subnet(id=settings.subnet_ids[0]).availability_zone
         else:
             zones = choose_zones(settings)
@@ -141,7 +143,9 @@ class Network(pulumi.ComponentResource):
         endpoints = INTERFACE_ENDPOINTS + (KUBERNETES_ENDPOINTS if eks else ())
         # Only a node's first interface has an address (the other EFA cards are efa-only), twice over for replacements
         # that start while their predecessors stop; endpoints take one each in the first subnet.
-        ranges = subnet_ranges(args.settings.vpc_cidr, len(zones), 2 * plan.node_count + len(endpoints))
+        nodes = 2 * plan.node_count
+        addresses = (nodes + SYSTEM_NODES) * KUBERNETES_NODE_ADDRESSES if eks else nodes
+        ranges = subnet_ranges(args.settings.vpc_cidr, len(zones), addresses + len(endpoints))
         # Always three, so that turning the gateway or the platform changes no other subnet's range.
         nat_range, *control_plane_ranges = service_ranges(args.settings.vpc_cidr, len(zones), 1 + CONTROL_PLANE_ZONES)
         vpc = aws.ec2.Vpc(

@@ -82,7 +82,12 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> dict[str
                 "ArnEquals": {
                     "kms:EncryptionContext:aws:logs:arn": [
                         names.arn("logs", f"log-group:{group}")
-                        for group in (names.log_group, names.controller_log_group, names.flow_log_group)
+                        for group in (
+                            names.log_group,
+                            names.controller_log_group,
+                            names.flow_log_group,
+                            names.cluster_log_group,
+                        )
                     ]
                 }
             },
