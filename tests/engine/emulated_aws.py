@@ -34,8 +34,8 @@ def emulated_aws(scratch: Path, images: Mapping[str, str]) -> Iterator[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.emulated_aws"],
             cwd=REPOSITORY,
-            # A documented setting of moto: https://docs.getmoto.org/en/latest/docs/services/ec2.html
-            env={**os.environ, "MOTO_AMIS_PATH": str(image_list)},
+            # Documented settings of moto: https://docs.getmoto.org/en/latest/docs/services/ec2.html and .../iam.html
+            env={**os.environ, "MOTO_AMIS_PATH": str(image_list), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

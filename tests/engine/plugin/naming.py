@@ -13,6 +13,7 @@ import re
 from collections.abc import Container
 
 RENAMED_TYPES = {
+    "aws:iam/openIdConnectProvider:OpenIdConnectProvider": "aws_iam_openid_connect_provider",
     "aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object",
 }
 """Type tokens that the general rule gets wrong."""
