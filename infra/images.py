@@ -12,7 +12,7 @@ from typing import Literal
 
 import pulumi_aws as aws
 
-from infra.config import ConfigError, Settings
+from infra.config import ConfigError, Platform, Settings
 from optimizer.plan import FleetPlan
 
 # Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12; arm64's
@@ -23,6 +23,13 @@ PINNED = {
     "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
 }
 
+# Of platform eks: Amazon Linux 2023 with driver 580.159.03, container toolkit 1.19.1, EFA's kernel module and the AWS
+# CLI; kubelet 1.35.6. Kubernetes 1.35 has EKS's standard support until 2027-03-27; the newest release whose notes were
+# at hand, read 2026-11-21: https://github.com/awslabs/amazon-eks-ami/releases/tag/v20260714
+# https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html
+KUBERNETES_VERSION = "1.35"
+EKS_RELEASE_VERSION = "1.35.6-20260714"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
@@ -32,23 +39,26 @@ class Image:
         id: "ami-…".
         name: its published name.
         kind: "dlami" when the image brings driver, CUDA, NCCL and EFA; "custom" when the bootstrap must check and
-            install them.
+            install them; "eks" when it brings driver and kubelet, and the rest comes with containers.
         root_device: device name of its root volume.
     """
 
     id: str
     name: str
-    kind: Literal["dlami", "custom"]
+    kind: Literal["dlami", "custom", "eks"]
     root_device: str
 
 
-def pinned_name(plan: FleetPlan) -> str:
+def pinned_name(plan: FleetPlan, platform: Platform = "ec2") -> str:
     """Name of the image for ``plan`` when neither amiId nor amiName is set.
 
     Raises:
         ConfigError: no pinned image drives the plan's GPU.
     """
     node = plan.node
+    if platform == "eks":
+        date = EKS_RELEASE_VERSION.rpartition("-")[2]
+        return f"amazon-eks-node-al2023-{node.cpu_architecture}-nvidia-{KUBERNETES_VERSION}-v{date}"
     other = "name an image that drives it in gpufleet:amiName, or give your own in gpufleet:amiId"
     if node.gpu == "V100":
         # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
@@ -78,7 +88,7 @@ def look_up(settings: Settings) -> Image:
             include_deprecated=True, filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])]
         )
     else:
-        wanted = settings.ami_name or pinned_name(plan)
+        wanted = settings.ami_name or pinned_name(plan, settings.platform)
         # Without most_recent, two images of one name are an error instead of a silent choice.
         # AWS hides an image it has deprecated, and a running stack must still find the one it is on.
         found = aws.ec2.get_ami(
@@ -98,9 +108,10 @@ def look_up(settings: Settings) -> Image:
                 f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
                 f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
             )
+    kind: Literal["dlami", "custom", "eks"] = "custom" if settings.ami_id else "dlami"
     return Image(
         id=found.id,
         name=found.name,
-        kind="custom" if settings.ami_id else "dlami",
+        kind="eks" if settings.platform == "eks" else kind,
         root_device=found.root_device_name,
     )
