@@ -21,11 +21,11 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
-from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
 from tests.engine.plugin.naming import logical_name, terraform_type, type_token
 from tests.engine.plugin.schema import Block
-from tests.engine.plugin.terraform import Plan, ProviderError, State, TerraformProvider
+from tests.engine.plugin.terraform import Plan, ProviderError, State, TerraformProvider, UnfinishedError
 from tests.engine.plugin.values import TerraformObject, comparable, from_terraform, to_terraform
 
 HIDDEN_STATE = "__terraform"
@@ -82,6 +82,20 @@ def physical_name(terraform: str, urn: str) -> str:
     return name.lower() if terraform == "aws_s3_bucket" else name
 
 
+class InitFailedError(Exception):
+    """A resource that exists, but whose create or update failed half-way; the engine keeps it in its state."""
+
+    def __init__(self, detail: provider_pb2.ErrorResourceInitFailed) -> None:
+        super().__init__("; ".join(detail.reasons))
+        self._detail = detail
+
+    def status(self) -> status_pb2.Status:
+        """As gRPC's rich errors travel: https://grpc.io/docs/guides/error/#richer-error-model."""
+        status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=str(self))
+        status.details.add().Pack(self._detail)
+        return status
+
+
 def _reported(
     call: Callable[[Any, Request, grpc.ServicerContext], Response],
 ) -> Callable[[Any, Request, grpc.ServicerContext], Response]:
@@ -91,6 +105,9 @@ def _reported(
     def run(self: Any, request: Request, context: grpc.ServicerContext) -> Response:
         try:
             return call(self, request, context)
+        except InitFailedError as error:
+            context.set_trailing_metadata((("grpc-status-details-bin", error.status().SerializeToString()),))
+            context.abort(grpc.StatusCode.UNKNOWN, str(error))
         except ProviderError as error:
             context.abort(grpc.StatusCode.UNKNOWN, str(error))
         except Exception:  # noqa: BLE001  the engine must hear of a defect here, and a thread's traceback is not seen
@@ -216,7 +233,10 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
         plan = self._plan(name, _dict(request.properties), None)
         if request.preview:
             return provider_pb2.CreateResponse(properties=_struct(from_terraform(block, plan.value)))
-        state = self._terraform.apply(name, plan, None)
+        try:
+            state = self._terraform.apply(name, plan, None)
+        except UnfinishedError as error:
+            raise _unfinished(error, block, request.properties) from error
         return provider_pb2.CreateResponse(id=state.value["id"], properties=_outputs(block, state))
 
     @_reported
@@ -227,7 +247,10 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
         plan = self._plan(name, _dict(request.news), prior, request.ignoreChanges)
         if request.preview:
             return provider_pb2.UpdateResponse(properties=_struct(from_terraform(block, plan.value)))
-        state = self._terraform.apply(name, plan, prior)
+        try:
+            state = self._terraform.apply(name, plan, prior)
+        except UnfinishedError as error:
+            raise _unfinished(error, block, request.news) from error
         return provider_pb2.UpdateResponse(properties=_outputs(block, state))
 
     @_reported
@@ -264,6 +287,20 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
                 key = block.terraform_names[path.split(".")[0].split("[")[0]]
                 config[key] = prior.value[key]
         return self._terraform.plan(name, config, prior)
+
+
+def _unfinished(error: UnfinishedError, block: Block, inputs: Struct) -> InitFailedError:
+    """What to tell the engine of a resource that exists and is not as it should be."""
+    return InitFailedError(
+        provider_pb2.ErrorResourceInitFailed(
+            id=error.state.value["id"],
+            properties=_outputs(block, error.state),
+            inputs=inputs,
+            reasons=[str(error)],
+            # What the provider meant to set is in its state, whether it came to that or not.
+            refresh_before_update=True,
+        )
+    )
 
 
 def _arguments(inputs: Properties) -> Properties:

@@ -33,6 +33,14 @@ class ProviderError(Exception):
     """The AWS provider refused or failed; the message is its own."""
 
 
+class UnfinishedError(ProviderError):
+    """A create or an update failed half-way: ``state`` is what the provider knows of the resource that now exists."""
+
+    def __init__(self, message: str, state: State) -> None:
+        super().__init__(message)
+        self.state = state
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """A resource's Terraform state with the bytes the provider keeps beside it."""
@@ -181,7 +189,8 @@ class TerraformProvider:
         """Carry out a create or an update.
 
         Raises:
-            ProviderError: it failed; a create may have left a resource behind.
+            UnfinishedError: it failed half-way, and the resource exists.
+            ProviderError: it failed.
         """
         response = self._stub.ApplyResourceChange(
             messages.ApplyResourceChange.Request(
@@ -192,8 +201,12 @@ class TerraformProvider:
                 planned_private=plan.private,
             )
         )
+        state = State(value=_object(response.new_state), private=response.private)
+        found = errors(response.diagnostics)
+        if found and (state.value or {}).get("id"):
+            raise UnfinishedError("; ".join(found), state)
         raise_errors(response.diagnostics)
-        return State(value=_object(response.new_state), private=response.private)
+        return state
 
     def delete(self, terraform_type: str, prior: State) -> None:
         """Destroy a resource."""
