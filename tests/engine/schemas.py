@@ -38,6 +38,7 @@ DISK = block(
 )
 RULE = block(attribute("port", "number"), attribute("rule_id", "string", optional=False, computed=True))
 NODE = block(
+    attribute("id", "string", optional=False, computed=True),
     attribute("arn", "string", optional=False, computed=True),
     attribute("name", "string"),
     attribute("count", "number"),

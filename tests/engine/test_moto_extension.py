@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -224,6 +226,230 @@ class TestAutoScalingGroups:
         reservations = aws("ec2").describe_instances(InstanceIds=[instance])["Reservations"]
         assert reservations[0]["Instances"][0]["State"]["Name"] == "terminated"
         assert scaling.describe_lifecycle_hooks(AutoScalingGroupName="full")["LifecycleHooks"] == []
+
+    def test_what_moto_drops_is_kept(self, aws: Client) -> None:
+        policy = {"MinHealthyPercentage": 0, "MaxHealthyPercentage": 100}
+        scaling = self.create(aws, "kept", DefaultInstanceWarmup=60, InstanceMaintenancePolicy=policy)
+        found = self.describe(scaling, "kept")
+        assert (found["DefaultInstanceWarmup"], found["InstanceMaintenancePolicy"]) == (60, policy)
+        scaling.update_auto_scaling_group(AutoScalingGroupName="kept", DefaultInstanceWarmup=90)
+        found = self.describe(scaling, "kept")
+        assert (found["DefaultInstanceWarmup"], found["InstanceMaintenancePolicy"]) == (90, policy)
+
+    def test_a_policy_is_enabled_and_predicts_nothing(self, aws: Client) -> None:
+        scaling = self.create(aws, "policed")
+        step = {"ScalingAdjustment": 1, "MetricIntervalLowerBound": 0.0}
+        scaling.put_scaling_policy(
+            AutoScalingGroupName="policed",
+            PolicyName="step",
+            PolicyType="StepScaling",
+            AdjustmentType="ChangeInCapacity",
+            StepAdjustments=[step],
+        )
+        (found,) = scaling.describe_policies(AutoScalingGroupName="policed")["ScalingPolicies"]
+        assert found["Enabled"] is True
+        assert "PredictiveScalingConfiguration" not in found
+
+    def test_notifications_come_and_go(self, aws: Client) -> None:
+        scaling, topic = self.create(aws, "noted"), "arn:aws:sns:us-east-1:123456789012:t"
+        kinds = ["autoscaling:EC2_INSTANCE_LAUNCH_ERROR", "autoscaling:EC2_INSTANCE_TERMINATE"]
+        scaling.put_notification_configuration(AutoScalingGroupName="noted", TopicARN=topic, NotificationTypes=kinds)
+        found = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
+        assert [item["NotificationType"] for item in found["NotificationConfigurations"]] == kinds
+        scaling.delete_notification_configuration(AutoScalingGroupName="noted", TopicARN=topic)
+        found = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
+        assert found["NotificationConfigurations"] == []
+
+
+class TestLifecycleHooks:
+    """An instance waits in a hook until somebody completes it."""
+
+    HOOKS = tuple(
+        {"LifecycleHookName": name, "LifecycleTransition": f"autoscaling:EC2_INSTANCE_{transition}"}
+        for name, transition in (("launch", "LAUNCHING"), ("end", "TERMINATING"))
+    )
+
+    @classmethod
+    def group(cls, aws: Client, name: str, size: int) -> Any:
+        return TestAutoScalingGroups.create(
+            aws, name, MinSize=0, MaxSize=4, DesiredCapacity=size, LifecycleHookSpecificationList=list(cls.HOOKS)
+        )
+
+    @staticmethod
+    def states(scaling: Any, name: str) -> dict[str, str]:
+        instances = TestAutoScalingGroups.describe(scaling, name)["Instances"]
+        return {item["InstanceId"]: item["LifecycleState"] for item in instances}
+
+    @staticmethod
+    def complete(scaling: Any, name: str, hook: str, instance: str, result: str = "CONTINUE") -> None:
+        scaling.complete_lifecycle_action(
+            AutoScalingGroupName=name, LifecycleHookName=hook, InstanceId=instance, LifecycleActionResult=result
+        )
+
+    def test_a_new_instance_waits_and_counts(self, aws: Client) -> None:
+        scaling = self.group(aws, "waiting", 2)
+        states = self.states(scaling, "waiting")
+        assert list(states.values()) == ["Pending:Wait"] * 2
+        scaling.set_desired_capacity(AutoScalingGroupName="waiting", DesiredCapacity=3)
+        assert self.states(scaling, "waiting").keys() > states.keys(), "one more, not three"
+        assert len(self.states(scaling, "waiting")) == 3
+        proven, *_ = states
+        scaling.record_lifecycle_action_heartbeat(
+            AutoScalingGroupName="waiting", LifecycleHookName="launch", InstanceId=proven
+        )
+        self.complete(scaling, "waiting", "launch", proven)
+        assert self.states(scaling, "waiting")[proven] == "InService"
+        with refusal("ValidationError"):
+            self.complete(scaling, "waiting", "launch", proven)
+
+    def test_an_abandoned_launch_is_replaced(self, aws: Client) -> None:
+        scaling = self.group(aws, "abandoned", 1)
+        (broken,) = self.states(scaling, "abandoned")
+        self.complete(scaling, "abandoned", "launch", broken, "ABANDON")
+        assert list(self.states(scaling, "abandoned").values()) == ["Pending:Wait"]
+        assert broken not in self.states(scaling, "abandoned")
+
+    def test_an_instance_that_ends_runs_until_its_hook_is_completed(self, aws: Client) -> None:
+        scaling = self.group(aws, "ending", 1)
+        (instance,) = self.states(scaling, "ending")
+        scaling.set_desired_capacity(AutoScalingGroupName="ending", DesiredCapacity=0)
+        assert self.states(scaling, "ending") == {instance: "Terminating:Wait"}
+        described = aws("ec2").describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        assert described["State"]["Name"] == "running"
+        self.complete(scaling, "ending", "end", instance)
+        assert self.states(scaling, "ending") == {}
+        described = aws("ec2").describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        assert described["State"]["Name"] == "terminated"
+
+    def test_a_protected_instance_stays(self, aws: Client) -> None:
+        scaling = self.group(aws, "guarded", 2)
+        one, other = self.states(scaling, "guarded")
+        for protected in (True, False):
+            scaling.set_instance_protection(
+                AutoScalingGroupName="guarded", InstanceIds=[one], ProtectedFromScaleIn=protected
+            )
+            scaling.set_desired_capacity(AutoScalingGroupName="guarded", DesiredCapacity=0)
+            ending = {key for key, state in self.states(scaling, "guarded").items() if state == "Terminating:Wait"}
+            assert ending == ({other} if protected else {one, other})
+
+    def test_force_deletion_waits_for_no_hook(self, aws: Client) -> None:
+        scaling = self.group(aws, "forced", 2)
+        instances = list(self.states(scaling, "forced"))
+        scaling.set_desired_capacity(AutoScalingGroupName="forced", DesiredCapacity=1)
+        with refusal("ResourceInUse"):
+            scaling.delete_auto_scaling_group(AutoScalingGroupName="forced")
+        scaling.delete_auto_scaling_group(AutoScalingGroupName="forced", ForceDelete=True)
+        for reservation in aws("ec2").describe_instances(InstanceIds=instances)["Reservations"]:
+            assert {item["State"]["Name"] for item in reservation["Instances"]} == {"terminated"}
+
+
+def test_a_function_is_what_was_given_and_what_it_was_changed_to(aws: Client) -> None:
+    functions = aws("lambda")
+    role = aws("iam").create_role(RoleName="function", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.py", "")
+    given = {"FunctionName": "f", "Role": role, "Runtime": "python3.13", "Handler": "a.handler"}
+    logging = {"LogFormat": "JSON", "LogGroup": "/own", "ApplicationLogLevel": "INFO", "SystemLogLevel": "WARN"}
+    functions.create_function(**given, Code={"ZipFile": content.getvalue()}, LoggingConfig=logging)
+    found = functions.get_function_configuration(FunctionName="f")
+    assert found["LoggingConfig"] == logging
+    assert "DeadLetterConfig" not in found
+    queue = "arn:aws:sqs:us-east-1:123456789012:dead"
+    functions.update_function_configuration(
+        FunctionName="f", DeadLetterConfig={"TargetArn": queue}, TracingConfig={"Mode": "Active"}
+    )
+    found = functions.get_function_configuration(FunctionName="f")
+    assert found["DeadLetterConfig"] == {"TargetArn": queue}
+    assert (found["TracingConfig"], found["LoggingConfig"]) == ({"Mode": "Active"}, logging)
+
+
+def test_a_budget_says_whom_it_tells_and_keeps_its_tags(aws: Client) -> None:
+    budgets, account = aws("budgets"), "123456789012"
+    budget = {
+        "BudgetName": "b",
+        "BudgetType": "COST",
+        "TimeUnit": "MONTHLY",
+        "BudgetLimit": {"Amount": "9", "Unit": "USD"},
+    }
+    at = {"NotificationType": "ACTUAL", "ComparisonOperator": "GREATER_THAN", "Threshold": 80.0}
+    who = [{"SubscriptionType": "EMAIL", "Address": "a@example.com"}]
+    budgets.create_budget(
+        AccountId=account,
+        Budget=budget,
+        NotificationsWithSubscribers=[{"Notification": at, "Subscribers": who}],
+        ResourceTags=[{"Key": "a", "Value": "b"}],
+    )
+    asked = {**at, "ThresholdType": "PERCENTAGE"}
+    told = budgets.describe_subscribers_for_notification(AccountId=account, BudgetName="b", Notification=asked)
+    assert told["Subscribers"] == who
+    with refusal("NotFoundException"):
+        budgets.describe_subscribers_for_notification(
+            AccountId=account, BudgetName="b", Notification={**at, "Threshold": 50.0}
+        )
+    arn = f"arn:aws:budgets::{account}:budget/b"
+    budgets.tag_resource(ResourceARN=arn, ResourceTags=[{"Key": "c", "Value": "d"}])
+    budgets.untag_resource(ResourceARN=arn, ResourceTagKeys=["a"])
+    assert budgets.list_tags_for_resource(ResourceARN=arn)["ResourceTags"] == [{"Key": "c", "Value": "d"}]
+    budgets.update_budget(AccountId=account, NewBudget={**budget, "BudgetLimit": {"Amount": "5", "Unit": "USD"}})
+    assert budgets.describe_budget(AccountId=account, BudgetName="b")["Budget"]["BudgetLimit"]["Amount"] == "5"
+    told = budgets.describe_notifications_for_budget(AccountId=account, BudgetName="b")
+    assert told["Notifications"] == [at], "an update leaves them"
+
+
+class TestClusters:
+    ROLE = "arn:aws:iam::123456789012:role/cluster"
+
+    @classmethod
+    def create(cls, aws: Client, name: str) -> Any:
+        subnets = [item["SubnetId"] for item in aws("ec2").describe_subnets()["Subnets"][:2]]
+        eks = aws("eks")
+        eks.create_cluster(name=name, roleArn=cls.ROLE, resourcesVpcConfig={"subnetIds": subnets})
+        return eks
+
+    def test_a_cluster_has_its_defaults_and_a_security_group_that_goes_with_it(self, aws: Client) -> None:
+        eks = self.create(aws, "whole")
+        found = eks.describe_cluster(name="whole")["cluster"]
+        assert found["accessConfig"]["authenticationMode"] == "CONFIG_MAP"
+        network = found["resourcesVpcConfig"]
+        assert (network["endpointPublicAccess"], network["publicAccessCidrs"]) == (True, ["0.0.0.0/0"])
+        group = network["clusterSecurityGroupId"]
+        assert aws("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["VpcId"] == network["vpcId"]
+        eks.delete_cluster(name="whole")
+        with refusal("InvalidGroup.NotFound"):
+            aws("ec2").describe_security_groups(GroupIds=[group])
+
+    def test_what_it_has_comes_and_goes(self, aws: Client) -> None:
+        eks = self.create(aws, "parts")
+        eks.create_addon(clusterName="parts", addonName="vpc-cni", addonVersion="v1")
+        with refusal("ResourceInUseException"):
+            eks.create_addon(clusterName="parts", addonName="vpc-cni")
+        assert eks.describe_addon(clusterName="parts", addonName="vpc-cni")["addon"]["addonVersion"] == "v1"
+        eks.delete_addon(clusterName="parts", addonName="vpc-cni")
+        with refusal("ResourceNotFoundException"):
+            eks.describe_addon(clusterName="parts", addonName="vpc-cni")
+
+        entry = {"clusterName": "parts", "principalArn": self.ROLE}
+        policy = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+        eks.create_access_entry(**entry)
+        eks.associate_access_policy(**entry, policyArn=policy, accessScope={"type": "cluster"})
+        assert eks.describe_access_entry(**entry)["accessEntry"]["username"] == self.ROLE
+        (found,) = eks.list_associated_access_policies(**entry)["associatedAccessPolicies"]
+        assert (found["policyArn"], found["accessScope"]["type"]) == (policy, "cluster")
+        eks.disassociate_access_policy(**entry, policyArn=policy)
+        assert eks.list_associated_access_policies(**entry)["associatedAccessPolicies"] == []
+        eks.delete_access_entry(**entry)
+        with refusal("ResourceNotFoundException"):
+            eks.describe_access_entry(**entry)
+
+        identity = {"namespace": "gpufleet", "serviceAccount": "train", "roleArn": self.ROLE}
+        made = eks.create_pod_identity_association(clusterName="parts", **identity)["association"]
+        key = {"clusterName": "parts", "associationId": made["associationId"]}
+        found = eks.describe_pod_identity_association(**key)["association"]
+        assert {name: found[name] for name in identity} == identity
+        eks.delete_pod_identity_association(**key)
+        with refusal("ResourceNotFoundException"):
+            eks.describe_pod_identity_association(**key)
 
 
 class TestBucketPolicies:

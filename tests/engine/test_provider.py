@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
-from pulumi.runtime.proto import provider_pb2
+from pulumi.runtime.proto import provider_pb2, status_pb2
 
 from tests.engine.plugin.planning import proposed_new_state
 from tests.engine.plugin.provider import (
@@ -21,7 +21,7 @@ from tests.engine.plugin.provider import (
     unpack_state,
 )
 from tests.engine.plugin.schema import Block
-from tests.engine.plugin.terraform import Plan, ProviderError, State, TerraformProvider
+from tests.engine.plugin.terraform import Plan, ProviderError, State, TerraformProvider, UnfinishedError
 from tests.engine.plugin.values import to_terraform
 from tests.engine.schemas import NODE, attribute, block
 
@@ -50,6 +50,12 @@ class RefusedError(Exception):
 
 class Context:
     """Of a gRPC call."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, bytes] = {}
+
+    def set_trailing_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
+        self.metadata.update(metadata)
 
     def abort(self, code: object, message: str) -> None:
         raise RefusedError(message)
@@ -135,6 +141,23 @@ def test_an_error_of_the_aws_provider_reaches_the_engine(monkeypatch: pytest.Mon
     monkeypatch.setattr(StandIn, "plan", refuse)
     with pytest.raises(RefusedError, match=r"^quota exceeded$"):
         provider.Create(provider_pb2.CreateRequest(urn=URN, properties=struct({})), cast(Any, Context()))
+
+
+def test_a_half_made_resource_is_told_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, name: str, plan: Plan, prior: State | None) -> State:
+        state = State(value=to_terraform(NODE, {"id": "n-1", "name": "a"}, "node", []), private=b"")
+        raise UnfinishedError("no permission to set count", state)
+
+    monkeypatch.setattr(StandIn, "apply", fail, raising=False)
+    context = Context()
+    with pytest.raises(RefusedError, match=r"^no permission to set count$"):
+        provider.Create(provider_pb2.CreateRequest(urn=URN, properties=struct({"name": "a"})), cast(Any, context))
+    told = provider_pb2.ErrorResourceInitFailed()
+    status = status_pb2.Status.FromString(context.metadata["grpc-status-details-bin"])
+    assert status.details[0].Unpack(told)
+    assert (told.id, list(told.reasons)) == ("n-1", ["no permission to set count"])
+    assert MessageToDict(told.inputs) == {"name": "a"}
+    assert unpack_state(dict(MessageToDict(told.properties))).value["name"] == "a"
 
 
 def test_a_preview_of_a_create_shows_what_is_planned() -> None:

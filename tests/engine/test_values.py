@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.plugin import newer_arguments
 from tests.engine.plugin.values import (
+    ARCHIVE,
     ASSET,
     PULUMI_UNKNOWN,
     SIGNATURE,
@@ -162,6 +164,17 @@ def test_a_file_asset_is_a_path_that_changes_with_the_file(tmp_path: Path, monke
         assert Path(path).read_text() == content
         paths.append(path)
     assert paths[0] != paths[1]
+
+
+def test_an_archive_is_its_file_or_a_zip_of_its_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = tmp_path / "code.zip"
+    file.write_bytes(b"zipped")
+    path = coerce({SIGNATURE: ARCHIVE, "path": str(file), "hash": "one"}, "string", "x")
+    assert Path(path).read_bytes() == b"zipped"
+    assets = {"a.py": {SIGNATURE: ASSET, "text": "pass"}, "b.zip": {SIGNATURE: ASSET, "path": str(file)}}
+    with zipfile.ZipFile(coerce({SIGNATURE: ARCHIVE, "assets": assets, "hash": "two"}, "string", "x")) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == {"a.py": b"pass", "b.zip": b"zipped"}
 
 
 @given(nodes, st.randoms())
