@@ -22,6 +22,10 @@ COMMANDS = {
     "catalog": "optimizer.commands.catalog",
     "stack": "optimizer.commands.stack",
     "preview": "optimizer.commands.preview",
+    "preflight": "optimizer.commands.preflight",
+    "status": "optimizer.commands.status",
+    "stop": "optimizer.commands.stop",
+    "resume": "optimizer.commands.resume",
 }
 
 

@@ -44,11 +44,37 @@ BAD_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
-NOT_PERMITTED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"})
+# "403" is S3's answer without a body (HeadBucket).
+NOT_PERMITTED = frozenset({"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"})
 REGION_DISABLED = frozenset({"OptInRequired"})
+# What was asked for does not exist; AWS has no one code for it. "404" is S3's answer without a body (HeadBucket), and
+# NoSuchResourceException that of Service Quotas for a quota that has its default value.
+NOT_FOUND = frozenset(
+    {
+        "404",
+        "InvalidAMIID.Malformed",
+        "InvalidAMIID.NotFound",
+        "InvalidAMIID.Unavailable",
+        "InvalidCapacityReservationId.Malformed",
+        "InvalidCapacityReservationId.NotFound",
+        "InvalidSubnetID.NotFound",
+        "InvalidVpcID.NotFound",
+        "NoSuchBucket",
+        "NoSuchEntity",
+        "NoSuchResourceException",
+        "NotFoundException",
+        "ResourceNotFoundException",
+    }
+)
 SERVER_FAULT = frozenset(
     {"InternalError", "InternalFailure", "InternalErrorException", "ServiceUnavailable", "Unavailable"}
 )
+
+# An object that is not there, in a bucket that is.
+NO_OBJECT = frozenset({"NoSuchKey"})
+# A conditional write found that somebody else had written:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+WRITTEN_BY_ANOTHER = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
 
 MESSAGE_LENGTH = 200  # characters of AWS's own message that are passed on
 
@@ -93,6 +119,11 @@ def is_region_disabled(error: BaseException) -> bool:
     return code(error) in REGION_DISABLED
 
 
+def is_not_found(error: BaseException) -> bool:
+    """Whether AWS answered that there is no such thing."""
+    return code(error) in NOT_FOUND
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Whether no answer came: no network, no such endpoint, or a time-out."""
     return isinstance(error, ConnectionError | HTTPClientError)
@@ -104,6 +135,16 @@ def is_server_fault(error: BaseException) -> bool:
         return False
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return code(error) in SERVER_FAULT or (status >= 500 and not is_throttled(error))
+
+
+def is_no_object(error: BaseException) -> bool:
+    """Whether the bucket has no such object."""
+    return code(error) in NO_OBJECT
+
+
+def is_written_by_another(error: BaseException) -> bool:
+    """Whether a conditional write lost to somebody else's."""
+    return code(error) in WRITTEN_BY_ANOTHER
 
 
 def is_aws_error(error: BaseException) -> bool:

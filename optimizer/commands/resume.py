@@ -1,0 +1,66 @@
+"""``gpufleet resume``: let the controller start the nodes again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.commands.stop import ask
+from optimizer.errors import DataMissingError, GpufleetError
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet resume --stack dev
+"""
+)
+@stack_options
+def command(stack: str, directory: Path) -> None:
+    """Start a stopped, failed or finished run anew, from its last checkpoint.
+
+    Writes control/request.json in the stack's bucket; the controller starts the nodes within a minute or two. The
+    ceiling still binds: a fleet that stopped at it needs a higher gpufleet:ceilingUsd, and `pulumi up`, first.
+    """
+    from optimizer.aws import clients, control, errors
+    from optimizer.aws.actuals import read_group
+    from optimizer.aws.drain import RAISING_PROCESSES
+
+    file = read_stack(stack, directory)
+    names, caller = names_of(file)
+    autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
+    try:
+        if read_group(autoscaling, names.group) is None:
+            raise DataMissingError(
+                f"stack {stack} has no Auto Scaling group {names.group} in {names.region}",
+                why="there is nothing to start",
+                next_step=f"pulumi up --stack {stack}",
+            )
+        # A stop that had to do without the controller suspended them.
+        autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
+        state = control.read_state(s3, names.bucket, names.control_prefix)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(f"stack {stack} cannot be resumed: {errors.reason(error)}") from error
+    ask(file, names, caller, "run")
+    click.echo(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
+    if state is None or state.is_silent(datetime.now(UTC)):
+        last = "never ticked" if state is None else f"last ticked {state.updated_at:%Y-%m-%d %H:%M:%SZ}"
+        click.echo(
+            f"note: the controller {last}, and nothing starts without it; `pulumi up --stack {stack}` puts it back",
+            err=True,
+        )
+    elif state.phase == "over-budget":
+        click.echo(
+            f"note: {state.spent_usd:,.2f} USD are spent of a ceiling of {state.ceiling_usd or 0:,.2f}: no node starts "
+            "until `pulumi config set gpufleet:ceilingUsd USD && pulumi up`",
+            err=True,
+        )
+    elif state.phase == "block-ended":
+        click.echo(
+            "note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True
+        )

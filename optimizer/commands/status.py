@@ -1,0 +1,312 @@
+"""``gpufleet status``: what a stack does now, against what its plan said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.plan import SCHEMA_VERSION, FleetPlan
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+    from optimizer.aws.actuals import Group, LaunchFailure, Measured
+    from optimizer.aws.control import ControllerState, PersonRequest
+    from optimizer.aws.progress import Progress
+
+T = TypeVar("T")
+
+# Launches that failed before say nothing of why nodes are missing now.
+FAILURES_OF = timedelta(hours=24)
+MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "actual": "actual", "note": ""}
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What could be read of a stack; None, or empty, for what is not there or could not be read.
+
+    ``unread`` says of each part that could not be read why.
+    """
+
+    at: datetime
+    state: ControllerState | None = None
+    request: PersonRequest | None = None
+    group: Group | None = None
+    failures: tuple[LaunchFailure, ...] = ()
+    progress: Progress | None = None
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
+        """``call()``, or ``otherwise`` and a reason where AWS does not answer or answers with what it should not."""
+        from optimizer.aws import errors
+
+        try:
+            return call()
+        except GpufleetError as error:
+            self.unread[part] = error.got
+        except Exception as error:
+            if not errors.is_aws_error(error):
+                raise
+            self.unread[part] = errors.reason(error)
+        return otherwise
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet status --stack dev
+  gpufleet status --stack dev --watch 60
+  gpufleet status --stack dev --format json
+"""
+)
+@stack_options
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=5),
+    metavar="SECONDS",
+    help="Show it again every so many seconds, until Ctrl-C.",
+)
+@format_option
+def command(stack: str, directory: Path, watch_s: float | None, output_format: str) -> None:
+    """Show what a stack does now: phase, money, nodes, failed launches, speed; predicted against actual.
+
+    Reads the controller's state and the training's ledger in the stack's bucket, the Auto Scaling group, EC2 and
+    CloudWatch. What cannot be read is named with the reason, and the rest is shown. CSV has predicted against actual.
+    Exit status 4: the stack is not deployed.
+    """
+    file = read_stack(stack, directory)
+    names, _ = names_of(file)
+    while True:
+        reading = read(names, datetime.now(UTC))
+        measures = compare(file.plan, reading)
+        if output_format == "json":
+            write_json(as_json(names, file.plan, reading, measures))
+        elif output_format == "csv":
+            write_csv(measures, list(MEASURES))
+        else:
+            _write_tables(file.plan, reading, measures)
+        for part, reason in reading.unread.items():
+            click.echo(f"note: {part} cannot be read: {reason}", err=True)
+        if watch_s is None:
+            return
+        try:
+            time.sleep(watch_s)
+        except KeyboardInterrupt:
+            return
+        click.echo("")
+
+
+def read(names: Names, now: datetime) -> Reading:
+    """Ask for each part of a stack.
+
+    Raises:
+        DataMissingError: there is no group and no state: the stack is not deployed.
+    """
+    from optimizer.aws import actuals, clients, control
+    from optimizer.aws.progress import read_progress
+
+    reading = Reading(at=now)
+    region, bucket, prefix = names.region, names.bucket, names.control_prefix
+    s3, autoscaling = clients.s3(region), clients.autoscaling(region)
+    reading.group = reading.attempt("group", lambda: actuals.read_group(autoscaling, names.group), None)
+    reading.state = reading.attempt("state", lambda: control.read_state(s3, bucket, prefix), None)
+    if reading.group is None and "group" not in reading.unread and reading.state is None:
+        raise DataMissingError(
+            f"stack {names.stack} has no Auto Scaling group {names.group} in {region} of account {names.account_id}",
+            why=reading.unread.get("state", ""),
+            next_step=f"pulumi up --stack {names.stack}, or use the credentials of the account it is in",
+        )
+    reading.request = reading.attempt("request", lambda: control.read_request(s3, bucket, prefix), None)
+    reading.progress = reading.attempt("progress", lambda: read_progress(s3, bucket, names.checkpoint_prefix), None)
+    if reading.group is not None:
+        ids = [node.instance_id for node in reading.group.nodes]
+        ec2 = clients.ec2(region)
+        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, ids), None)
+        reading.group = actuals.with_launches(reading.group, launches or {})
+        reading.failures = reading.attempt(
+            "failed launches",
+            lambda: actuals.read_failures(autoscaling, names.group, since=now - FAILURES_OF),
+            (),
+        )
+    reading.metrics = reading.attempt(
+        "metrics",
+        lambda: actuals.read_metrics(clients.cloudwatch(region), names.metric_namespace, actuals.NODE_METRICS, now),
+        {},
+    )
+    return reading
+
+
+def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
+    """Predicted against actual, one row a measure; None where there is nothing to say."""
+    state, job = reading.state, plan.job
+    progress = current_progress(reading)
+    measured = {name: found.value for name, found in reading.metrics.items()}
+    unit = "samples" if job.seq_len == 1 else "tokens"
+    steps_per_s = progress.steps_per_second if progress else None
+    speed = steps_per_s * job.global_batch * job.seq_len if steps_per_s else measured.get("TokensPerSecond")
+    speed_note = f"ledger, {progress.measured_s / 60:.0f} min" if progress and steps_per_s else "CloudWatch"
+    hours = _hours_so_far(state, reading.at)
+    left = None
+    if progress is not None and not progress.finished and steps_per_s:
+        left = max(0, job.steps - progress.step) / steps_per_s / 3600
+    limits = {"ceiling": state.ceiling_usd if state else None, "p95 of the plan": plan.cost_usd.p95}
+    projected = state.spent_usd + state.usd_per_hour * left if state and left is not None else None
+    return [
+        _row("steps", "steps", job.steps, progress.step if progress else None, _saved(progress)),
+        _row("speed", f"{unit}/s", plan.tokens_per_second, speed, speed_note if speed else ""),
+        _row("GPU utilization", "%", None, measured.get("GpuUtilizationPercent"), "mean of the nodes"),
+        _row(
+            "GPU memory",
+            "GiB",
+            plan.memory.peak_gib,
+            measured.get("GpuMemoryUsedGiB"),
+            "fullest GPU, mean of the nodes",
+        ),
+        _row(
+            "cost per hour",
+            "USD/h",
+            plan.cost_usd.expected / plan.hours.expected,
+            state.usd_per_hour if state else None,
+            "now",
+        ),
+        _row("hours", "h", plan.hours.expected, hours, "since the run began"),
+        _row("hours left", "h", None, left, _arrival(reading.at, left)),
+        _row(
+            "cost so far", "USD", None, state.spent_usd if state else None, "controller's meter, at the plan's prices"
+        ),
+        _row("cost at the end", "USD", plan.cost_usd.expected, projected, _limits(limits)),
+        _row("interruptions", "", plan.interruption.expected_count, state.interruptions if state else None, ""),
+    ]
+
+
+def current_progress(reading: Reading) -> Progress | None:
+    """The training's progress, unless it is an earlier run's."""
+    found, state = reading.progress, reading.state
+    if found is None or (state is not None and state.run_started_at is not None and found.at < state.run_started_at):
+        return None
+    return found
+
+
+def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
+    from optimizer.aws.control import ENDED_PHASES
+
+    if state is None or state.run_started_at is None:
+        return None
+    end = state.since if state.phase in ENDED_PHASES else now
+    return max(0.0, (end - state.run_started_at).total_seconds() / 3600)
+
+
+def _row(measure: str, unit: str, predicted: float | None, actual: float | None, note: str) -> dict[str, Any]:
+    return {"measure": measure, "unit": unit, "predicted": predicted, "actual": actual, "note": note}
+
+
+def _limits(limits: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {usd:,.2f}" for name, usd in limits.items() if usd is not None)
+
+
+def _saved(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"
+    return f"{saved}, at {_time(progress.at)}"
+
+
+def _arrival(now: datetime, hours: float | None) -> str:
+    return "" if hours is None else f"done at {_time(now + timedelta(hours=hours))} at this speed"
+
+
+def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole reading, for machines."""
+    state, progress = reading.state, current_progress(reading)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": names.stack,
+        "region": names.region,
+        "account_id": names.account_id,
+        "at": reading.at.isoformat(timespec="seconds"),
+        "plan": {
+            "instance_type": plan.instance_type,
+            "node_count": plan.node_count,
+            "purchase": plan.purchase.option,
+            "model": plan.job.model,
+        },
+        "state": None if state is None else state.model_dump(mode="json"),
+        "controller_silent_s": None if state is None else round(state.silent_s(reading.at)),
+        "request": None if reading.request is None else reading.request.model_dump(mode="json"),
+        "group": None if reading.group is None else asdict(reading.group),
+        "failed_launches": [asdict(failure) for failure in reading.failures],
+        "progress": None if progress is None else asdict(progress),
+        "metrics": {name: asdict(found) for name, found in reading.metrics.items()},
+        "measures": measures,
+        "unread": reading.unread,
+    }
+
+
+def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]]) -> None:
+    for line in headline(plan, reading):
+        click.echo(line)
+    click.echo("")
+    write_table(measures, MEASURES)
+    if reading.group is not None and reading.group.nodes:
+        click.echo("")
+        rows = [
+            {**asdict(node), "protected": "yes" if node.protected else "no", "launched_at": _time(node.launched_at)}
+            for node in reading.group.nodes
+        ]
+        columns = {
+            "instance_id": "instance",
+            "instance_type": "type",
+            "lifecycle": "bought",
+            "zone": "zone",
+            "lifecycle_state": "state",
+            "health": "health",
+            "protected": "protected",
+            "launched_at": "launched",
+        }
+        write_table(rows, columns)
+    for failure in reading.failures:
+        click.echo(f"\nlaunch failed at {_time(failure.at)}: {failure.message}")
+
+
+def headline(plan: FleetPlan, reading: Reading) -> list[str]:
+    """Phase and reason, nodes, and what a person must know first."""
+    state, group = reading.state, reading.group
+    lines = [f"{plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for {plan.job.model}"]
+    if state is None:
+        lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
+    else:
+        after = f", then {state.after}" if state.after else ""
+        lines.append(f"{state.phase}{after} since {_time(state.since)}: {state.reason}")
+        if state.is_silent(reading.at):
+            lines.append(
+                f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "
+                "ends the nodes; look at its log group, and `gpufleet stop` ends the nodes without it"
+            )
+        if state.next_attempt_at is not None:
+            lines.append(f"next start at {_time(state.next_attempt_at)}")
+        if state.on_demand:
+            lines.append("on-demand nodes stand in for spot nodes that did not come")
+        if state.last_failure:
+            lines.append(f"last failed launch: {state.last_failure}")
+    if group is not None:
+        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
+        lines.append(f"{serving} of {group.wanted} wanted nodes in service, {len(group.nodes)} instances in the group")
+    elif "group" not in reading.unread:
+        lines.append("there is no Auto Scaling group: no node runs")
+    if reading.request is not None and reading.request.want == "stop":
+        lines.append(f"asked to stop at {_time(reading.request.at)} by {reading.request.by}")
+    return lines
+
+
+def _time(moment: datetime | None) -> str:
+    return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -1,0 +1,118 @@
+"""``gpufleet stop``: save, end every node, and stay at zero until ``gpufleet resume``."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from optimizer.commands.stack_file import StackFile, names_of, read_stack, stack_options
+from optimizer.errors import GpufleetError
+from optimizer.units import parse_hours
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+    from optimizer.aws.control import Want
+
+AFTERWARDS = (
+    "No node runs. What is left costs by the hour (endpoints, key, dashboard): `pulumi destroy --exclude-protected "
+    "--stack {stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` goes on training."
+)
+
+
+def ask(file: StackFile, names: Names, caller: str, want: Want) -> None:
+    """Write what is wanted into the stack's bucket, for its controller.
+
+    Raises:
+        GpufleetError: it cannot be written; a bucket that does not exist has no controller, either, and is no error.
+    """
+    from optimizer.aws import clients, control, errors
+
+    try:
+        control.write_request(
+            clients.s3(names.region), names.bucket, names.control_prefix, want=want, by=caller, now=datetime.now(UTC)
+        )
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        if errors.is_not_found(error):
+            click.echo(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
+            return
+        raise GpufleetError(
+            f"the request cannot be written to s3://{names.bucket}: {errors.reason(error)}",
+            why="without it the controller would bring the fleet back to what it was",
+            next_step=f"use credentials that may put objects under {names.control_prefix}/ of that bucket",
+        ) from error
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet stop --stack dev
+  gpufleet stop --stack dev --timeout 30min
+  gpufleet stop --stack dev --no-wait
+"""
+)
+@stack_options
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it until no node is left.")
+@click.option(
+    "--timeout",
+    metavar="TIME",
+    help="How long a node may take for its last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
+)
+def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> None:
+    """Save a checkpoint, end every node, and stay at zero until resume.
+
+    Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the group's
+    size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
+    the timeout, this command does it itself: it always ends. Progress is on standard error.
+    """
+    from infra.draining import terminate_timeout_s
+
+    try:
+        save = timedelta(hours=parse_hours(timeout)) if timeout else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--timeout") from error
+    file = read_stack(stack, directory)
+    names, caller = names_of(file)
+    ask(file, names, caller, "stop")
+    if not wait:
+        click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
+        return
+    _follow(names, save or timedelta(seconds=terminate_timeout_s(file.plan)))
+    click.echo(AFTERWARDS.format(stack=stack))
+
+
+def _follow(names: Names, save: timedelta) -> None:
+    from optimizer.aws import clients
+    from optimizer.aws.control import read_state
+    from optimizer.aws.drain import Drain
+
+    s3 = clients.s3(names.region)
+    drain = Drain(
+        client=clients.autoscaling(names.region),
+        read_state=lambda: read_state(s3, names.bucket, names.control_prefix),
+        group=names.group,
+        launch_hook=names.launch_hook,
+        terminate_hook=names.terminate_hook,
+        save=save,
+        now=lambda: datetime.now(UTC),
+        sleep=time.sleep,
+        say=lambda line: click.echo(f"{datetime.now(UTC):%H:%M:%SZ} {line}", err=True),
+    )
+    try:
+        drain.run()
+    except KeyboardInterrupt as error:
+        raise GpufleetError(
+            "no longer followed; the request to stop stands",
+            next_step=f"gpufleet status --stack {names.stack}, or gpufleet stop again",
+        ) from error
+    if drain.completed:
+        click.echo(
+            f"{len(drain.completed)} nodes did not complete their hooks themselves ({', '.join(drain.completed)}): "
+            "what they had not saved is lost, the last complete checkpoint counts",
+            err=True,
+        )

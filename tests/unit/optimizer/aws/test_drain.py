@@ -1,0 +1,197 @@
+"""The end of a fleet against an emulated AWS whose hooks hold for ever, and a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from optimizer.aws import drain
+from optimizer.aws.control import ControllerState
+from optimizer.aws.drain import Drain
+from optimizer.errors import GpufleetError
+from tests.unit.optimizer.deployed import DeployedStack, controller_state
+
+SAVE = timedelta(minutes=5)
+START = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """A clock that moves when somebody sleeps; then others may act, too."""
+
+    at: datetime = START
+    meanwhile: Callable[[timedelta], None] = lambda since: None
+    said: list[str] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+        self.meanwhile(self.at - START)
+
+    @property
+    def passed(self) -> timedelta:
+        return self.at - START
+
+
+def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, client: Any = None) -> Drain:
+    def state() -> ControllerState | None:
+        if not controller:
+            return None
+        return ControllerState.model_validate({**controller_state(), "updated_at": clock.at})
+
+    return Drain(
+        client=client or stack.autoscaling,
+        read_state=state,
+        group=stack.names.group,
+        launch_hook=stack.names.launch_hook,
+        terminate_hook=stack.names.terminate_hook,
+        save=SAVE,
+        now=lambda: clock.at,
+        sleep=clock.sleep,
+        say=clock.said.append,
+    )
+
+
+def test_without_a_controller_nodes_stuck_in_their_hook_are_ended_after_the_time_to_save(
+    deployed: DeployedStack,
+) -> None:
+    nodes = [node.instance_id for node in deployed.group.nodes]
+    clock, states = Clock(), []
+    clock.meanwhile = lambda since: states.append((since, deployed.held("Terminating:Wait")))
+    found = draining(deployed, clock)
+    found.run()
+    assert deployed.group.nodes == () and deployed.group.wanted == 0
+    assert found.took_over and sorted(found.completed) == nodes
+    # Nobody cut a checkpoint short, and it ended.
+    assert all(held == nodes for since, held in states if since < SAVE)
+    assert SAVE <= clock.passed <= SAVE + timedelta(minutes=1)
+    suspended = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
+    names = {process["ProcessName"] for process in suspended["AutoScalingGroups"][0]["SuspendedProcesses"]}
+    assert names == set(drain.RAISING_PROCESSES)
+
+
+def test_nodes_that_save_in_time_complete_their_hooks_themselves(deployed: DeployedStack) -> None:
+    def save(since: timedelta) -> None:
+        for instance in deployed.held("Terminating:Wait")[:1]:
+            deployed.complete(instance, deployed.names.terminate_hook)
+
+    clock = Clock(meanwhile=save)
+    found = draining(deployed, clock)
+    found.run()
+    assert found.completed == [] and deployed.group.nodes == ()
+    assert clock.passed < SAVE
+
+
+def test_a_controller_that_lives_does_it(deployed: DeployedStack) -> None:
+    def controller(since: timedelta) -> None:
+        if since == timedelta(minutes=1):
+            deployed.lift_protection()
+            deployed.size(0)
+        if since == timedelta(minutes=4):
+            for instance in deployed.held("Terminating:Wait"):
+                deployed.complete(instance, deployed.names.terminate_hook)
+
+    clock = Clock(meanwhile=controller)
+    found = draining(deployed, clock, controller=True)
+    found.run()
+    assert not found.took_over and found.completed == []
+    assert deployed.group.nodes == ()
+    assert "nodes: 2 InService; wanted 2; running: both nodes are in service" in clock.said
+    assert not any("size to 0 from here" in line for line in clock.said)
+
+
+def test_a_controller_that_ticks_and_does_nothing_is_replaced_after_three_minutes(deployed: DeployedStack) -> None:
+    clock, took = Clock(), []
+    found = draining(deployed, clock, controller=True)
+    clock.meanwhile = lambda since: took.append((since, found.took_over))
+    found.run()
+    assert not any(over for since, over in took if since <= drain.CONTROLLER_MAY_TAKE)
+    assert found.took_over and deployed.group.nodes == ()
+
+
+def test_a_controller_that_leaves_hooks_stuck_is_helped(deployed: DeployedStack) -> None:
+    deployed.lift_protection()
+    deployed.size(0)
+    clock = Clock()
+    found = draining(deployed, clock, controller=True)
+    found.run()
+    assert len(found.completed) == 2 and not found.took_over
+    assert clock.passed >= SAVE + drain.CONTROLLER_MORE
+
+
+def test_nodes_still_in_their_launch_hook_are_abandoned_at_once(deployed: DeployedStack) -> None:
+    for node in deployed.group.nodes:
+        deployed.autoscaling.detach_instances(
+            AutoScalingGroupName=deployed.names.group,
+            InstanceIds=[node.instance_id],
+            ShouldDecrementDesiredCapacity=True,
+        )
+    deployed.size(1)
+    assert len(deployed.held("Pending:Wait")) == 1
+    clock = Clock()
+    draining(deployed, clock).run()
+    assert deployed.group.nodes == ()
+    assert clock.passed < timedelta(minutes=2)
+
+
+class Changed:
+    """The client, with some of its calls failing."""
+
+    def __init__(self, client: Any, **errors: str) -> None:
+        self._client, self._errors = client, errors
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._errors:
+            return getattr(self._client, name)
+
+        def fail(**_: Any) -> None:
+            raise ClientError({"Error": {"Code": self._errors[name], "Message": "no"}}, name)
+
+        return fail
+
+
+def test_it_ends_although_nothing_ends_the_nodes_and_names_them(deployed: DeployedStack) -> None:
+    """Hooks that somebody else seems to have completed, and instances that stay all the same."""
+    clock = Clock()
+    client = Changed(deployed.autoscaling, complete_lifecycle_action="ValidationError")
+    with pytest.raises(GpufleetError) as error:
+        draining(deployed, clock, client=client).run()
+    nodes = [node.instance_id for node in deployed.group.nodes]
+    assert len(nodes) == 2 and all(node in str(error.value) for node in nodes)
+    assert f"aws ec2 terminate-instances --instance-ids {' '.join(nodes)}" in str(error.value)
+    assert clock.passed <= timedelta(minutes=31)
+
+
+@pytest.mark.parametrize(
+    "call", ["describe_auto_scaling_groups", "set_instance_protection", "update_auto_scaling_group"]
+)
+def test_credentials_that_may_not_say_so_at_once(deployed: DeployedStack, call: str) -> None:
+    clock = Clock()
+    with pytest.raises(GpufleetError, match="the credentials may not do this"):
+        draining(deployed, clock, client=Changed(deployed.autoscaling, **{call: "AccessDenied"})).run()
+    assert clock.passed < timedelta(minutes=1)
+
+
+def test_a_call_that_fails_now_and_then_is_tried_again(deployed: DeployedStack) -> None:
+    client = Changed(deployed.autoscaling, describe_auto_scaling_groups="Throttling")
+
+    def recover(since: timedelta) -> None:
+        client._errors = {}
+        for instance in deployed.held("Terminating:Wait"):
+            deployed.complete(instance, deployed.names.terminate_hook)
+
+    clock = Clock(meanwhile=recover)
+    draining(deployed, clock, client=client).run()
+    assert deployed.group.nodes == ()
+    assert any("trying again" in line for line in clock.said)
+
+
+def test_a_group_that_is_gone_has_no_nodes(deployed: DeployedStack) -> None:
+    deployed.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=deployed.names.group, ForceDelete=True)
+    clock = Clock()
+    draining(deployed, clock).run()
+    assert clock.passed == timedelta(0)
