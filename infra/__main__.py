@@ -10,6 +10,7 @@ from infra.fleet import Fleet, FleetArgs
 from infra.naming import Names, tags
 from infra.network import Network, NetworkArgs
 from infra.observability import Observability, ObservabilityArgs
+from infra.scaling import Scaling, ScalingArgs
 from infra.security import Security, SecurityArgs
 from infra.storage import Storage, StorageArgs
 
@@ -88,6 +89,8 @@ def main(*, need_wheels: bool = True) -> None:
         # A node needs its endpoints, permissions and files the moment it starts, and goes before they do.
         pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files]),
     )
+    if settings.scaling or plan.purchase.capacity_block:
+        Scaling("scaling", ScalingArgs(settings=settings, names=names, tags=labels, group_name=fleet.group_name))
 
     pulumi.export("region", plan.region)
     pulumi.export("group_name", fleet.group_name)

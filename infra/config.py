@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
+from infra.refusals import place_refusals, purchase_refusals, scaling_refusals
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
 Mode = Literal["training", "workers"]
@@ -40,7 +41,7 @@ class Queue(_Model):
     """A queue of the user's own whose depth decides how many workers there are."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$", description="SQS queue in the stack's region.")
-    messages_per_node: int = Field(ge=1, description="Visible messages that one node more is worth.")
+    messages_per_node: int = Field(ge=1, description="Messages, waiting or being worked on, for each node.")
 
 
 class Schedule(_Model):
@@ -132,6 +133,11 @@ class Settings:
         """Whether the nodes train together: then one zone, one placement group."""
         return self.mode == "training" and self.plan.node_count > 1
 
+    @property
+    def one_zone(self) -> bool:
+        """Whether all nodes are in one zone: a gang's, or that of the reserved capacity."""
+        return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
+
     def run_id(self, train_archive: str) -> str:
         """12 hex digits that name what is trained: other code, command, amount or layout is another run.
 
@@ -218,16 +224,7 @@ def plan_refusals(plan: FleetPlan) -> list[str]:
             f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
             "does not carry plans out there: choose a plan for another region"
         )
-    if plan.purchase.option == "capacity-block":
-        found.append(
-            "purchase.option capacity-block is not carried out by this version (on-demand, spot and reserved are): "
-            "choose another plan with --plan N"
-        )
-    if plan.purchase.fallback == "on-demand":
-        found.append(
-            "purchase.fallback on-demand needs a controller that watches the spot fleet, which this version does not "
-            "have: raise purchase.on_demand_base, or choose a plan with fallback none"
-        )
+    found += purchase_refusals(plan)
     if plan.node.efa_cards and plan.node.network_cards - plan.node.efa_cards not in (0, 1):
         found.append(
             f"node.efa_cards is {plan.node.efa_cards} of {plan.node.network_cards} network cards: which cards have EFA "
@@ -247,8 +244,7 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         )
     if bool(settings.vpc_id) != bool(settings.subnet_ids):
         found.append("gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither")
-    one_zone = settings.gang or plan.purchase.option == "reserved"
-    if one_zone and len(settings.subnet_ids) > 1:
+    if settings.one_zone and len(settings.subnet_ids) > 1:
         found.append(
             f"gpufleet:subnetIds has {len(settings.subnet_ids)} subnets and this fleet runs in one zone "
             f"({plan.node_count} nodes, {plan.purchase.option}): traffic between zones is slow and billed, and EFA "
@@ -267,6 +263,10 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
+    if settings.nat and settings.vpc_id:
+        found.append("gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one")
+    found += place_refusals(settings)
+    found += scaling_refusals(settings)
     if settings.platform == "eks":
         found += _eks_refusals(settings)
     return found

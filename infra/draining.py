@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timedelta
 
-from optimizer.plan import FleetPlan
+from optimizer.plan import CapacityBlock, FleetPlan
 
 # What one node writes to S3, GiB/s: half of the 10 connections that boto3's transfer manager opens, at the 85 MB/s AWS
 # plans a connection with; half, as a checkpoint that is cut off is a checkpoint lost. Both pages read 2026-11-21:
@@ -13,8 +14,8 @@ from optimizer.plan import FleetPlan
 SAVE_GIB_PER_S = 0.5 * 10 * 85e6 / 2**30
 # A small model's checkpoint takes seconds; a retried upload or a step that hangs takes minutes.
 SHORTEST_SAVE_LIMIT_S = 240
-# What follows once the state is saved: torchrun ends within 30 s, launch.sh completes the hook; and before it, 5 s until
-# the node has seen that it is to leave.
+# Beside the save: up to 5 s until the node has seen that it is to leave, then up to 30 s until torchrun has ended, and
+# the call that completes the hook.
 LEAVING_S = 60
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutLifecycleHook.html
 HOOK_LIMIT_S = 7200
@@ -37,3 +38,12 @@ def terminate_timeout_s(plan: FleetPlan) -> int:
     On scale-in only: a spot interruption ends the node two minutes after its notice all the same.
     """
     return save_limit_s(plan) + LEAVING_S
+
+
+def drain_at(plan: FleetPlan, block: CapacityBlock) -> datetime:
+    """When a Capacity Block's nodes must be told to leave at the latest: their hook ends before AWS ends them.
+
+    AWS ends them from 30 minutes before the block's end on:
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+    """
+    return block.end - timedelta(minutes=30, seconds=terminate_timeout_s(plan))

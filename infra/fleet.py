@@ -1,4 +1,4 @@
-"""The nodes: a launch template that says what one is, and an Auto Scaling group that keeps as many as the plan says."""
+"""The nodes: a launch template that says what one is, and an Auto Scaling group for as many as the plan has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import Settings
+from infra.draining import terminate_timeout_s
 from infra.images import Image
 from infra.naming import Names
 from infra.user_data import NodeFacts, user_data
@@ -17,10 +18,11 @@ from optimizer.plan import Node
 # Until a node must have passed its health checks and smoke test: booting 2 TiB of memory, mounting NVMe and, on an
 # image without them, installing driver, CUDA and EFA takes up to half an hour. Heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800
-# For a last checkpoint on scale-in. A spot interruption ends the node after two minutes all the same.
-TERMINATE_TIMEOUT_S = 300
 # The launch hook has proven the node, so a failed status check counts soon after.
 HEALTH_CHECK_GRACE_S = 60
+# From entering service, which the launch hook holds back until the node is proven, to work that the metrics show: model
+# and data load, then two samples a minute apart.
+WARMUP_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,9 @@ def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2
 class Fleet(pulumi.ComponentResource):
     """Launch template, Auto Scaling group with its lifecycle hooks, and a capacity reservation where the plan buys one.
 
+    The group starts without a node. How many there are is the controller's to say, which meters them
+    (infra/controller.py).
+
     Attributes:
         group_name: the Auto Scaling group.
         launch_template_id: the template.
@@ -92,10 +97,10 @@ class Fleet(pulumi.ComponentResource):
 
     def _reservation(self) -> pulumi.Input[str] | None:
         args, plan = self._args, self._args.settings.plan
-        if plan.purchase.option != "reserved":
-            return None
         if plan.purchase.capacity_reservation_id:
             return plan.purchase.capacity_reservation_id
+        if plan.purchase.option != "reserved":
+            return None
         # Billed from the moment it exists, used or not, until destroyed. Made in the placement group, as instances of a
         # cluster group use no capacity from outside it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         reservation = aws.ec2.CapacityReservation(
@@ -116,7 +121,7 @@ class Fleet(pulumi.ComponentResource):
     def _template(self) -> aws.ec2.LaunchTemplate:
         args, plan = self._args, self._args.settings.plan
         tags = {**args.tags, "Name": args.names.group}
-        placement = reservation = None
+        placement = reservation = market = None
         if args.placement_group:
             placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
         if self.capacity_reservation_id is not None:
@@ -127,6 +132,9 @@ class Fleet(pulumi.ComponentResource):
                     )
                 )
             )
+        if plan.purchase.option == "capacity-block":
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+            market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
         return aws.ec2.LaunchTemplate(
             f"{args.names.prefix}-node",
             description=f"gpufleet {args.names.stack}: {plan.instance_type} for {plan.job.model}",
@@ -162,6 +170,7 @@ class Fleet(pulumi.ComponentResource):
             network_interfaces=interfaces(plan.node, args.node_group_id),
             placement=placement,
             capacity_reservation_specification=reservation,
+            instance_market_options=market,
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
                 for kind in ("instance", "volume", "network-interface")
@@ -176,13 +185,17 @@ class Fleet(pulumi.ComponentResource):
         def encode(known: dict[str, str]) -> str:
             facts = NodeFacts(
                 stack=names.stack,
+                run=settings.run_id(known["train_archive"]),
+                mode=settings.mode,
                 group=names.group,
                 launch_hook=names.launch_hook,
                 terminate_hook=names.terminate_hook,
                 checkpoint_prefix=names.checkpoint_prefix,
                 train_command=settings.train_command,
+                metric_namespace=names.metric_namespace,
                 ami_kind=args.image.kind,
                 bundle_sha256=args.bundle_sha256,
+                warm_pool=settings.warm_pool > 0,
                 **known,
             )
             return base64.b64encode(user_data(settings.plan, facts).encode()).decode()
@@ -198,22 +211,24 @@ class Fleet(pulumi.ComponentResource):
         return known.apply(encode)
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
-        args, plan = self._args, self._args.settings.plan
+        args, plan, workers = self._args, self._args.settings.plan, self._args.settings.mode == "workers"
         hooks = (
             (args.names.launch_hook, "autoscaling:EC2_INSTANCE_LAUNCHING", LAUNCH_TIMEOUT_S),
-            (args.names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", TERMINATE_TIMEOUT_S),
+            (args.names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", terminate_timeout_s(plan)),
         )
         spot = plan.purchase.option == "spot"
         group = aws.autoscaling.Group(
             f"{args.names.prefix}-nodes",
             name=args.names.group,
-            # A training gang has one size; nothing may scale it behind the plan's back.
-            min_size=plan.node_count,
+            # From none to the plan's number. The desired capacity is not declared, so the group begins without a node,
+            # and no later `up` sets it back: it is the controller's, which starts a gang whole or not at all, meters
+            # it and ends it. Nodes that another hand starts would run without a meter.
+            min_size=0,
             max_size=plan.node_count,
-            desired_capacity=plan.node_count,
             vpc_zone_identifiers=args.subnet_ids,
             launch_template=None if spot else self._plain(template),
             mixed_instances_policy=self._mixed(template) if spot else None,
+            warm_pool=self._warm_pool() if args.settings.warm_pool else None,
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours to come; `pulumi up` has done its work when the group exists.
             wait_for_capacity_timeout="0",
@@ -221,10 +236,13 @@ class Fleet(pulumi.ComponentResource):
             # the node, and with it the running step of all. The notice goes to the queue and means "checkpoint now":
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
             capacity_rebalance=False,
-            # Only a node itself, done with its work, may lift it.
-            protect_from_scale_in=True,
+            protect_from_scale_in=self._protected,
             # It would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
+            # Neither a maximum lifetime, which ends a node that trains, nor a maintenance policy, whose only use is a
+            # replacement that is paid while it waits for a place in a full gang.
+            instance_refresh=self._refresh(),
+            default_instance_warmup=WARMUP_S if workers else None,
             health_check_type="EC2",
             health_check_grace_period=HEALTH_CHECK_GRACE_S,
             # Deletes the group with its instances at once. Without it, destroy sets the size to 0 and waits for
@@ -246,8 +264,7 @@ class Fleet(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in sorted(args.tags.items())
             ],
-            # The provider reads and updates the hooks only as resources of their own (below).
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["initialLifecycleHooks"]),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=self._left_to_others()),
         )
         for name, transition, timeout in hooks:
             # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).
@@ -261,6 +278,54 @@ class Fleet(pulumi.ComponentResource):
                 opts=self._own,
             )
         return group
+
+    @property
+    def _protected(self) -> bool:
+        """Whether only the controller, or a node done with its work, may let a node go.
+
+        Not workers, which scaling takes away after they have saved, nor the nodes of a Capacity Block: the scheduled
+        action that drains them before its end must be able to, also when the controller fails.
+        """
+        settings = self._args.settings
+        return settings.mode == "training" and settings.plan.purchase.option != "capacity-block"
+
+    def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
+        """What becomes of running nodes when the launch template changes: protected ones stay.
+
+        A gang therefore takes the new template when it starts next, workers one after another, each after its terminate
+        hook. Unprotected nodes of a Capacity Block train, so nothing refreshes them.
+        https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
+        """
+        if self._args.settings.plan.purchase.option == "capacity-block":
+            return None
+        return aws.autoscaling.GroupInstanceRefreshArgs(
+            strategy="Rolling",
+            preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+                scale_in_protected_instances="Ignore", standby_instances="Ignore", skip_matching=True
+            ),
+        )
+
+    def _warm_pool(self) -> aws.autoscaling.GroupWarmPoolArgs:
+        nodes = self._args.settings.warm_pool
+        return aws.autoscaling.GroupWarmPoolArgs(
+            pool_state="Stopped",
+            min_size=nodes,
+            # Equal to min_size: that many, whatever the group's size. Without it, as many as the group could grow by:
+            # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
+            max_group_prepared_capacity=nodes,
+        )
+
+    def _left_to_others(self) -> list[str]:
+        """Properties that `up` does not set back."""
+        # The provider reads and updates the hooks only as resources of their own.
+        left = ["initialLifecycleHooks"]
+        if self._args.settings.mode == "workers":
+            # The controller's, which drains the group by them.
+            left += ["minSize", "suspendedProcesses"]
+        if self._args.settings.plan.purchase.fallback == "on-demand":
+            # The controller's, which buys the gang on demand when spot does not come.
+            left.append("mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity")
+        return left
 
     def _plain(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.GroupLaunchTemplateArgs:
         return aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=_version(template))
@@ -280,11 +345,11 @@ class Fleet(pulumi.ComponentResource):
                         launch_template_id=template.id, version=_version(template)
                     )
                 ),
-                # One type: the plan's memory and speed are this type's, and a gang runs at its slowest node's pace.
+                # Nodes on demand are of the first type. The plan names only types like its own, never slower, as a gang
+                # runs at its slowest node's pace and the memory and speed it promises are this type's.
                 overrides=[
-                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(
-                        instance_type=plan.instance_type
-                    )
+                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=instance_type)
+                    for instance_type in (plan.instance_type, *plan.purchase.spot_types)
                 ],
             ),
         )

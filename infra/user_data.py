@@ -9,8 +9,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from infra.bundle import ENTRY_POINT
+from infra.draining import save_limit_s
 from optimizer.plan import FleetPlan
 
 # Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
@@ -22,6 +24,8 @@ class NodeFacts:
     """What a node must know besides the plan; all of it is known when the launch template is made."""
 
     stack: str
+    run: str
+    mode: Literal["training", "workers"]
     group: str
     launch_hook: str
     terminate_hook: str
@@ -30,24 +34,30 @@ class NodeFacts:
     key_arn: str
     queue_url: str
     log_group: str
+    metric_namespace: str
     train_archive: str
     train_command: str
     ami_kind: str
     bundle_key: str
     bundle_sha256: str
+    warm_pool: bool
 
 
 def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
     """Variables of /etc/gpufleet/node.env: the contract with the bootstrap, which reads nothing else.
 
-    Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the whole fleet's expected price of compute.
-    Deadline, budget, training code and command are empty where there are none. The parallelism is the plan's, number by
-    number, for the training command: nothing downstream decides it again.
+    Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the expected price of compute of all the nodes that
+    train together. Deadline, budget, training code and command are empty where there are none. The parallelism is the
+    plan's, number by number, for the training command: nothing downstream decides it again. A worker trains alone: its
+    job is one node, with the node's share of the plan's data-parallel ranks.
     """
     budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
     split = plan.parallelism
+    jobs = plan.node_count if facts.mode == "workers" else 1
     return {
         "GPUFLEET_STACK": facts.stack,
+        "GPUFLEET_RUN": facts.run,
+        "GPUFLEET_MODE": facts.mode,
         "GPUFLEET_REGION": plan.region,
         "GPUFLEET_ASG_NAME": facts.group,
         "GPUFLEET_LAUNCH_HOOK": facts.launch_hook,
@@ -57,11 +67,12 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
         "GPUFLEET_QUEUE_URL": facts.queue_url,
         "GPUFLEET_LOG_GROUP": facts.log_group,
-        "GPUFLEET_NODE_COUNT": str(plan.node_count),
+        "GPUFLEET_METRIC_NAMESPACE": facts.metric_namespace,
+        "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
         "GPUFLEET_GPU": plan.node.gpu,
-        "GPUFLEET_DATA_PARALLEL": str(split.data),
+        "GPUFLEET_DATA_PARALLEL": str(split.data // jobs),
         "GPUFLEET_SHARDING": split.sharding,
         "GPUFLEET_TENSOR_PARALLEL": str(split.tensor),
         "GPUFLEET_PIPELINE_PARALLEL": str(split.pipeline),
@@ -73,13 +84,30 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
+        "GPUFLEET_DRAIN_LIMIT_S": str(save_limit_s(plan)),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
-        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour),
+        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": facts.train_command,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }
+
+
+# User data runs at the first boot only, and a node of the warm pool boots again, perhaps on another host, with its
+# launch hook waiting once more. The training service comes when a node enters service: with it, this boot is a reboot.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/warm-pool-instance-lifecycle.html
+# https://docs.cloud-init.io/en/latest/reference/modules.html#scripts-per-boot
+_AT_EVERY_BOOT = f"""
+cat >/var/lib/cloud/scripts/per-boot/gpufleet.sh <<'END_OF_SCRIPT'
+#!/bin/bash
+if [[ ! -e /etc/systemd/system/gpufleet-train.service ]]; then
+  rm -f /var/lib/gpufleet/launch-hook
+  exec /opt/gpufleet/{ENTRY_POINT}
+fi
+END_OF_SCRIPT
+chmod 0755 /var/lib/cloud/scripts/per-boot/gpufleet.sh
+"""
 
 
 def environment_file(variables: Mapping[str, str]) -> str:
@@ -128,7 +156,7 @@ done
 echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
 tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
-
+{_AT_EVERY_BOOT if facts.warm_pool else ""}
 trap - ERR
 exec /opt/gpufleet/{ENTRY_POINT}
 """

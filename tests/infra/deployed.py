@@ -28,11 +28,33 @@ def on_demand(**changes: Any) -> dict[str, Any]:
 
 
 def reserved(reservation: str | None = None) -> dict[str, Any]:
-    """Changes that make the sample plan run in a reservation, a new one by default."""
-    return {"purchase": {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": reservation}}
+    """Changes that make the sample plan run in a reservation, a new one by default; an existing one is in one zone."""
+    purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": reservation}
+    return {"purchase": purchase, **({"zone_ids": ["use1-az6"]} if reservation else {})}
+
+
+# A day that no test outlives; its drain is due at 08:25, as the sample plan's terminate hook waits 5 minutes.
+BLOCK = {"start": "2099-06-01T09:00:00Z", "end": "2099-06-02T09:00:00Z"}
+
+
+def capacity_block(**block: str) -> dict[str, Any]:
+    """Changes that make the sample plan run in a Capacity Block, of one day in 2099 by default."""
+    purchase = {"option": "capacity-block", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
+    return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"]}
 
 
 LONE_NODE = {"node_count": 1, "parallelism": {"data": 8, "grad_accum": 4}}
+# Workers train alone, so each holds the whole model.
+WORKERS: dict[str, Any] = {**on_demand(), "parallelism": {"sharding": "ddp"}}
+
+
+def workers(**keys: Any) -> dict[str, str]:
+    """Configuration of a group of workers, with keys like scaling={"minNodes": 1}."""
+    return {"gpufleet:mode": "workers"} | {f"gpufleet:{key}": _text(value) for key, value in keys.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,29 @@ from __future__ import annotations
 
 import json
 import tarfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra import config, images
+from infra import config, images, refusals
 from infra.config import ConfigError
 from infra.preview import Answers, stand_in
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, deploy, on_demand, reserved
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, WORKERS, capacity_block, deploy, on_demand, reserved, workers
 from tests.plans import SPOT_P4D, sample_plan
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"purchase": {"option": "capacity-block", "on_demand_base": 0}}, "capacity-block is not carried out"),
-        ({"purchase": {"fallback": "on-demand"}}, "fallback on-demand needs a controller"),
+        (
+            {**capacity_block(), "hours": {"expected": 20, "p50": 20, "p95": 23.5}},
+            "p95 is 23.5 h and the Capacity Block from 2099-06-01 09:00 to 2099-06-02 09:00 UTC has 23.4 h",
+        ),
+        (capacity_block(end="2099-06-01T09:10:00Z"), "has 0.0 h to train in"),
+        ({"purchase": {"spot_types": ["p4d.24xlarge"]}}, "spot_types p4d.24xlarge has a type twice"),
         ({"region": "cn-north-1"}, "China partition"),
         ({"node": {"network_cards": 32, "efa_cards": 8}}, "efa_cards is 8 of 32"),
         ({"node": {"gpu": "V100"}}, "V100 GPUs.*starts with Turing.*amiId"),
@@ -62,6 +67,99 @@ def test_a_wrong_configuration_is_refused_with_its_value(settings: dict[str, str
         deploy(config=settings)
 
 
+def test_a_block_that_was_not_bought_is_refused() -> None:
+    unbought = {**capacity_block()["purchase"], "capacity_reservation_id": None}
+    with pytest.raises(ConfigError, match=r"capacity_reservation_id is not set.*purchase-capacity-block"):
+        deploy({**capacity_block(), "purchase": unbought})
+
+
+@pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
+def test_a_reservations_zone_must_be_known(option: dict[str, Any]) -> None:
+    elsewhere = {**option, "zone_ids": ["use1-az2", "use1-az6"]}
+    with pytest.raises(
+        ConfigError, match=r"gpufleet:zoneId is not set: reservation cr-0123456789abcdef0 is in one zone"
+    ):
+        deploy(elsewhere)
+    assert deploy(elsewhere, {"gpufleet:zoneId": "use1-az6"}).one("Subnet")["availabilityZone"] == "us-east-1b"
+    assert deploy(elsewhere, EXISTING_VPC).all("Group")
+
+
+def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
+    with pytest.raises(ConfigError, match=r"Capacity Block cr-0123456789abcdef0 ended at 2099-06-02 09:00 UTC"):
+        deploy(capacity_block())
+    assert deploy(capacity_block(), {"gpufleet:forceDestroy": "true"}).all("Group")
+
+
+UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}
+QUEUE = {"queue": {"name": "jobs", "messagesPerNode": 5}}
+
+
+def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
+    """gpufleet:scaling with one schedule."""
+    return {"schedules": [{"cron": cron, "nodes": nodes, "timezone": timezone}]}
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings", "message"),
+    [
+        ({}, {"gpufleet:gangWindowMinutes": "5"}, "gangWindowMinutes is 5: .* use 15 to 1440"),
+        ({}, {"gpufleet:gangWindowMinutes": "-1"}, "gangWindowMinutes is -1"),
+        ({}, {"gpufleet:warmPool": "1"}, "warmPool 1: for gpufleet:mode workers only"),
+        ({}, {"gpufleet:scaling": json.dumps(QUEUE)}, "scaling.queue: for gpufleet:mode workers only"),
+        ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "minNodes 1, scaling.gpuUtilizationPercent: for gpufleet"),
+        ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 nodes, and a gang has 0 or 2"),
+        ({}, {"gpufleet:nat": "true", **EXISTING_VPC}, "keeps its own routes"),
+        (on_demand(), workers(), r"runs the whole model on each node.*\(DP16, zero3\).*--sharding ddp"),
+        (
+            {**WORKERS, "parallelism": {"sharding": "ddp", "data": 1, "tensor": 16, "grad_accum": 32}},
+            workers(),
+            "runs the whole model on each node",
+        ),
+        (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
+        (WORKERS, workers(scaling=UTILIZATION | QUEUE), "two policies would pull the group two ways"),
+        (WORKERS, workers(scaling={"gpuUtilizationPercent": 60}), "a group without nodes has no utilisation"),
+        (WORKERS, workers(scaling={"gpuUtilizationPercent": 100}), "gpuUtilizationPercent: .*less than 100"),
+        (WORKERS, workers(scaling={"queue": {"name": "a b", "messagesPerNode": 1}}), "queue.name"),
+        (WORKERS, workers(scaling=UTILIZATION | at("0 8 * * *", 0)), "asks for 0 nodes: the group has 1 .* to 2"),
+        (WORKERS, workers(scaling=at("0 8 * * *", 3)), "asks for 3 nodes"),
+        (WORKERS, workers(scaling=at("0 8 * *")), "it has 4 fields, and Auto Scaling takes 5"),
+        (WORKERS, workers(scaling=at("60 8 * * *")), "minute is '60'"),
+        (WORKERS, workers(scaling=at("0 8 ? * mon")), r"day of month is '\?'"),
+        (WORKERS, workers(scaling=at("0 8 * * fri-mon")), "day of week is 'fri-mon'"),
+        (WORKERS, workers(scaling=at("*/0 8 * * *")), r"minute is '\*/0'"),
+        (WORKERS, workers(scaling=at("0 8 * * *", 2, "CEST")), "timezone 'CEST' is not an IANA name"),
+        (
+            WORKERS,
+            workers(scaling={"schedules": [*at("0 8 * * *", 1)["schedules"], *at("0 8 * * *", 2)["schedules"]]}),
+            r"schedule '0 8 \* \* \*' Etc/UTC is there twice",
+        ),
+        (
+            WORKERS,
+            workers(scaling={"schedules": [at(f"{n % 60} {n // 60} * * *")["schedules"][0] for n in range(126)]}),
+            "126 schedules: Auto Scaling takes 125",
+        ),
+        ({"parallelism": {"sharding": "ddp"}}, workers(warmPool=1, scaling=UTILIZATION), "no spot instance"),
+        (
+            {**reserved(), "parallelism": {"sharding": "ddp"}},
+            workers(warmPool=1, scaling=UTILIZATION),
+            "leaves its place in the reserved capacity",
+        ),
+        (WORKERS, workers(warmPool=3, scaling=UTILIZATION), "warmPool 3: it takes 1 to 2 nodes"),
+        (WORKERS, workers(warmPool=1), "without gpufleet:scaling"),
+        (WORKERS, workers(warmPool=1, scaling=UTILIZATION), "without gpufleet:trainCommand"),
+    ],
+)
+def test_scaling_that_cannot_be_right_is_refused(plan: dict[str, Any], settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        deploy(plan, settings)
+
+
+@pytest.mark.parametrize("cron", ["*/15 0-6,20-23 1,15 JAN-MAR MON-FRI", "0 0 31 12 7", "5 4 * * 0-6/2"])
+def test_a_schedule_is_written_as_cron_writes_it(cron: str) -> None:
+    assert deploy(WORKERS, workers(scaling=at(cron))).one("Schedule")["recurrence"] == cron
+
+
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         deploy(config={"aws:region": "eu-west-1", "gpufleet:alarmEmail": "nobody", "gpufleet:vpcId": "vpc-1"})
@@ -73,9 +171,13 @@ def test_a_stack_without_a_plan_is_told_how_to_get_one() -> None:
         deploy(config={"gpufleet:plan": "null"})
 
 
-@pytest.mark.parametrize("option", [{}, on_demand(), reserved()], ids=["spot", "on-demand", "reserved"])
+@pytest.mark.parametrize(
+    "option",
+    [{}, {"purchase": {"fallback": "on-demand"}}, on_demand(), reserved(), capacity_block()],
+    ids=["spot", "fallback", "on-demand", "reserved", "capacity-block"],
+)
 def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
-    assert deploy(option).one("Group")["desiredCapacity"] == 2
+    assert deploy(option).one("Group")["maxSize"] == 2
 
 
 def load(settings: dict[str, str]) -> config.Settings:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from infra.fleet import interfaces
+from infra import refusals
+from infra.draining import terminate_timeout_s
+from infra.fleet import Fleet, interfaces
 from infra.naming import Names
-from tests.infra.deployed import LONE_NODE, Deployed, deploy, on_demand, reserved
+from tests.infra.deployed import LONE_NODE, WORKERS, Deployed, capacity_block, deploy, on_demand, reserved, workers
 from tests.plans import sample_plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -14,6 +17,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "on-demand": on_demand(),
     "reserved": reserved(),
     "own-reservation": reserved("cr-0123456789abcdef0"),
+    "capacity-block": capacity_block(),
 }
 
 
@@ -46,7 +50,7 @@ def test_a_template_node_is_locked_down_whatever_the_purchase(stack: Deployed) -
     assert template["instanceType"] == "p4d.24xlarge"
     assert template["imageId"] == "ami-00000000000000000"
     assert template["updateDefaultVersion"] is True
-    for absent in ("keyName", "instanceMarketOptions", "vpcSecurityGroupIds", "disableApiTermination"):
+    for absent in ("keyName", "vpcSecurityGroupIds", "disableApiTermination"):
         assert absent not in template
 
 
@@ -62,16 +66,60 @@ def test_every_node_is_tagged_with_its_volume_and_interfaces(stack: Deployed) ->
     }
 
 
-def test_the_group_has_the_plans_size_and_keeps_its_nodes(stack: Deployed) -> None:
+def test_a_gang_starts_without_nodes_and_its_size_is_the_controllers(stack: Deployed) -> None:
     group = stack.one("Group")
-    assert [group[key] for key in ("minSize", "maxSize", "desiredCapacity")] == [2, 2, 2]
-    assert group["protectFromScaleIn"] is True
+    assert (group["minSize"], group["maxSize"]) == (0, 2)
+    assert "desiredCapacity" not in group
     assert group["capacityRebalance"] is False
     assert group["suspendedProcesses"] == ["AZRebalance"]
     assert group["waitForCapacityTimeout"] == "0"
     assert group["forceDelete"] is True
     assert group["healthCheckType"] == "EC2"
     assert group["name"] == "gpufleet-dev-nodes"
+    for absent in ("maxInstanceLifetime", "instanceMaintenancePolicy", "warmPool", "defaultInstanceWarmup"):
+        assert absent not in group
+
+
+@pytest.mark.parametrize("option", ["spot", "on-demand", "reserved", "own-reservation"])
+def test_nothing_but_its_controller_takes_a_node_from_a_gang(option: str) -> None:
+    group = deploy(OPTIONS[option]).one("Group")
+    assert group["protectFromScaleIn"] is True
+    # A changed template starts a refresh, which passes protected nodes by.
+    assert group["instanceRefresh"] == {
+        "strategy": "Rolling",
+        "preferences": {
+            "scaleInProtectedInstances": "Ignore",
+            "standbyInstances": "Ignore",
+            "skipMatching": True,
+        },
+    }
+
+
+def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None:
+    stack = deploy(capacity_block())
+    group = stack.one("Group")
+    # The scheduled action could not take protected nodes, and a refresh would take unprotected ones.
+    assert group["protectFromScaleIn"] is False
+    assert "instanceRefresh" not in group
+    assert stack.one("Schedule") == {
+        "scheduledActionName": "gpufleet-dev-block-end",
+        "autoscalingGroupName": "gpufleet-dev-nodes",
+        "desiredCapacity": 0,
+        "minSize": -1,
+        "maxSize": -1,
+        "startTime": "2099-06-02T08:25:00Z",
+    }
+
+
+def test_a_block_with_an_offset_is_drained_at_the_same_moment() -> None:
+    later = {"start": "2099-06-01T11:00:00+02:00", "end": "2099-06-02T11:00:00+02:00"}
+    assert deploy(capacity_block(**later)).one("Schedule")["startTime"] == "2099-06-02T08:25:00Z"
+
+
+def test_the_last_minutes_of_a_block_declare_no_action_in_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto Scaling refuses a time in the past, and drops an action that has run."""
+    monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 8, 25, tzinfo=UTC))
+    assert not deploy(capacity_block()).all("Schedule")
 
 
 def test_hooks_exist_before_the_first_instance_and_stay_changeable(stack: Deployed) -> None:
@@ -104,9 +152,24 @@ def test_spot_buys_the_base_on_demand_and_the_rest_where_capacity_is_deepest() -
     assert policy["launchTemplate"]["overrides"] == [{"instanceType": "p4d.24xlarge"}]
 
 
-@pytest.mark.parametrize("option", ["on-demand", "reserved", "own-reservation"])
+def test_a_spot_fleet_takes_the_plans_further_types_its_own_first() -> None:
+    group = deploy({"purchase": {"spot_types": ["p4de.24xlarge", "p4d.metal"]}}).one("Group")
+    assert group["mixedInstancesPolicy"]["launchTemplate"]["overrides"] == [
+        {"instanceType": name} for name in ("p4d.24xlarge", "p4de.24xlarge", "p4d.metal")
+    ]
+
+
+def test_a_lone_spot_node_may_start_in_every_zone_of_the_plan_and_a_gang_in_one() -> None:
+    assert len(deploy(LONE_NODE).one("Group")["vpcZoneIdentifiers"]) == 2
+    assert len(deploy().one("Group")["vpcZoneIdentifiers"]) == 1
+
+
+@pytest.mark.parametrize("option", ["on-demand", "reserved", "own-reservation", "capacity-block"])
 def test_nothing_but_spot_buys_spot(option: str) -> None:
-    group = deploy(OPTIONS[option]).one("Group")
+    stack = deploy(OPTIONS[option])
+    group = stack.one("Group")
+    market = stack.one("LaunchTemplate").get("instanceMarketOptions")
+    assert market == ({"marketType": "capacity-block"} if option == "capacity-block" else None)
     assert "mixedInstancesPolicy" not in group
     assert group["launchTemplate"] == {"id": "gpufleet-dev-node-id", "version": "1"}
 
@@ -124,9 +187,13 @@ def test_a_new_reservation_holds_exactly_the_fleet_and_only_the_fleet_uses_it() 
     }
 
 
-def test_an_own_reservation_is_used_and_no_second_one_is_paid_for() -> None:
-    stack = deploy(OPTIONS["own-reservation"])
+@pytest.mark.parametrize("option", ["own-reservation", "capacity-block"])
+def test_an_own_reservation_is_used_and_no_second_one_is_paid_for(option: str) -> None:
+    stack = deploy(OPTIONS[option])
     assert not stack.all("CapacityReservation")
+    # It may belong to its owner's placement group, and a Capacity Block takes none.
+    assert not stack.all("PlacementGroup")
+    assert "placement" not in stack.one("LaunchTemplate")
     assert stack.one("LaunchTemplate")["capacityReservationSpecification"] == {
         "capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}
     }
@@ -166,6 +233,57 @@ def test_without_efa_there_is_one_plain_interface_on_the_first_card() -> None:
 
 def test_size_follows_the_plan_in_every_place() -> None:
     stack = deploy({**LONE_NODE, **reserved()})
-    assert [stack.one("Group")[key] for key in ("minSize", "maxSize", "desiredCapacity")] == [1, 1, 1]
+    assert stack.one("Group")["maxSize"] == 1
     assert stack.one("CapacityReservation")["instanceCount"] == 1
     assert "placementGroupArn" not in stack.one("CapacityReservation")
+
+
+def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_how_long() -> None:
+    large = {"job": {"checkpoint_gib": 782.0}}
+    stack = deploy(large)
+    timeouts = {hook.inputs["name"]: hook.inputs["heartbeatTimeout"] for hook in stack.all("LifecycleHook")}
+    assert timeouts[Names.terminate_hook] == terminate_timeout_s(sample_plan(**large)) == 1063
+    assert "GPUFLEET_DRAIN_LIMIT_S=1003\n" in stack.user_data
+
+
+def test_workers_come_and_go_one_by_one() -> None:
+    stack = deploy(WORKERS, workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}))
+    group = stack.one("Group")
+    assert (group["minSize"], group["maxSize"]) == (0, 2)
+    assert "desiredCapacity" not in group
+    # Scaling could not take a protected one.
+    assert group["protectFromScaleIn"] is False
+    assert group["defaultInstanceWarmup"] == 300
+    assert not stack.all("PlacementGroup")
+    assert len(group["vpcZoneIdentifiers"]) == 2
+
+
+def test_a_warm_pool_has_the_size_that_was_asked_for_whatever_the_groups() -> None:
+    keys = {"warmPool": 2, "scaling": {"minNodes": 1, "gpuUtilizationPercent": 60}, "trainCommand": "work.py"}
+    stack = deploy(WORKERS, workers(**keys))
+    assert stack.one("Group")["warmPool"] == {"poolState": "Stopped", "minSize": 2, "maxGroupPreparedCapacity": 2}
+    assert "/var/lib/cloud/scripts/per-boot/gpufleet.sh" in stack.user_data
+
+
+def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
+    """What the group's ``ignore_changes`` says; Pulumi's stand-in engine does not tell."""
+    seen: list[str] = []
+    real = Fleet._left_to_others
+
+    def left(self: Fleet) -> list[str]:
+        seen.extend(real(self))
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "_left_to_others", left)
+        deploy(*given)
+    return seen
+
+
+def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = "mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity"
+    assert left_to_others(monkeypatch) == ["initialLifecycleHooks"]
+    assert base in left_to_others(monkeypatch, {"purchase": {"fallback": "on-demand"}})
+    group = left_to_others(monkeypatch, WORKERS, workers())
+    assert {"minSize", "suspendedProcesses"} < set(group)
+    assert base not in group

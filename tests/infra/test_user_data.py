@@ -19,6 +19,8 @@ from tests.plans import sample_plan
 
 FACTS = NodeFacts(
     stack="dev",
+    run="0123456789ab",
+    mode="training",
     group="gpufleet-dev-nodes",
     launch_hook="gpufleet-launch",
     terminate_hook="gpufleet-terminate",
@@ -27,15 +29,19 @@ FACTS = NodeFacts(
     key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
     queue_url="https://sqs.us-east-1.amazonaws.com/123456789012/gpufleet-dev-node-events",
     log_group="/gpufleet/dev",
+    metric_namespace="gpufleet/dev",
     train_archive="",
     train_command="",
     ami_kind="dlami",
     bundle_key="bootstrap/x.tar.gz",
     bundle_sha256="0" * 64,
+    warm_pool=False,
 )
 # The contract with the bootstrap, by hand: a renamed variable must fail here.
 VARIABLES = {
     "GPUFLEET_STACK",
+    "GPUFLEET_RUN",
+    "GPUFLEET_MODE",
     "GPUFLEET_REGION",
     "GPUFLEET_ASG_NAME",
     "GPUFLEET_LAUNCH_HOOK",
@@ -45,6 +51,7 @@ VARIABLES = {
     "GPUFLEET_KMS_KEY_ARN",
     "GPUFLEET_QUEUE_URL",
     "GPUFLEET_LOG_GROUP",
+    "GPUFLEET_METRIC_NAMESPACE",
     "GPUFLEET_NODE_COUNT",
     "GPUFLEET_GPUS_PER_NODE",
     "GPUFLEET_EFA_CARDS",
@@ -61,6 +68,7 @@ VARIABLES = {
     "GPUFLEET_GRAD_ACCUM",
     "GPUFLEET_ACTIVATION_CHECKPOINTING",
     "GPUFLEET_CHECKPOINT_INTERVAL_S",
+    "GPUFLEET_DRAIN_LIMIT_S",
     "GPUFLEET_DEADLINE_HOURS",
     "GPUFLEET_BUDGET_USD",
     "GPUFLEET_PRICE_USD_PER_HOUR",

@@ -1,0 +1,227 @@
+"""What cannot be bought or scaled as asked, each with the value, the limit, the reason and a way out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from zoneinfo import available_timezones
+
+from infra.draining import drain_at
+from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from infra.config import Schedule, Settings
+
+# A node boots, installs what its image lacks and is tested in up to half an hour; a window below half of that gives up
+# every gang, and one of more than a day waits for nodes at full price.
+GANG_WINDOW_MINUTES = (15, 1440)
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
+SCHEDULES = 125
+
+
+def now() -> datetime:
+    """The time, UTC; a test puts another in its place."""
+    return datetime.now(UTC)
+
+
+def purchase_refusals(plan: FleetPlan) -> list[str]:
+    """What the plan's purchase lacks, whatever the configuration says."""
+    purchase, block = plan.purchase, plan.purchase.capacity_block
+    found = []
+    if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
+        found.append(f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}")
+    if block:
+        if not purchase.capacity_reservation_id:
+            found.append(
+                "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
+                "already (`aws ec2 purchase-capacity-block`): its id belongs into the request's existing_reservations"
+            )
+        usable = drain_at(plan, block) - block.start
+        if timedelta(hours=plan.hours.p95) > usable:
+            found.append(
+                f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
+                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable / timedelta(hours=1), 0):.1f} h to train in: AWS ends "
+                "its instances from 30 minutes before the end on, and the last checkpoint is saved before; buy a "
+                "longer block, or choose a faster plan with --plan N"
+            )
+    return found
+
+
+def place_refusals(settings: Settings) -> list[str]:
+    """Whether an existing reservation can be used where and when the stack runs."""
+    purchase = settings.plan.purchase
+    found = []
+    known = settings.zone_id or settings.subnet_ids or len(settings.plan.zone_ids) == 1
+    if purchase.capacity_reservation_id and not known:
+        found.append(
+            f"gpufleet:zoneId is not set: reservation {purchase.capacity_reservation_id} is in one zone, the plan has "
+            f"{', '.join(settings.plan.zone_ids) or 'none'}, and nodes in another never start while it is paid for. "
+            "`aws ec2 describe-capacity-reservations --capacity-reservation-ids "
+            f"{purchase.capacity_reservation_id}` names the zone (AvailabilityZoneId); then `pulumi config set "
+            "gpufleet:zoneId ZONE`"
+        )
+    block = purchase.capacity_block
+    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
+    if block and now() >= block.end and not settings.force_destroy:
+        found.append(
+            f"the Capacity Block {purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its nodes "
+            f"cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
+        )
+    return found
+
+
+def scaling_refusals(settings: Settings) -> list[str]:
+    """Whether a group of this kind can scale as asked."""
+    found = _window_refusals(settings)
+    if settings.mode == "workers":
+        found += _layout_refusals(settings.plan)
+        found += _worker_refusals(settings)
+    else:
+        found += _gang_refusals(settings)
+    schedules = settings.scaling.schedules if settings.scaling else ()
+    if len(schedules) > SCHEDULES:
+        found.append(f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group")
+    for schedule in schedules:
+        found += [f"gpufleet:scaling schedule {schedule.cron!r}: {reason}" for reason in _cron_refusals(schedule)]
+    times = [(schedule.cron, schedule.timezone) for schedule in schedules]
+    for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
+        found.append(f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size")
+    return found
+
+
+def _window_refusals(settings: Settings) -> list[str]:
+    minutes, (least, most) = settings.gang_window_s / 60, GANG_WINDOW_MINUTES
+    if least <= minutes <= most:
+        return []
+    return [
+        f"gpufleet:gangWindowMinutes is {minutes:g}: a node's set-up and tests take up to 30 minutes, and a fleet that "
+        f"waits for its last node is paid for; use {least} to {most}"
+    ]
+
+
+def _layout_refusals(plan: FleetPlan) -> list[str]:
+    """A worker trains alone: the plan's layout must not reach over several nodes."""
+    split, nodes = plan.parallelism, plan.node_count
+    model = split.tensor * split.pipeline * split.context
+    whole = plan.node.ranks % model == 0 and (split.data // nodes) % split.expert == 0
+    if nodes == 1 or (split.sharding == "ddp" and whole):
+        return []
+    return [
+        f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
+        f"({split.in_short}, {split.sharding}), so its memory is not that of one node: plan with `gpufleet recommend "
+        "--sharding ddp --parallelism data`, or for one node (--max-nodes 1)"
+    ]
+
+
+def _gang_refusals(settings: Settings) -> list[str]:
+    scaling, nodes = settings.scaling, settings.plan.node_count
+    given = [f"warmPool {settings.warm_pool}"] if settings.warm_pool else []
+    found = []
+    if scaling:
+        given += [f"scaling.minNodes {scaling.min_nodes}"] if scaling.min_nodes else []
+        given += ["scaling.gpuUtilizationPercent"] if scaling.gpu_utilization_percent is not None else []
+        given += ["scaling.queue"] if scaling.queue else []
+        for schedule in scaling.schedules:
+            if schedule.nodes not in (0, nodes):
+                found.append(
+                    f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or "
+                    f"{nodes}: fewer cannot train, and would be paid for"
+                )
+    if given:
+        found.append(
+            f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
+            "controller and has one size; schedules of 0 and all nodes may pause it"
+        )
+    return found
+
+
+def _worker_refusals(settings: Settings) -> list[str]:
+    scaling, plan, pool = settings.scaling, settings.plan, settings.warm_pool
+    found = []
+    if scaling:
+        if scaling.min_nodes > plan.node_count:
+            found.append(
+                f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {plan.node_count} nodes, the most "
+                "there can be: set a plan of more nodes"
+            )
+        if scaling.gpu_utilization_percent is not None and scaling.queue:
+            found.append(
+                "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
+                "starting the nodes that the other ends; keep one"
+            )
+        woken = scaling.min_nodes > 0 or any(schedule.nodes for schedule in scaling.schedules)
+        if scaling.gpu_utilization_percent is not None and not woken:
+            found.append(
+                "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
+                "grow by; set minNodes 1, or a schedule that brings nodes"
+            )
+        for schedule in scaling.schedules:
+            if not scaling.min_nodes <= schedule.nodes <= plan.node_count:
+                found.append(
+                    f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
+                    f"{scaling.min_nodes} (minNodes) to {plan.node_count} (the plan's)"
+                )
+    if pool:
+        found += [f"gpufleet:warmPool {pool}: {reason}" for reason in _pool_refusals(settings)]
+    return found
+
+
+def _pool_refusals(settings: Settings) -> list[str]:
+    """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
+    option, nodes = settings.plan.purchase.option, settings.plan.node_count
+    found = []
+    if not 0 < settings.warm_pool <= nodes:
+        found.append(f"it takes 1 to {nodes} nodes, the plan's, or 0 for none")
+    if option == "spot":
+        found.append("AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand")
+    elif option != "on-demand":
+        found.append(
+            f"a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
+        )
+    if not settings.scaling:
+        found.append("without gpufleet:scaling the group has one size, and nothing takes a node from the pool")
+    if not settings.train_command:
+        found.append("without gpufleet:trainCommand a node has no work to be ready for")
+    return found
+
+
+# Minute, hour, day of month, month, day of week: https://man7.org/linux/man-pages/man5/crontab.5.html
+_CRON = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 7))
+_NAMES = {
+    "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
+}
+
+
+def _cron_refusals(schedule: Schedule) -> list[str]:
+    found = []
+    fields = schedule.cron.split()
+    if len(fields) != len(_CRON):
+        found.append(f"it has {len(fields)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
+    else:
+        for text, (name, least, most) in zip(fields, _CRON, strict=True):
+            if not _in_range(text, name, least, most):
+                found.append(f"{name} is {text!r}, and takes {least} to {most}, lists, ranges, steps or *")
+    if schedule.timezone not in available_timezones():
+        found.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
+    return found
+
+
+def _in_range(text: str, name: str, least: int, most: int) -> bool:
+    for part in text.lower().split(","):
+        span, slash, step = part.partition("/")
+        if slash and not (step.isascii() and step.isdigit() and int(step)):
+            return False
+        if span == "*":
+            continue
+        ends = [_number(end, name, least) for end in span.split("-")]
+        if len(ends) > 2 or ends != sorted(ends) or not all(least <= end <= most for end in ends):
+            return False
+    return True
+
+
+def _number(text: str, name: str, least: int) -> int:
+    names = _NAMES.get(name, ())
+    if text in names:
+        return names.index(text) + least
+    return int(text) if text.isascii() and text.isdigit() else -1

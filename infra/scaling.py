@@ -1,0 +1,201 @@
+"""What changes the size of the group besides the controller: policies on a metric, and scheduled actions.
+
+Policies are for workers only. A training gang has one size, and either runs whole or not at all; scheduled actions may
+pause it and bring it back, which the controller sees and carries out with a checkpoint first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import refusals
+from infra.config import Queue, Settings
+from infra.draining import drain_at
+from infra.naming import Names
+
+# Published by every node, each minute, the mean over its GPUs (docs/bootstrap.md, "Metrics").
+GPU_UTILIZATION = "GpuUtilizationPercent"
+PERIOD_S = 60
+# A node more costs a launch of minutes, so one look at the queue is not enough; a node less, what it is working on.
+UP_AFTER_MINUTES = 2
+DOWN_AFTER_MINUTES = 15
+# "Leave it as it is" to the provider, whose default is 0.
+UNCHANGED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingArgs:
+    """What is scaled, and by what."""
+
+    settings: Settings
+    names: Names
+    tags: dict[str, str]
+    group_name: pulumi.Input[str]
+
+
+def steps(nodes: int) -> list[int]:
+    """How many nodes at once: 1, 2, 4 and so on, and at last all ``nodes``; 11 steps for 1000 nodes, AWS takes 20.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
+    """
+    found = [1]
+    while found[-1] < nodes:
+        found.append(min(2 * found[-1], nodes))
+    return found
+
+
+class Scaling(pulumi.ComponentResource):
+    """Target tracking on GPU utilisation, step scaling on the depth of a queue, and scheduled actions."""
+
+    def __init__(self, name: str, args: ScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpufleet:infra:Scaling", name, None, opts)
+        self._args = args
+        self._own = pulumi.ResourceOptions(parent=self)
+        wanted = args.settings.scaling
+        if wanted:
+            if wanted.gpu_utilization_percent is not None:
+                self._track_utilization(wanted.gpu_utilization_percent)
+            if wanted.queue:
+                self._follow(wanted.queue)
+            for number, schedule in enumerate(wanted.schedules, start=1):
+                self._schedule(
+                    f"schedule-{number}", schedule.nodes, recurrence=schedule.cron, time_zone=schedule.timezone
+                )
+        self._drain_before_the_block_ends()
+        self.register_outputs({})
+
+    def _track_utilization(self, percent: float) -> None:
+        """Add nodes above ``percent``, take them below.
+
+        The mean over the nodes in service. A new node counts only after the group's warm-up, as its idle GPUs would ask
+        for fewer nodes while it loads. Without any node there is no metric and the group stays at its size, hence the
+        refusal of a minimum of 0 (config.py); a silent node does not count, as its missing data says nothing:
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
+        """
+        names = self._args.names
+        aws.autoscaling.Policy(
+            f"{names.prefix}-gpu-utilization",
+            autoscaling_group_name=self._args.group_name,
+            policy_type="TargetTrackingScaling",
+            target_tracking_configuration=aws.autoscaling.PolicyTargetTrackingConfigurationArgs(
+                target_value=percent,
+                customized_metric_specification=(
+                    aws.autoscaling.PolicyTargetTrackingConfigurationCustomizedMetricSpecificationArgs(
+                        namespace=names.metric_namespace, metric_name=GPU_UTILIZATION, statistic="Average"
+                    )
+                ),
+            ),
+            opts=self._own,
+        )
+
+    def _follow(self, queue: Queue) -> None:
+        """As many nodes as the queue's messages are worth, those that are being worked on too.
+
+        The alarms look at the nodes that lack: messages / messagesPerNode, rounded up, less the group's desired size.
+        Not less the nodes in service, which come minutes later: the group would grow again each minute. And not the
+        waiting messages alone: none waits where each node works on one, and no node may go then.
+        """
+        nodes = self._args.settings.plan.node_count
+        found = steps(nodes)
+        self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES, found)
+        self._step("queue-down", queue, "LessThanOrEqualToThreshold", -1, DOWN_AFTER_MINUTES, found)
+
+    def _step(self, name: str, queue: Queue, comparison: str, sign: int, minutes: int, sizes: list[int]) -> None:
+        """Policy and alarm for one direction; ``sign`` is 1 for nodes that lack, -1 for nodes too many."""
+        args, prefix = self._args, self._args.names.prefix
+        adjustments = []
+        for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+            # Bounds are relative to the alarm's threshold, one node.
+            near = f"{sign * (size - 1)}"
+            far = None if following is None else f"{sign * (following - 1)}"
+            adjustments.append(
+                aws.autoscaling.PolicyStepAdjustmentArgs(
+                    scaling_adjustment=sign * size,
+                    metric_interval_lower_bound=near if sign > 0 else far,
+                    metric_interval_upper_bound=far if sign > 0 else near,
+                )
+            )
+        policy = aws.autoscaling.Policy(
+            f"{prefix}-{name}",
+            autoscaling_group_name=args.group_name,
+            policy_type="StepScaling",
+            adjustment_type="ChangeInCapacity",
+            metric_aggregation_type="Average",
+            step_adjustments=adjustments,
+            opts=self._own,
+        )
+        aws.cloudwatch.MetricAlarm(
+            f"{prefix}-{name}",
+            alarm_description=f"Scales the workers by the depth of queue {queue.name}",
+            comparison_operator=comparison,
+            threshold=sign,
+            evaluation_periods=minutes * 60 // PERIOD_S,
+            metric_queries=[
+                aws.cloudwatch.MetricAlarmMetricQueryArgs(
+                    id="lacking",
+                    expression=f"CEIL((FILL(waiting, 0) + FILL(working, 0)) / {queue.messages_per_node}) - desired",
+                    label="Nodes that lack",
+                    return_data=True,
+                ),
+                _metric("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue.name}),
+                _metric("working", "AWS/SQS", "ApproximateNumberOfMessagesNotVisible", {"QueueName": queue.name}),
+                _metric(
+                    "desired", "AWS/AutoScaling", "GroupDesiredCapacity", {"AutoScalingGroupName": args.names.group}
+                ),
+            ],
+            # Nothing is known, so nothing changes. SQS is silent for a queue that nobody touched for six hours:
+            # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-monitoring-using-cloudwatch.html
+            treat_missing_data="notBreaching",
+            alarm_actions=[policy.arn],
+            tags=args.tags,
+            opts=self._own,
+        )
+
+    def _schedule(
+        self,
+        name: str,
+        nodes: int,
+        *,
+        recurrence: str | None = None,
+        time_zone: str | None = None,
+        start_time: str | None = None,
+    ) -> None:
+        prefix = self._args.names.prefix
+        aws.autoscaling.Schedule(
+            f"{prefix}-{name}",
+            scheduled_action_name=f"{prefix}-{name}",
+            autoscaling_group_name=self._args.group_name,
+            desired_capacity=nodes,
+            min_size=UNCHANGED,
+            max_size=UNCHANGED,
+            recurrence=recurrence,
+            time_zone=time_zone,
+            start_time=start_time,
+            opts=self._own,
+        )
+
+    def _drain_before_the_block_ends(self) -> None:
+        """A second line of defence: the controller drains the fleet some minutes earlier."""
+        plan = self._args.settings.plan
+        block = plan.purchase.capacity_block
+        if block is None:
+            return
+        at = drain_at(plan, block).astimezone(UTC)
+        # Auto Scaling takes no time in the past, and forgets an action that has run.
+        if at > refusals.now():
+            self._schedule("block-end", 0, start_time=f"{at:%Y-%m-%dT%H:%M:%SZ}")
+
+
+def _metric(
+    identifier: str, namespace: str, metric_name: str, dimensions: dict[str, str]
+) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
+    return aws.cloudwatch.MetricAlarmMetricQueryArgs(
+        id=identifier,
+        metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
+            namespace=namespace, metric_name=metric_name, period=PERIOD_S, stat="Average", dimensions=dimensions
+        ),
+    )
