@@ -66,7 +66,7 @@ class Instance:
         interrupted, rebalanced: whether EC2 took it back, or said that it may.
         leaving_since: when its terminate hook was first seen to hold it; None before.
         report: what it said last, in the present run; None for nothing yet.
-        reported_at: when.
+        reported_at: when S3 took its last report.
     """
 
     instance_type: str
@@ -113,7 +113,7 @@ class State:
         phase, after: see above; ``after`` is None but for draining.
         reason: why, a sentence.
         since: when the phase began.
-        run_started_at: when this run began, or was begun anew; reports of older nodes do not count.
+        run_started_at: when this run began, or was begun anew.
         updated_at: of the last tick.
         spent_usd: of this job, everything in it.
         usd_per_hour: what an hour costs at present.

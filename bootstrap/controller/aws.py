@@ -1,0 +1,398 @@
+"""The thin shell around boto3: gathers a tick's facts and carries its actions out. It decides nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.controller.codec import FormatError, from_json, time_text
+from bootstrap.controller.decide import Action, EndLeaving, LiftProtection, SetGroup
+from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
+from bootstrap.controller.settings import Lifecycle, Settings
+from bootstrap.controller.state import Request, State, read_request, read_state
+
+if TYPE_CHECKING:
+    from mypy_boto3_autoscaling import AutoScalingClient
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_s3 import S3Client
+
+INTERRUPTION = "EC2 Spot Instance Interruption Warning"
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+# Ten messages each: an account's other instances send theirs too, and the next tick is a minute away.
+QUEUE_BATCHES = 50
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceProtection.html
+PROTECTION_BATCH = 50
+
+
+class StateError(RuntimeError):
+    """control/state.json cannot be trusted, so the dollars spent are unknown; the message says what to do."""
+
+
+class ConflictError(RuntimeError):
+    """Another tick wrote the state since this one read it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """boto3 clients of the stack's region."""
+
+    autoscaling: AutoScalingClient
+    ec2: EC2Client
+    s3: S3Client
+    sqs: Any
+    cloudwatch: Any
+
+    @classmethod
+    def of(cls, session: Any, region: str) -> Clients:
+        """Clients of a boto3 session, whose calls end long before the function's time does."""
+        from botocore.config import Config
+
+        config = Config(
+            region_name=region, connect_timeout=3, read_timeout=8, retries={"mode": "standard", "max_attempts": 3}
+        )
+        names = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
+        return cls(**{name: session.client(name, config=config) for name in names})
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _seconds(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+# --- the objects under control/ ---------------------------------------------------------------------------------------
+
+
+def state_key(settings: Settings) -> str:
+    """Key of the state in the bucket."""
+    return f"{settings.control_prefix}/state.json"
+
+
+def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str | None]:
+    """The state and its ETag; both None before the first tick.
+
+    Raises:
+        StateError: it was deleted, or is not a state.
+    """
+    key = state_key(settings)
+    place = f"s3://{settings.bucket}/{key}"
+    help_ = (
+        f"bring an earlier version back (aws s3api list-object-versions --bucket {settings.bucket} --prefix {key}); "
+        "until then no node is started, and running ones are ended"
+    )
+    try:
+        found = clients.s3.get_object(Bucket=settings.bucket, Key=key)
+    except ClientError as error:
+        if _code(error) not in ("NoSuchKey", "404"):
+            raise
+        headers = error.response["ResponseMetadata"]["HTTPHeaders"]
+        if headers.get("x-amz-delete-marker") == "true":
+            raise StateError(f"{place} was deleted, and with it what was spent: {help_}") from error
+        return None, None
+    try:
+        return read_state(found["Body"].read().decode(errors="replace"), place), found["ETag"]
+    except FormatError as error:
+        raise StateError(f"{error}: {help_}") from error
+
+
+def save_state(clients: Clients, settings: Settings, state: State, etag: str | None) -> None:
+    """Write the state, unless it changed since it was read with ``etag`` (None: since it did not exist).
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+
+    Raises:
+        ConflictError: it did.
+    """
+    condition: dict[str, Any] = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+    try:
+        clients.s3.put_object(
+            Bucket=settings.bucket,
+            Key=state_key(settings),
+            Body=state.to_text().encode(),
+            ContentType="application/json",
+            **condition,
+        )
+    except ClientError as error:
+        if _code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
+            raise ConflictError(f"{state_key(settings)} was written by another tick") from error
+        raise
+
+
+def _request(clients: Clients, settings: Settings) -> Request | None:
+    key = f"{settings.control_prefix}/request.json"
+    try:
+        found = clients.s3.get_object(Bucket=settings.bucket, Key=key)
+    except ClientError as error:
+        if _code(error) in ("NoSuchKey", "404"):
+            return None
+        raise
+    return read_request(found["Body"].read().decode(errors="replace"), f"s3://{settings.bucket}/{key}")
+
+
+def _reports(
+    clients: Clients, settings: Settings, known: dict[str, datetime | None], problems: list[str]
+) -> dict[str, NodeReport]:
+    """What the nodes in ``known`` wrote since the time there."""
+    prefix = f"{settings.control_prefix}/nodes/"
+    found = {}
+    for page in clients.s3.get_paginator("list_objects_v2").paginate(Bucket=settings.bucket, Prefix=prefix):
+        for entry in page.get("Contents", []):
+            instance_id = entry["Key"].removeprefix(prefix).removesuffix(".json")
+            modified_at = _seconds(entry["LastModified"])
+            if instance_id not in known or known[instance_id] == modified_at:
+                continue
+            body = clients.s3.get_object(Bucket=settings.bucket, Key=entry["Key"])["Body"].read()
+            place = f"s3://{settings.bucket}/{entry['Key']}"
+            try:
+                data = json.loads(body)
+                if not isinstance(data, dict):
+                    raise FormatError(f"{place} is not an object")
+                data["modified_at"] = time_text(modified_at)
+                found[instance_id] = from_json(NodeReport, data, place)
+            except ValueError as error:
+                # One node's garbled word must not stop the meter of all.
+                problems.append(f"{place} is not a report: {error}")
+    return found
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """What a tick saw.
+
+    Attributes:
+        receipts: of the messages to delete once the state that counts them is written.
+        problems: what could not be read and is left out.
+    """
+
+    facts: Facts
+    receipts: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def gather(clients: Clients, settings: Settings, state: State | None) -> Gathered:
+    """Everything one tick looks at.
+
+    Raises:
+        botocore.exceptions.ClientError: AWS refused a call: nothing is decided on half of the facts.
+    """
+    problems: list[str] = []
+    # Notices first: an instance they name is then among the machines.
+    notices, receipts = _notices(clients, settings, problems)
+    group = _group(clients, settings)
+    machines = _machines(clients, settings)
+    known: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
+    if state:
+        known |= {key: instance.reported_at for key, instance in state.instances.items()}
+    try:
+        request = _request(clients, settings)
+    except FormatError as error:
+        # The word of a person that cannot be read changes nothing.
+        problems.append(str(error))
+        request = state.request if state else None
+    facts = Facts(
+        group=group,
+        machines=machines,
+        interrupted=frozenset(notices[INTERRUPTION]),
+        rebalanced=frozenset(notices[REBALANCE]),
+        reports=_reports(clients, settings, known, problems),
+        failed_launches=_failed_launches(clients, settings, state.updated_at if state else None) if group else (),
+        request=request,
+    )
+    return Gathered(facts=facts, receipts=tuple(receipts), problems=tuple(problems))
+
+
+def _notices(clients: Clients, settings: Settings, problems: list[str]) -> tuple[dict[str, set[str]], list[str]]:
+    found: dict[str, set[str]] = {INTERRUPTION: set(), REBALANCE: set()}
+    receipts: list[str] = []
+    for _ in range(QUEUE_BATCHES):
+        answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
+        messages = answer.get("Messages", [])
+        if not messages:
+            break
+        for message in messages:
+            receipts.append(message["ReceiptHandle"])
+            try:
+                event = json.loads(message["Body"])
+                kind = event["detail-type"]
+                if kind in found:
+                    found[kind].add(event["detail"]["instance-id"])
+            except (ValueError, KeyError, TypeError):
+                problems.append(f"an event that is none: {message['Body'][:200]}")
+    return found, receipts
+
+
+def forget(clients: Clients, settings: Settings, receipts: Iterable[str]) -> None:
+    """Delete messages that are in the state by now."""
+    handles = list(receipts)
+    for start in range(0, len(handles), 10):
+        batch = handles[start : start + 10]
+        entries = [{"Id": str(number), "ReceiptHandle": handle} for number, handle in enumerate(batch)]
+        clients.sqs.delete_message_batch(QueueUrl=settings.queue_url, Entries=entries)
+
+
+def _group(clients: Clients, settings: Settings) -> Group | None:
+    answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
+    if not answer["AutoScalingGroups"]:
+        return None
+    found: Any = answer["AutoScalingGroups"][0]
+    distribution = found.get("MixedInstancesPolicy", {}).get("InstancesDistribution")
+    return Group(
+        created_at=_seconds(found["CreatedTime"]),
+        desired=found["DesiredCapacity"],
+        min_size=found["MinSize"],
+        max_size=found["MaxSize"],
+        on_demand_base=None if distribution is None else int(distribution.get("OnDemandBaseCapacity") or 0),
+        members=tuple(
+            Member(
+                instance_id=member["InstanceId"],
+                state=member["LifecycleState"],
+                protected=member["ProtectedFromScaleIn"],
+            )
+            for member in found["Instances"]
+        ),
+    )
+
+
+def _machines(clients: Clients, settings: Settings) -> tuple[Machine, ...]:
+    # Auto Scaling tags its instances so; ended ones are described for about an hour more:
+    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
+    filters: Any = [{"Name": "tag:aws:autoscaling:groupName", "Values": [settings.group]}]
+    pages = clients.ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    return tuple(
+        _machine(instance)
+        for page in pages
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
+    )
+
+
+def _machine(found: Any) -> Machine:
+    state = found["State"]["Name"]
+    lifecycle: Lifecycle = "on-demand"
+    if found.get("InstanceLifecycle") in ("spot", "capacity-block"):
+        lifecycle = found["InstanceLifecycle"]
+    reason = found.get("StateReason", {}).get("Code", "")
+    return Machine(
+        instance_id=found["InstanceId"],
+        instance_type=found["InstanceType"],
+        lifecycle=lifecycle,
+        launched_at=_seconds(found["LaunchTime"]),
+        # Hours are billed in these two states alone:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+        running=state in ("pending", "running"),
+        ended=state in ("shutting-down", "terminated"),
+        until=_transition(found.get("StateTransitionReason", "")),
+        reclaimed=reason.startswith("Server.Spot"),
+    )
+
+
+def _transition(text: str) -> datetime | None:
+    """The time in "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", text)
+    return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None
+
+
+def _failed_launches(clients: Clients, settings: Settings, since: datetime | None) -> tuple[FailedLaunch, ...]:
+    answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group, MaxRecords=100)
+    found = [
+        FailedLaunch(
+            at=_seconds(activity.get("EndTime") or activity["StartTime"]), message=activity.get("StatusMessage", "")
+        )
+        for activity in answer["Activities"]
+        if activity["StatusCode"] == "Failed" and activity.get("Description", "").startswith("Launching")
+    ]
+    new = [failed for failed in found if since is None or failed.at > since]
+    return tuple(sorted(new, key=lambda failed: failed.at))
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+def carry_out(clients: Clients, settings: Settings, action: Action) -> None:
+    """Do one thing; doing it again changes nothing.
+
+    Raises:
+        botocore.exceptions.ClientError: AWS refused it.
+    """
+    group = settings.group
+    if isinstance(action, SetGroup):
+        _set_group(clients, group, action)
+        return
+    if isinstance(action, LiftProtection):
+        ids = list(action.instance_ids)
+        for start in range(0, len(ids), PROTECTION_BATCH):
+            clients.autoscaling.set_instance_protection(
+                AutoScalingGroupName=group,
+                InstanceIds=ids[start : start + PROTECTION_BATCH],
+                ProtectedFromScaleIn=False,
+            )
+        return
+    leaving = isinstance(action, EndLeaving)
+    try:
+        clients.autoscaling.complete_lifecycle_action(
+            AutoScalingGroupName=group,
+            LifecycleHookName=settings.terminate_hook if leaving else settings.launch_hook,
+            InstanceId=action.instance_id,
+            LifecycleActionResult="CONTINUE" if leaving else "ABANDON",
+        )
+    except ClientError as error:
+        # The node, or its hook's timeout, was faster.
+        if _code(error) != "ValidationError" or "No active Lifecycle Action" not in str(error):
+            raise
+
+
+def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
+    changes: dict[str, Any] = {}
+    if action.desired is not None:
+        changes["DesiredCapacity"] = action.desired
+    if changes and action == SetGroup(desired=action.desired):
+        clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **changes)
+        return
+    if action.min_size is not None and action.max_size is not None:
+        changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
+    if action.on_demand_base is not None:
+        # Only this part of the policy: with a launch template in the request, AWS wants to see the caller's permission
+        # to run instances and pass their role, and the controller has neither:
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
+        found: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+        present = found["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
+        changes["MixedInstancesPolicy"] = {
+            "InstancesDistribution": {**present, "OnDemandBaseCapacity": action.on_demand_base}
+        }
+    clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
+
+
+def publish(clients: Clients, settings: Settings, before: State | None, state: State) -> None:
+    """One minute's metrics; the counts are those since the last tick."""
+    metrics: dict[str, tuple[float, str]] = {
+        "SpentUsd": (state.spent_usd, "None"),
+        "UsdPerHour": (state.usd_per_hour, "None"),
+        "NodesInService": (state.nodes.in_service, "Count"),
+        "NodesWanted": (state.nodes.wanted, "Count"),
+    }
+    for name, field in (
+        ("Interruptions", "interruptions"),
+        ("RebalanceNotices", "rebalance_notices"),
+        ("FailedLaunches", "failed_launches"),
+        ("UnfitNodes", "unfit_nodes"),
+    ):
+        new = getattr(state, field) - (getattr(before, field) if before else 0)
+        metrics[name] = (max(0, new), "Count")
+    clients.cloudwatch.put_metric_data(
+        Namespace=settings.metric_namespace,
+        MetricData=[
+            {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
+            for name, (value, unit) in metrics.items()
+        ],
+    )

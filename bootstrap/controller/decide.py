@@ -1,0 +1,465 @@
+"""All policy, and nothing else: what was known, what is seen and the time give what to do and what is known now.
+
+Pure, so that every rule is tested without AWS. A tick recomputes every action from what it sees, so one that died
+halfway is repaired by the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from bootstrap.controller import meter
+from bootstrap.controller.facts import Facts, Group
+from bootstrap.controller.meter import TICK, hours
+from bootstrap.controller.settings import Settings
+from bootstrap.controller.state import ENDED, Instance, Nodes, Phase, State
+
+# Between a lower desired size and the last node's end, besides the checkpoint: Auto Scaling looks at the group about
+# once a minute, and a hook nobody completed is completed by the tick after its limit.
+ENDING = timedelta(minutes=3)
+# A start that could pay for less than booting and testing is money for nothing.
+BOOT = timedelta(minutes=30)
+# Waits before the second, third... start of a gang that did not come together; then it has failed.
+RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
+# A gang that held this long forgets the attempts before it.
+PROVEN = timedelta(minutes=30)
+# One node said that the command ended well: the others' word may be lost, and idle nodes are paid.
+DONE_GRACE = timedelta(minutes=5)
+# EC2 begins to end a Capacity Block's instances this long before its end:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
+BLOCK_TAIL = timedelta(minutes=30)
+# Nodes at zero: what these phases mean (state.py).
+PAUSES: tuple[Phase, ...] = ("waiting", "paused")
+
+
+def unfit_limit(node_count: int) -> int:
+    """Nodes that may fail their set-up or tests in one run: a bad one happens, a bad image or code fails them all."""
+    return 3 + node_count // 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetGroup:
+    """Give the group these sizes, and OnDemandBaseCapacity; what is None stays."""
+
+    desired: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
+    on_demand_base: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiftProtection:
+    """Let scale-in take these instances."""
+
+    instance_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbandonLaunch:
+    """End an instance that its launch hook holds."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndLeaving:
+    """Complete the terminate hook of an instance that had its time for a checkpoint."""
+
+    instance_id: str
+
+
+Action = SetGroup | LiftProtection | AbandonLaunch | EndLeaving
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What follows from one tick.
+
+    Attributes:
+        state: to be written before anything is done.
+        actions: to be done then; all are safe to repeat.
+        changes: the phases gone through, each with its reason, for the log.
+    """
+
+    state: State
+    actions: tuple[Action, ...]
+    changes: tuple[tuple[Phase, str], ...]
+
+
+def decide(settings: Settings, before: State | None, facts: Facts, now: datetime) -> Decision:
+    """What to do, given what was known (None on the first tick) and what is seen."""
+    state = before or _first(settings, facts.group, now)
+    state = _new_run(settings, state, facts, now)
+    state = _observe(settings, state, facts, now)
+    state = _obey(state, facts, now)
+    changes: list[tuple[Phase, str]] = []
+    while (following := _next(settings, state, facts, now)) is not state:
+        state = following
+        changes.append((state.phase, state.reason))
+    group = facts.group
+    state = replace(
+        state,
+        updated_at=now,
+        ceiling_usd=settings.ceiling_usd,
+        desired_seen=group.desired if group else 0,
+        nodes=_nodes(settings, state, group),
+    )
+    return Decision(state=state, actions=tuple(_actions(settings, state, facts, now)), changes=tuple(changes))
+
+
+def end_all(settings: Settings, facts: Facts, now: datetime) -> tuple[Action, ...]:
+    """What ends every node with a checkpoint, where nothing is known of the dollars spent."""
+    unknown = replace(_first(settings, facts.group, now), phase="failed")
+    return tuple(_actions(settings, unknown, facts, now))
+
+
+def _first(settings: Settings, group: Group | None, now: datetime) -> State:
+    born = min(group.created_at, now) if group else now
+    state = State(
+        run=settings.run,
+        job=settings.job,
+        phase="waiting",
+        reason="the first tick",
+        since=now,
+        run_started_at=born,
+        updated_at=born,
+    )
+    return _rest(settings, state, "the first tick", now)
+
+
+def _rest(settings: Settings, state: State, reason: str, now: datetime) -> State:
+    """No nodes, and the next start when it is due; a scheduled gang waits for its schedule."""
+    if settings.scheduled and settings.mode == "training":
+        return state.with_phase("paused", f"{reason}; a schedule starts the nodes", now)
+    return state.with_phase("waiting", reason, now)
+
+
+def _new_run(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    if state.job != settings.job:
+        # The meter itself never goes back: instances of the old job are charged to their end.
+        state = replace(state, job=settings.job, earlier_usd=state.earlier_usd + state.spent_usd, spent_usd=0.0)
+    if state.run == settings.run:
+        return state
+    reason = f"run {settings.run} follows run {state.run}"
+    state = _begin(replace(state, run=settings.run), now)
+    if facts.group and facts.group.members:
+        # Nodes of two versions never train together, so those of the old one save their state and go.
+        return state.with_phase("draining", reason, now, after="paused" if settings.scheduled else "waiting")
+    return _rest(settings, state, reason, now)
+
+
+def _begin(state: State, now: datetime) -> State:
+    """Counts of a run that begins, or begins anew."""
+    return replace(
+        state,
+        # What was said of the run before does not count; reported_at stays, so that it is not read again.
+        instances={key: replace(instance, report=None) for key, instance in state.instances.items()},
+        run_started_at=now,
+        attempts=0,
+        on_demand=False,
+        unfit_nodes=0,
+        failed_launches=0,
+        interruptions=0,
+        rebalance_notices=0,
+        last_failure="",
+    )
+
+
+def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    """Dollars charged, and what is new of each instance."""
+    before = state.instances
+    state = meter.charge(settings, state, facts.machines, facts.group, now)
+    in_service = set(facts.group.in_state("InService")) if facts.group else set()
+    leaving = set(facts.group.in_state("Terminating:Wait")) if facts.group else set()
+    reclaimed = {machine.instance_id for machine in facts.machines if machine.reclaimed}
+    instances: dict[str, Instance] = {}
+    unfit = interruptions = rebalances = 0
+    for key, found in state.instances.items():
+        said = facts.reports.get(key)
+        # A report of another run is an old one: the node was there before the plan changed.
+        if said and said.run == settings.run:
+            found = replace(found, report=said.state, reported_at=said.modified_at)
+        was_interrupted, was_rebalanced = found.interrupted, found.rebalanced
+        found = replace(
+            found,
+            # The word of a node that came and went between two ticks proves it too.
+            served=found.served or key in in_service or found.report not in (None, "unfit"),
+            interrupted=was_interrupted or key in facts.interrupted or key in reclaimed,
+            rebalanced=was_rebalanced or key in facts.rebalanced,
+            leaving_since=(found.leaving_since or now) if key in leaving else None,
+        )
+        interruptions += found.interrupted and not was_interrupted
+        rebalances += found.rebalanced and not was_rebalanced
+        ended_now = found.ended_at is not None and (key not in before or before[key].ended_at is None)
+        if ended_now and not found.served and not found.interrupted and state.phase in ("starting", "running"):
+            unfit += 1
+        instances[key] = found
+    complete = len(in_service) >= settings.node_count
+    return replace(
+        state,
+        instances=instances,
+        unfit_nodes=state.unfit_nodes + unfit,
+        interruptions=state.interruptions + interruptions,
+        rebalance_notices=state.rebalance_notices + rebalances,
+        failed_launches=state.failed_launches + len(facts.failed_launches),
+        last_failure=facts.failed_launches[-1].message[:300] if facts.failed_launches else state.last_failure,
+        complete_since=(state.complete_since or now) if complete else None,
+    )
+
+
+def _obey(state: State, facts: Facts, now: datetime) -> State:
+    """Take in a new request to run; one to stop is looked at in every tick (``_must_end``)."""
+    request = facts.request
+    if request == state.request:
+        return state
+    state = replace(state, request=request)
+    if request is None or request.want != "run":
+        return state
+    if state.phase in ENDED:
+        return _begin(state, now).with_phase("waiting", f"{request.by} asked to go on", now)
+    if state.phase == "draining" and state.after in ENDED:
+        return replace(_begin(state, now), after="waiting", reason=f"{request.by} asked to go on")
+    return state
+
+
+def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    """The state one phase on; the same object where nothing changes."""
+    if state.phase in ENDED:
+        return _revived(settings, state, facts, now)
+    end = _must_end(settings, state, facts, now)
+    if end and state.phase == "draining" and state.after in PAUSES:
+        return replace(state, after=end[0], reason=end[1])
+    if end and state.phase in PAUSES:
+        return state.with_phase(*end, now)
+    if end and state.phase in ("starting", "running"):
+        return state.with_phase("draining", end[1], now, after=end[0])
+    if state.phase == "draining":
+        if facts.group and facts.group.members:
+            return state
+        assert state.after is not None
+        return state.with_phase(state.after, state.reason, now, next_attempt_at=state.next_attempt_at)
+    if state.phase == "waiting":
+        return _waiting(settings, state, facts, now)
+    if state.phase == "paused":
+        if facts.group and facts.group.desired > 0:
+            return state.with_phase("waiting", "the group's desired size was raised from 0", now)
+        return state
+    if settings.mode == "workers":
+        return state
+    return _gang(settings, state, facts, now)
+
+
+def _revived(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    if state.phase == "stopped" and (facts.request is None or facts.request.want == "run"):
+        return state.with_phase("waiting", "the request to stop is gone", now)
+    raised = settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
+    if state.phase == "over-budget" and raised and not _must_end(settings, state, facts, now):
+        return state.with_phase("waiting", "the ceiling was raised", now)
+    return state
+
+
+def _must_end(settings: Settings, state: State, facts: Facts, now: datetime) -> tuple[Phase, str] | None:
+    """Why the nodes have to go for good, whatever else happens; None where they need not."""
+    if facts.request and facts.request.want == "stop":
+        return "stopped", f"{facts.request.by} asked to stop; `gpufleet resume` goes on"
+    if settings.mode == "training":
+        reported = _reported(settings, state, now)
+        if reported:
+            return reported
+    limit = unfit_limit(settings.node_count)
+    if state.unfit_nodes > limit:
+        return "unfit", (
+            f"{state.unfit_nodes} nodes failed their set-up or tests, and {limit} may: see the log streams node-init/ "
+            "of the stack's log group, then `gpufleet resume`"
+        )
+    over = _over_budget(settings, state, facts, now)
+    if over:
+        return "over-budget", over
+    if settings.block and now >= _block_drain_at(settings):
+        return "block-ended", f"the Capacity Block ends at {settings.block.end:%Y-%m-%d %H:%M} UTC"
+    return None
+
+
+def _reported(settings: Settings, state: State, now: datetime) -> tuple[Phase, str] | None:
+    for key, found in sorted(state.instances.items()):
+        if found.report == "gave-up":
+            return "failed", (
+                f"{key} gave up: the training command failed again and again; see the log stream train/{key} of the "
+                "stack's log group, then `gpufleet resume`"
+            )
+    done = [found.reported_at for found in state.instances.values() if found.report == "done" and found.reported_at]
+    if len(done) >= settings.node_count:
+        return "done", f"the training command ended well on all {settings.node_count} nodes"
+    if done and now - min(done) >= DONE_GRACE:
+        return "done", f"the training command ended well on {len(done)} of {settings.node_count} nodes"
+    return None
+
+
+def _block_drain_at(settings: Settings) -> datetime:
+    """When a Capacity Block's nodes must begin to save, so that all is saved before EC2 ends them."""
+    assert settings.block
+    return settings.block.end - BLOCK_TAIL - timedelta(seconds=settings.drain_s) - ENDING - TICK
+
+
+def _over_budget(settings: Settings, state: State, facts: Facts, now: datetime) -> str | None:
+    """Why the nodes can no longer be paid until they would have ended; None where they can."""
+    if settings.ceiling_usd is None:
+        return None
+    # Nodes still to come may all come before the next tick.
+    rate = state.usd_per_hour + _missing_usd_per_hour(settings, state, facts)
+    reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
+    if state.phase in ("waiting", "over-budget"):
+        reserve += BOOT
+    if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:
+        return None
+    return (
+        f"{state.spent_usd:.2f} USD are spent, and ending the nodes takes up to {hours(reserve) * 60:.0f} minutes at "
+        f"{rate:.2f} USD/h: the ceiling is {settings.ceiling_usd:.2f} USD (gpufleet:ceilingUsd)"
+    )
+
+
+def _missing_usd_per_hour(settings: Settings, state: State, facts: Facts) -> float:
+    if state.phase in ("paused", "draining"):
+        return 0.0
+    leaving = set(facts.group.leaving) if facts.group else set()
+    staying = sum(found.ended_at is None and key not in leaving for key, found in state.instances.items())
+    price = settings.dearest_usd_per_hour
+    if not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
+        price = max(settings.prices["spot"].values())
+    return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
+
+
+def _waiting(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    group, count = facts.group, settings.node_count
+    if settings.block and now < settings.block.start:
+        return _because(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
+    if group is None:
+        return _because(state, f"there is no group {settings.group}: `pulumi up` makes it")
+    if group.members:
+        return _because(state, f"{len(group.members)} nodes of before are still ending")
+    if state.next_attempt_at and now < state.next_attempt_at:
+        return state
+    if settings.mode == "workers":
+        return state.with_phase("running", "the scaling policies decide how many workers run", now)
+    if group.max_size < count:
+        return _because(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
+    attempt = state.attempts + 1
+    return state.with_phase(
+        "starting",
+        f"{count} nodes asked for, attempt {attempt}",
+        now,
+        attempts=attempt,
+        attempt_started_at=now,
+        incomplete_since=None,
+    )
+
+
+def _because(state: State, reason: str) -> State:
+    return state if state.reason == reason else replace(state, reason=reason)
+
+
+def _gang(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+    """A gang that starts or trains: all nodes, or within the window none."""
+    group, count = facts.group, settings.node_count
+    if group is None:
+        return state
+    if group.desired == 0 and state.desired_seen > 0:
+        reason = "a schedule, or a person, set the group's size to 0"
+        return state.with_phase("draining", reason, now, after="paused")
+    in_service = len(group.in_state("InService"))
+    if in_service >= count:
+        if state.phase == "starting":
+            return state.with_phase(
+                "running", f"all {count} nodes are in service", now, attempt_started_at=None, incomplete_since=None
+            )
+        if state.incomplete_since:
+            return replace(state, incomplete_since=None, reason=f"all {count} nodes are in service again")
+        if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
+            return replace(state, attempts=0)
+        return state
+    since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
+    if since is None:
+        return replace(state, incomplete_since=now, reason=f"{in_service} of {count} nodes are in service")
+    # A tick early: the window is over before the next one.
+    if now - since + TICK > timedelta(seconds=settings.gang_window_s):
+        return _give_back(settings, state, in_service, now)
+    return state
+
+
+def _give_back(settings: Settings, state: State, in_service: int, now: datetime) -> State:
+    """End an incomplete gang: those who wait for the others are paid. Then try again, later or with other nodes."""
+    reason = f"{in_service} of {settings.node_count} nodes within {settings.gang_window_s // 60} minutes"
+    if state.last_failure:
+        reason += f" (AWS: {state.last_failure})"
+    if settings.fallback_on_demand and not state.on_demand:
+        return state.with_phase(
+            "draining", f"{reason}: on-demand nodes instead", now, after="waiting", on_demand=True, attempts=0
+        )
+    # A block is paid whether it is used or not: only its end ends the attempts.
+    if settings.block:
+        next_attempt_at = now + RETRY_WAITS[0]
+    elif state.attempts > len(RETRY_WAITS):
+        reason += f", {state.attempts} times in a row: `gpufleet resume` tries again"
+        return state.with_phase("draining", reason, now, after="failed")
+    else:
+        next_attempt_at = now + RETRY_WAITS[max(0, state.attempts - 1)]
+    reason += f": the next attempt is at {next_attempt_at:%H:%M} UTC"
+    return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)
+
+
+def _nodes(settings: Settings, state: State, group: Group | None) -> Nodes:
+    if group is None:
+        return Nodes()
+    wanted = settings.node_count if state.phase in ("starting", "running") else 0
+    if settings.mode == "workers" and wanted:
+        wanted = group.desired
+    in_service, leaving = len(group.in_state("InService")), len(group.leaving)
+    return Nodes(
+        wanted=wanted,
+        in_service=in_service,
+        pending=len(group.members) - in_service - leaving,
+        terminating=leaving,
+    )
+
+
+def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> list[Action]:
+    group = facts.group
+    if group is None:
+        return []
+    up = state.phase in ("starting", "running")
+    found: list[Action] = []
+    sizes = _sizes(settings, state, group, up=up)
+    if sizes != SetGroup():
+        found.append(sizes)
+    if not up:
+        protected = [member for member in group.members if member.protected and member.state == "InService"]
+        if protected:
+            found.append(LiftProtection(instance_ids=tuple(member.instance_id for member in protected)))
+        found += [AbandonLaunch(instance_id=key) for key in sorted(group.in_state("Pending:Wait"))]
+    limit = timedelta(seconds=settings.drain_s)
+    for key in sorted(group.in_state("Terminating:Wait")):
+        instance = state.instances.get(key)
+        if instance and instance.leaving_since and now - instance.leaving_since >= limit:
+            found.append(EndLeaving(instance_id=key))
+    return found
+
+
+def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGroup:
+    """What the group's sizes have to change to.
+
+    A gang: only the desired size, which the Pulumi program does not declare. Workers: the desired size is the scaling
+    policies', so it is the bounds they work in that stop and start them; the program ignores changes of these.
+    """
+    if settings.mode == "workers":
+        bounds = (settings.min_nodes, settings.node_count) if up else (0, 0)
+        if (group.min_size, group.max_size) == bounds and (up or group.desired == 0):
+            return SetGroup()
+        desired = max(settings.min_nodes, min(group.desired, settings.node_count)) if up else 0
+        return SetGroup(desired=desired, min_size=bounds[0], max_size=bounds[1])
+    desired = settings.node_count if up else 0
+    base = None
+    if up and group.on_demand_base is not None:
+        wanted = settings.node_count if state.on_demand else settings.on_demand_base
+        base = wanted if wanted != group.on_demand_base else None
+    return SetGroup(desired=desired if desired != group.desired else None, on_demand_base=base)

@@ -1,0 +1,117 @@
+"""What one tick saw of the world; ``aws`` gathers it, ``decide`` judges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from bootstrap.controller.settings import Lifecycle
+from bootstrap.controller.state import Report, Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """An instance as the Auto Scaling group sees it.
+
+    Attributes:
+        state: lifecycle state, like "InService" or "Terminating:Wait".
+        protected: whether scale-in spares it.
+    """
+
+    instance_id: str
+    state: str
+    protected: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The Auto Scaling group.
+
+    Attributes:
+        on_demand_base: OnDemandBaseCapacity; None where the group buys one kind only.
+    """
+
+    created_at: datetime
+    desired: int
+    min_size: int
+    max_size: int
+    on_demand_base: int | None
+    members: tuple[Member, ...]
+
+    def in_state(self, *states: str) -> list[str]:
+        """Ids of the members in one of ``states``."""
+        return [member.instance_id for member in self.members if member.state in states]
+
+    @property
+    def leaving(self) -> list[str]:
+        """Ids of the members that are being terminated."""
+        return [member.instance_id for member in self.members if member.state.startswith("Terminat")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """An instance as EC2 sees it.
+
+    Attributes:
+        running: whether its hours are billed: pending or running.
+        ended: whether it is shutting down or terminated, and never comes back. Neither: it is stopped.
+        until: when it stopped being billed, as EC2 says; None while running, or where EC2 does not say.
+        reclaimed: whether EC2 took the spot capacity back.
+    """
+
+    instance_id: str
+    instance_type: str
+    lifecycle: Lifecycle
+    launched_at: datetime
+    running: bool
+    ended: bool
+    until: datetime | None
+    reclaimed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReport:
+    """What a node says of itself (bootstrap/README.md, "control/nodes").
+
+    Attributes:
+        modified_at: when S3 took it.
+    """
+
+    schema_version: Literal[1]
+    run: str
+    state: Report
+    exit_status: int
+    step: str
+    at: datetime
+    modified_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedLaunch:
+    """A launch that gave no instance."""
+
+    at: datetime
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Everything.
+
+    Attributes:
+        group: None where there is none (yet, or any more).
+        machines: instances of the group, ended ones for about an hour.
+        interrupted, rebalanced: instance ids of the notices since the last tick, of any instance of the account.
+        reports: by instance id, those not yet in the state.
+        failed_launches: since the last tick.
+        request: what a person wants; None for nothing.
+    """
+
+    group: Group | None
+    machines: tuple[Machine, ...] = ()
+    interrupted: frozenset[str] = frozenset()
+    rebalanced: frozenset[str] = frozenset()
+    reports: dict[str, NodeReport] = field(default_factory=dict)
+    failed_launches: tuple[FailedLaunch, ...] = ()
+    request: Request | None = None

@@ -1,0 +1,123 @@
+"""Dollars, from what EC2 says of each instance: none is ever lost, and where a time is unknown the dearer one counts.
+
+Spend grows tick by tick: each instance is charged from where its meter stands to now, or to its end. So a tick that did
+not run is made up for by the next, a tick that ran twice charges once, and a changed price holds from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from bootstrap.controller.facts import Group, Machine
+from bootstrap.controller.settings import Settings
+from bootstrap.controller.state import Instance, State
+
+# The schedule of infra/controller.py.
+TICK = timedelta(minutes=1)
+# Billed even where an instance lives shorter: https://aws.amazon.com/ec2/pricing/on-demand/
+SHORTEST = timedelta(seconds=60)
+# EC2 describes a terminated instance for about an hour; a day later nobody asks for it one by one.
+KEEP_ENDED = timedelta(days=1)
+
+
+def hours(duration: timedelta) -> float:
+    """``duration`` in hours; 0 for a negative one."""
+    return max(0.0, duration.total_seconds()) / 3600
+
+
+def charge(settings: Settings, state: State, machines: Iterable[Machine], group: Group | None, now: datetime) -> State:
+    """``state`` with every instance and the stack's own cost charged up to ``now``."""
+    seen = {machine.instance_id: machine for machine in machines}
+    instances: dict[str, Instance] = {}
+    for instance_id, instance in state.instances.items():
+        if instance_id in seen:
+            instances[instance_id] = _charged(settings, instance, seen[instance_id], now)
+        else:
+            instances[instance_id] = _gone(instance, now)
+    for instance_id, machine in seen.items():
+        if instance_id not in instances:
+            instances[instance_id] = _charged(settings, _new(machine), machine, now)
+    folded = {key for key, found in instances.items() if found.ended_at and found.ended_at < now - KEEP_ENDED}
+    ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
+    kept = {key: instance for key, instance in instances.items() if key not in folded}
+    fixed_usd = state.fixed_usd + _fixed(settings, state, group, now)
+    total_usd = ended_usd + fixed_usd + sum(instance.spent_usd for instance in kept.values())
+    return replace(
+        state,
+        instances=kept,
+        ended_usd=ended_usd,
+        fixed_usd=fixed_usd,
+        spent_usd=total_usd - state.earlier_usd,
+        usd_per_hour=usd_per_hour(settings, kept),
+    )
+
+
+def usd_per_hour(settings: Settings, instances: Mapping[str, Instance]) -> float:
+    """What an hour costs with these instances, the stack's own cost and unused reservation included."""
+    alive = [instance for instance in instances.values() if instance.ended_at is None]
+    return (
+        sum(instance.usd_per_hour for instance in alive)
+        + settings.fixed_usd_per_hour
+        + _unused_usd_per_hour(settings, len(alive))
+    )
+
+
+def _unused_usd_per_hour(settings: Settings, used: int) -> float:
+    # A reservation is billed at the on-demand price while nothing runs in it:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
+    return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
+
+
+def _new(machine: Machine) -> Instance:
+    return Instance(
+        instance_type=machine.instance_type,
+        launched_at=machine.launched_at,
+        metered_until=machine.launched_at,
+        lifecycle=machine.lifecycle,
+        usd_per_hour=0.0,
+        spent_usd=0.0,
+    )
+
+
+def _charged(settings: Settings, instance: Instance, machine: Machine, now: datetime) -> Instance:
+    if instance.ended_at is not None and machine.ended:
+        return instance
+    price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
+    volume = settings.volume_usd_per_node_hour
+    running_until = now if machine.running else machine.until or now
+    if not machine.running:
+        running_until = max(running_until, machine.launched_at + SHORTEST)
+    # A stopped node of a warm pool has a later launch time when it is started again; between, only its volume costs.
+    running_from = max(instance.metered_until, machine.launched_at)
+    until = running_until if machine.ended else max(now, running_until)
+    spent = hours(running_until - running_from) * (price - volume) + hours(until - instance.metered_until) * volume
+    return replace(
+        instance,
+        launched_at=machine.launched_at,
+        ended_at=running_until if machine.ended else None,
+        metered_until=max(instance.metered_until, until),
+        lifecycle=machine.lifecycle,
+        usd_per_hour=price if machine.running else volume,
+        spent_usd=instance.spent_usd + spent,
+    )
+
+
+def _gone(instance: Instance, now: datetime) -> Instance:
+    """An instance EC2 no longer describes: it ended while nobody looked, at the latest a tick after it was last seen.
+
+    Should EC2 describe it again (its answers are eventually consistent), it is charged without a gap.
+    """
+    if instance.ended_at is not None:
+        return instance
+    until = min(now, instance.metered_until + TICK)
+    spent = hours(until - instance.metered_until) * instance.usd_per_hour
+    return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
+
+
+def _fixed(settings: Settings, state: State, group: Group | None, now: datetime) -> float:
+    # A group younger than the last tick: the stack was destroyed and deployed again, and cost nothing in between.
+    since = max(state.updated_at, group.created_at) if group else state.updated_at
+    used = sum(instance.ended_at is None for instance in state.instances.values())
+    return hours(now - since) * (settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, used))
