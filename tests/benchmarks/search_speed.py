@@ -103,7 +103,7 @@ def main(runs: int, out: Path) -> None:
     ]
     for name, seconds in times.items():
         wall, cpu = zip(*seconds, strict=True)
-        lines.append(f"| {name} | {_spread(wall)} | {_spread(cpu)} |")
+        lines.append(f"| {name} | {spread(wall)} | {spread(cpu)} |")
     lines += [
         "",
         "What was searched, and the processes' speed. A plan is a configuration with a way to pay; a configuration "
@@ -121,7 +121,7 @@ def main(runs: int, out: Path) -> None:
         )
     lines += [
         "",
-        f"The first request's search alone, in a warm process: {_spread(warm)} s.",
+        f"The first request's search alone, in a warm process: {spread(warm)} s.",
         "",
         "## Raw wall seconds",
         "",
@@ -134,7 +134,8 @@ def main(runs: int, out: Path) -> None:
     click.echo("\n".join(lines))
 
 
-def _spread(seconds: Sequence[float]) -> str:
+def spread(seconds: Sequence[float]) -> str:
+    """Median, least and most."""
     return f"{statistics.median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
