@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from bootstrap.training.ledger import Ledger
+from optimizer.aws.progress import progress_of
+
+T = 1_760_000_000.0
+
+
+def lines(*events: dict[str, Any]) -> list[str]:
+    return [json.dumps({"writer": "w", **event}) for event in events]
+
+
+def test_speed_is_of_the_time_since_training_restarted_checkpoints_included() -> None:
+    found = progress_of(
+        lines(
+            {"event": "start", "t": T},
+            {"event": "train", "t": T + 60, "step": 100},
+            {"event": "progress", "t": T + 160, "step": 110},
+            {"event": "failed", "t": T + 165, "step": 110},
+            {"event": "start", "t": T + 200},
+            {"event": "train", "t": T + 260, "step": 105},
+            {"event": "progress", "t": T + 360, "step": 115},
+            {"event": "stall", "t": T + 370, "step": 115},
+            {"event": "commit", "t": T + 380, "step": 115},
+            {"event": "progress", "t": T + 460, "step": 125},
+        )
+    )
+    assert found is not None
+    assert (found.step, found.saved_step, found.finished) == (125, 115, False)
+    assert found.steps_per_second == 20 / 200 and found.measured_s == 200
+    assert found.at.timestamp() == T + 460
+
+
+def test_a_rolled_back_step_counts_as_the_ledger_says() -> None:
+    found = progress_of(lines({"event": "progress", "t": T, "step": 50}, {"event": "train", "t": T + 9, "step": 40}))
+    assert found is not None and (found.step, found.steps_per_second) == (40, None)
+
+
+def test_the_end_is_seen_and_torn_lines_are_passed_over() -> None:
+    events = lines({"event": "train", "t": T, "step": 0}, {"event": "done", "t": T + 100, "step": 2000})
+    found = progress_of(["", "{torn", '"text"', '{"t": 1}', '{"event": "commit", "t": 2}', *events])
+    assert found is not None and found.finished and found.step == 2000 and found.steps_per_second == 20
+
+
+def test_nothing_is_no_progress() -> None:
+    assert progress_of([]) is None
+    assert progress_of(lines({"event": "start", "t": T})) is None
+
+
+class Sink:
+    """A ledger's lines, kept."""
+
+    written: ClassVar[list[str]] = []
+
+    def append(self, line: str) -> None:
+        self.written.append(line)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_it_reads_what_the_training_writes() -> None:
+    """The two sides share no code: a renamed event or field would show here."""
+
+    ledger = Ledger(Sink(), writer_id="w")
+    ledger.start(started_at=T, world_size=16)
+    ledger.train(0)
+    ledger.progress(7, force=True)
+    ledger.commit(7, bytes=1)
+    ledger.end("stop", 8, "notice")
+    found = progress_of(Sink.written)
+    assert found is not None and (found.step, found.saved_step, found.finished) == (8, 7, False)
+    ledger.end("done", 9, "")
+    found = progress_of(Sink.written)
+    assert found is not None and found.finished
