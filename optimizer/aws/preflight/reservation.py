@@ -1,0 +1,268 @@
+"""Whether the capacity reservation or Capacity Block the plan runs in is there, is the right one, and lasts.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-view.html
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-view.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from optimizer.aws import clients, errors, quotas
+from optimizer.aws.preflight.model import Context, Row, Value
+
+# AWS ends a block's instances from then on: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
+BLOCK_ENDS_EARLY_H = 0.5
+# How long a block may be: days up to 14, then weeks up to 26 (DescribeCapacityBlockOfferings, CapacityDurationHours).
+_DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
+_TIME = "%Y-%m-%d %H:%M UTC"
+
+
+def check_reservation(context: Context) -> Iterator[Row]:
+    """State, type, zone, free instances and dates of the plan's reservation; what to buy where it has none."""
+    purchase = context.plan.purchase
+    if purchase.option not in ("reserved", "capacity-block"):
+        return
+    if purchase.capacity_reservation_id:
+        yield from _existing(context, purchase.capacity_reservation_id)
+    elif purchase.option == "capacity-block":
+        yield from _offerings(context)
+    else:
+        yield Row(
+            check="reservation",
+            level="unknown",
+            found=f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
+            "them shows when it is made",
+            why="no call tells: CreateCapacityReservation has a dry run for permission only",
+            next_step="pulumi up, which fails before any node is paid",
+        )
+
+
+def _existing(context: Context, reservation_id: str) -> Iterator[Row]:
+    check = f"reservation {reservation_id}"
+    try:
+        found = clients.ec2(context.region).describe_capacity_reservations(CapacityReservationIds=[reservation_id])
+    except Exception as error:
+        if not errors.is_not_found(error):
+            raise
+        yield Row(
+            check=check,
+            level="error",
+            found=f"there is none of that id in {context.region}: {errors.reason(error)}",
+            value=reservation_id,
+            why="every launch into it is refused",
+            next_step=f"aws ec2 describe-capacity-reservations --region {context.region}",
+        )
+        return
+    (reservation,) = found["CapacityReservations"]
+    problems = [
+        *_kind(context, check, reservation),
+        *_room(context, check, reservation),
+        *_dates(context, check, reservation),
+    ]
+    yield from problems
+    if not problems:
+        end = reservation.get("EndDate")
+        yield Row(
+            check=check,
+            level="ok",
+            found=f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
+            f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
+            + (f"until {end.strftime(_TIME)}" if end else "without an end"),
+            value=quotas.unused(reservation),
+            limit=context.plan.node_count,
+        )
+
+
+def _error(check: str, found: str, value: Value, limit: Value, why: str, next_step: str) -> Row:
+    return Row(check=check, level="error", found=found, value=value, limit=limit, why=why, next_step=next_step)
+
+
+def _kind(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+    plan, block = context.plan, quotas.is_block(reservation)
+    if block != (plan.purchase.option == "capacity-block"):
+        is_ = "a Capacity Block" if block else "an On-Demand Capacity Reservation"
+        yield _error(
+            check,
+            f"it is {is_}, and the plan's option is {plan.purchase.option}",
+            "capacity-block" if block else "reserved",
+            plan.purchase.option,
+            "the two are launched into in different ways, and a block ends its instances",
+            "give the reservation of the plan's kind to gpufleet recommend",
+        )
+    if reservation["InstanceType"] != plan.instance_type:
+        yield _error(
+            check,
+            f"it holds {reservation['InstanceType']}, and the plan runs on {plan.instance_type}",
+            reservation["InstanceType"],
+            plan.instance_type,
+            "every launch into it is refused",
+            "gpufleet recommend with the reservation's own type",
+        )
+    if reservation["InstancePlatform"] != "Linux/UNIX" or reservation.get("Tenancy", "default") != "default":
+        yield _error(
+            check,
+            f"it is for {reservation['InstancePlatform']}, tenancy {reservation.get('Tenancy')}",
+            reservation["InstancePlatform"],
+            "Linux/UNIX",
+            "a reservation takes only instances of its own platform and tenancy",
+            "make one for Linux/UNIX of default tenancy",
+        )
+    zone, zones = reservation["AvailabilityZoneId"], context.zone_ids
+    if zones and zone not in zones:
+        yield _error(
+            check,
+            f"it is in {zone}, and the nodes would go to {zones[0]}",
+            zone,
+            zones[0],
+            "a reservation belongs to one zone",
+            f"pulumi config set gpufleet:zoneId {zone}",
+        )
+    if not block and reservation.get("InstanceMatchCriteria") == "open":
+        yield Row(
+            check=check,
+            level="warning",
+            found="it is open: any instance of its type and zone in the account takes from it",
+            value="open",
+            limit="targeted",
+            why="its free instances may be gone when the nodes start",
+            next_step="keep other instances of the type out of the zone, or make a targeted one",
+        )
+
+
+def _room(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+    plan, state = context.plan, reservation["State"]
+    states = ("active", "scheduled") if quotas.is_block(reservation) else ("active",)
+    if state not in states:
+        yield _error(
+            check,
+            f"its state is {state}",
+            state,
+            " or ".join(states),
+            "no instance can be launched into it",
+            f"aws ec2 describe-capacity-reservations --region {context.region} --capacity-reservation-ids "
+            f"{reservation['CapacityReservationId']}",
+        )
+    free = quotas.unused(reservation)
+    if free < plan.node_count <= reservation["TotalInstanceCount"]:
+        yield Row(
+            check=check,
+            level="warning" if context.target.stack else "error",
+            found=f"{free} of its {reservation['TotalInstanceCount']} instances are free, and the plan runs "
+            f"{plan.node_count}",
+            value=free,
+            limit=plan.node_count,
+            why="the others are taken"
+            + (", perhaps by this stack's own nodes" if context.target.stack else "; a gang starts with all or none"),
+            next_step=f"aws ec2 describe-instances --region {context.region} --filters Name=capacity-reservation-id,"
+            f"Values={reservation['CapacityReservationId']}",
+        )
+    elif free < plan.node_count:
+        yield _error(
+            check,
+            f"it is for {reservation['TotalInstanceCount']} instances, and the plan runs {plan.node_count}",
+            reservation["TotalInstanceCount"],
+            plan.node_count,
+            "a gang starts with all of its nodes or none",
+            f"gpufleet recommend --max-nodes {reservation['TotalInstanceCount']}",
+        )
+
+
+def _dates(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+    plan, end = context.plan, reservation.get("EndDate")
+    if end is None:
+        return
+    begin = max(context.now, reservation.get("StartDate") or context.now)
+    early = BLOCK_ENDS_EARLY_H if quotas.is_block(reservation) else 0.0
+    hours = (end - begin) / timedelta(hours=1) - early
+    block = plan.purchase.capacity_block
+    if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
+        yield _error(
+            check,
+            f"it runs from {reservation['StartDate'].strftime(_TIME)} to {end.strftime(_TIME)}, and the plan has "
+            f"{block.start.strftime(_TIME)} to {block.end.strftime(_TIME)}",
+            end.isoformat(),
+            block.end.isoformat(),
+            "the fleet is drained by the plan's end, not the block's",
+            "gpufleet recommend with the block's own times",
+        )
+    if hours < plan.hours.p95:
+        expected = hours < plan.hours.expected
+        yield Row(
+            check=check,
+            level="error" if expected else "warning",
+            found=f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
+            f"{plan.hours.expected:.1f} h expected, {plan.hours.p95:.1f} h at the 95th percentile",
+            value=round(hours, 1),
+            limit=plan.hours.expected if expected else plan.hours.p95,
+            why="AWS ends a block's instances 30 minutes before its end"
+            if early
+            else "afterwards the capacity is gone",
+            next_step="buy a longer block"
+            if early
+            else "aws ec2 modify-capacity-reservation --end-date-type unlimited "
+            f"--capacity-reservation-id {reservation['CapacityReservationId']}",
+        )
+
+
+def _minute(time: datetime) -> datetime:
+    return time.astimezone(UTC).replace(second=0, microsecond=0)
+
+
+def block_hours(hours: float) -> int | None:
+    """The shortest Capacity Block for a run of ``hours``; None above the longest one."""
+    needed = hours + BLOCK_ENDS_EARLY_H
+    days = math.ceil(needed / _DAY_H)
+    if days <= _DAYS:
+        return days * _DAY_H
+    weeks = math.ceil(needed / _WEEK_H)
+    return weeks * _WEEK_H if weeks <= _WEEKS else None
+
+
+def _offerings(context: Context) -> Iterator[Row]:
+    plan, check = context.plan, "capacity block"
+    hours = block_hours(plan.hours.p95)
+    if hours is None:
+        yield _error(
+            check,
+            f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
+            plan.hours.p95,
+            _WEEKS * _WEEK_H - BLOCK_ENDS_EARLY_H,
+            "no Capacity Block is that long",
+            "gpufleet recommend --purchase on-demand",
+        )
+        return
+    pages = (
+        clients.ec2(context.region)
+        .get_paginator("describe_capacity_block_offerings")
+        .paginate(InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours)
+    )
+    offered = [(float(offer["UpfrontFee"]), offer) for page in pages for offer in page["CapacityBlockOfferings"]]
+    # A fee of another currency cannot be compared with the plan's dollars.
+    offered = [(usd, offer) for usd, offer in offered if offer["CurrencyCode"] == "USD" and math.isfinite(usd)]
+    what = f"{plan.node_count} x {plan.instance_type} for {hours} h"
+    if not offered:
+        yield _error(
+            check,
+            f"none is bought, and AWS offers none of {what} in {context.region}",
+            0,
+            1,
+            "a plan of option capacity-block runs in a block bought beforehand",
+            "gpufleet recommend --region REGION, or ask again: offerings change within hours",
+        )
+        return
+    usd, cheapest = min(offered, key=lambda pair: (pair[0], pair[1]["StartDate"]))
+    yield _error(
+        check,
+        f"none is bought; the cheapest of {len(offered)} offered, {what}, costs {usd:,.2f} USD upfront, from "
+        f"{cheapest['StartDate'].strftime(_TIME)} to {cheapest['EndDate'].strftime(_TIME)} in "
+        f"{cheapest['AvailabilityZone']}; the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
+        usd,
+        plan.cost_usd.breakdown.compute,
+        "a plan of option capacity-block runs in a block bought beforehand; it is paid at once and never given back",
+        f"aws ec2 purchase-capacity-block --region {context.region} --capacity-block-offering-id "
+        f"{cheapest['CapacityBlockOfferingId']} --instance-platform Linux/UNIX, then recommend again with its id",
+    )

@@ -1,0 +1,87 @@
+"""How likely AWS says it is that the spot nodes come: the placement score of as many as the plan buys.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optimizer.aws import clients
+from optimizer.aws.preflight.model import Context, Row
+
+# AWS gives the ends of its scale a meaning, 10 "highly likely to succeed" and 1 "not likely", and nothing between. The
+# upper third is taken for likely, the lower for unlikely.
+LIKELY = 7
+UNLIKELY = 3
+# With fewer types AWS answers with a low score whatever the capacity is:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html
+TYPES_FOR_A_FAIR_SCORE = 3
+
+
+def check_spot_score(context: Context) -> Iterator[Row]:
+    """GetSpotPlacementScores at the plan's own number of spot nodes, of one zone for a gang."""
+    plan, target = context.plan, context.target
+    nodes = target.spot_nodes
+    if nodes == 0:
+        return
+    types = [plan.instance_type, *plan.purchase.spot_types]
+    pages = (
+        clients.ec2(context.region)
+        .get_paginator("get_spot_placement_scores")
+        .paginate(
+            InstanceTypes=types,
+            TargetCapacity=nodes,
+            TargetCapacityUnitType="units",
+            SingleAvailabilityZone=target.one_zone,
+            RegionNames=[context.region],
+        )
+    )
+    scores: dict[str, int] = {}
+    for page in pages:
+        for answer in page["SpotPlacementScores"]:
+            score = int(answer["Score"])
+            if not 1 <= score <= 10:
+                raise ValueError(f"a spot placement score of {score}, and the scale is 1 to 10")
+            scores[answer["AvailabilityZoneId"] if target.one_zone else answer["Region"]] = score
+    # Where no zone is chosen, the program takes one that offers the type: any of these.
+    asked = context.zone_ids[0] if target.one_zone and context.zone_ids else context.region
+    best = max(scores, key=lambda place: scores[place], default="")
+    place = best if target.one_zone and not context.zone_ids else asked
+    what = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
+    if place not in scores:
+        # The answer holds the ten best places; and zones without any chance are left out.
+        yield Row(
+            check="spot placement score",
+            level="unknown",
+            found=f"AWS gave no score for {what}" + (f"; {best} has {scores[best]} of 10" if best else ""),
+            why="a zone AWS leaves out is none of its ten best",
+            next_step=f"pulumi config set gpufleet:zoneId {best}" if best else "gpufleet preflight another --plan N",
+        )
+        return
+    score = scores[place]
+    fair = len(types) >= TYPES_FOR_A_FAIR_SCORE
+    next_step = "gpufleet recommend --purchase on-demand" if plan.purchase.fallback == "none" else ""
+    if target.one_zone and scores[best] > score:
+        next_step = f"pulumi config set gpufleet:zoneId {best} (score {scores[best]})"
+    why = (
+        "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
+        "lasts (docs/preflight.md)"
+    )
+    if not fair:
+        why += (
+            f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
+        )
+    yield Row(
+        check="spot placement score",
+        level="ok"
+        if score >= LIKELY
+        else "error"
+        if score <= UNLIKELY and fair and plan.purchase.fallback == "none"
+        else "warning",
+        found=f"{score} of 10 for {what}",
+        value=score,
+        limit=LIKELY,
+        why=why,
+        next_step="" if score >= LIKELY else next_step,
+    )

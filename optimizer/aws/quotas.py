@@ -1,0 +1,250 @@
+"""Service Quotas that bound a fleet: which one counts a type, what it allows, and how much of it is in use.
+
+The codes are AWS's own: of instances https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html, of
+networks https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html, of volumes
+https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. An answer under another name than the one here is not
+believed: a code is opaque, and a wrong one would pass for a limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.aws import errors
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quota:
+    """One quota of the account in a region.
+
+    Attributes:
+        service, code: how Service Quotas calls it.
+        name: how AWS names it; an answer must agree.
+        unit: what its value counts.
+        market: which instances it counts; empty where it counts something else.
+    """
+
+    service: str
+    code: str
+    name: str
+    unit: str
+    market: Literal["on-demand", "spot", "capacity-block", ""] = ""
+
+    def increase(self, value: float, region: str) -> str:
+        """The command that asks AWS for ``value``."""
+        return (
+            f"aws service-quotas request-service-quota-increase --region {region} --service-code {self.service} "
+            f"--quota-code {self.code} --desired-value {value:g}"
+        )
+
+
+# By the letters a type begins with; a family no GPU fleet runs on is not here.
+_ON_DEMAND = {
+    letters: Quota(
+        service="ec2", code=code, name=f"Running On-Demand {name} instances", unit="vCPUs", market="on-demand"
+    )
+    for letters, name, code in (
+        ("p", "P", "L-417A185B"),
+        ("g", "G and VT", "L-DB2E81BA"),
+    )
+}
+_SPOT = {
+    group: Quota(service="ec2", code=code, name=f"All {name} Spot Instance Requests", unit="vCPUs", market="spot")
+    for group, name, code in (
+        ("p4", "P4, P3 and P2", "L-7212CCBC"),
+        ("p5", "P5", "L-C4BD4855"),
+        ("g", "G and VT", "L-3819A6DF"),
+    )
+}
+# Of concurrently active blocks, for the account; an organisation has a second one that a member cannot read. AWS's page
+# has those of P4d to P5en; the codes of P4de and P6 are those Service Quotas lists, read in public code 2026-11-21.
+_CAPACITY_BLOCK = {
+    family: Quota(
+        service="ec2",
+        code=code,
+        name=f"Concurrent {name} Capacity Blocks per account",
+        unit="vCPUs",
+        market="capacity-block",
+    )
+    for family, name, code in (
+        ("p4d", "P4d", "L-2C8F52B3"),
+        ("p4de", "P4de", "L-CFF3E941"),
+        ("p5", "P5", "L-DA6814F2"),
+        ("p5e", "P5e", "L-C45F30BC"),
+        ("p5en", "P5en", "L-4F9BB70B"),
+        ("p6-b200", "P6-B200", "L-8B23CEF3"),
+        ("p6-b300", "P6-B300", "L-9C38E5AB"),
+    )
+}
+
+VPCS = Quota(service="vpc", code="L-F678F1CE", name="VPCs per Region", unit="VPCs")
+INTERFACE_ENDPOINTS = Quota(
+    service="vpc", code="L-29B6F2EB", name="Interface VPC endpoints per VPC", unit="interface endpoints"
+)
+GATEWAY_ENDPOINTS = Quota(
+    service="vpc", code="L-1B52E74A", name="Gateway VPC endpoints per Region", unit="gateway endpoints"
+)
+ELASTIC_IPS = Quota(service="ec2", code="L-0263D0A3", name="EC2-VPC Elastic IPs", unit="Elastic IP addresses")
+GP3_STORAGE = Quota(
+    service="ebs", code="L-7A658B76", name="Storage for General Purpose SSD (gp3) volumes, in TiB", unit="TiB"
+)
+
+
+def family(instance_type: str) -> str:
+    """The family of a type as AWS writes it: "p6-b200" of p6-b200.48xlarge."""
+    return instance_type.partition(".")[0]
+
+
+def _group(instance_type: str) -> str:
+    """The letters that choose an on-demand quota: "g" also of gr6 and vt1."""
+    letters = re.match(r"[a-z]+", instance_type)
+    found = letters[0] if letters else ""
+    return "g" if found in ("g", "gr", "vt") else found
+
+
+def on_demand(instance_type: str) -> Quota | None:
+    """The quota of running on-demand instances of a type; None for a family no GPU fleet runs on."""
+    return _ON_DEMAND.get(_group(instance_type))
+
+
+def spot(instance_type: str) -> Quota | None:
+    """The quota of spot instances of a type; None where AWS's page names none (P6, on 2026-11-21)."""
+    group = _group(instance_type)
+    if group != "p":
+        return _SPOT.get(group)
+    generation = instance_type[:2]
+    return _SPOT.get("p4" if generation in ("p2", "p3", "p4") else generation)
+
+
+def capacity_block(instance_type: str) -> Quota | None:
+    """The quota of active Capacity Blocks of a type; None where none is known."""
+    return _CAPACITY_BLOCK.get(family(instance_type))
+
+
+def limit(client: Any, quota: Quota) -> float:
+    """What the account may have of ``quota`` in the client's region.
+
+    An account without a value of its own has AWS's default:
+    https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_GetServiceQuota.html
+
+    Raises:
+        botocore.exceptions.ClientError: Service Quotas does not say.
+        ValueError: it says something else than what was asked for.
+    """
+    names = {"ServiceCode": quota.service, "QuotaCode": quota.code}
+    try:
+        answer = client.get_service_quota(**names)
+    except Exception as error:
+        if not errors.is_not_found(error):
+            raise
+        answer = client.get_aws_default_service_quota(**names)
+    found = answer["Quota"]
+    if found.get("ErrorReason"):
+        raise ValueError(f"Service Quotas does not know {quota.code}: {found['ErrorReason']}")
+    if _words(found["QuotaName"]) != _words(quota.name):
+        raise ValueError(f"quota {quota.code} is named {found['QuotaName']!r}, and {quota.name!r} was expected")
+    value = float(found["Value"])
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"quota {quota.code} is {value}")
+    return value
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """One instance that is pending or running."""
+
+    instance_type: str
+    lifecycle: str  # "on-demand", "spot", "capacity-block" or "scheduled"
+    vcpus: int
+    tags: Sequence[Mapping[str, str]]
+
+
+def running(client: EC2Client) -> list[Running]:
+    """Every pending or running instance of the account in the client's region."""
+    pages = client.get_paginator("describe_instances").paginate(
+        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    )
+    found: list[dict[str, Any]] = [
+        dict(instance) for page in pages for group in page["Reservations"] for instance in group["Instances"]
+    ]
+    # An instance may run with fewer cores than its type has; one that does not say has its type's.
+    by_type = vcpus(client, {one["InstanceType"] for one in found if not _own_vcpus(one)})
+    return [
+        Running(
+            instance_type=one["InstanceType"],
+            lifecycle=one.get("InstanceLifecycle") or "on-demand",
+            vcpus=_own_vcpus(one) or by_type[one["InstanceType"]],
+            tags=one.get("Tags", ()),
+        )
+        for one in found
+    ]
+
+
+def _own_vcpus(instance: Mapping[str, Any]) -> int:
+    options = instance.get("CpuOptions", {})
+    return int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 0))
+
+
+def vcpus(client: EC2Client, types: Collection[str]) -> dict[str, int]:
+    """vCPUs of each of ``types`` as they start by default."""
+    if not types:
+        return {}
+    pages = client.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": sorted(types)}]
+    )
+    found: dict[str, int] = {
+        info["InstanceType"]: info["VCpuInfo"]["DefaultVCpus"] for page in pages for info in page["InstanceTypes"]
+    }
+    return {name: found[name] for name in types}
+
+
+def is_block(reservation: Mapping[str, Any]) -> bool:
+    """Whether a reservation is a Capacity Block."""
+    return reservation.get("ReservationType") == "capacity-block"
+
+
+def unused(reservation: Mapping[str, Any]) -> int:
+    """Instances a reservation holds without any running in it; those of one that is yet to start are all unused."""
+    key = "AvailableInstanceCount" if reservation["State"] == "active" else "TotalInstanceCount"
+    return int(reservation[key])
+
+
+def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
+    """Type and vCPUs of each spot request that is open and has no instance yet: they count towards the spot quota too.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
+    """
+    pages = client.get_paginator("describe_spot_instance_requests").paginate(
+        Filters=[{"Name": "state", "Values": ["open"]}]
+    )
+    types: list[str] = [
+        request["LaunchSpecification"]["InstanceType"] for page in pages for request in page["SpotInstanceRequests"]
+    ]
+    by_type = vcpus(client, set(types))
+    return [(name, by_type[name]) for name in types]
+
+
+def reserved(client: EC2Client, account_id: str | None) -> list[tuple[dict[str, Any], int]]:
+    """The account's own Capacity Reservations that count towards a quota, each with the vCPUs of one instance.
+
+    Capacity Blocks are among them; what is shared with the account counts towards its owner's quota. The states are of
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
+    """
+    states = ["assessing", "scheduled", "pending", "active", "delayed"]
+    pages = client.get_paginator("describe_capacity_reservations").paginate(
+        Filters=[{"Name": "state", "Values": states}]
+    )
+    found: list[dict[str, Any]] = [dict(one) for page in pages for one in page["CapacityReservations"]]
+    own = [one for one in found if account_id is None or one.get("OwnerId", account_id) == account_id]
+    by_type = vcpus(client, {one["InstanceType"] for one in own})
+    return [(one, by_type[one["InstanceType"]]) for one in own]

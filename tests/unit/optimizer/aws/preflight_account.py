@@ -1,0 +1,279 @@
+"""An AWS account for preflight: an answer for each call, checked against the service's own model, in any order.
+
+botocore's Stubber answers one client's calls in a fixed order; preflight makes its calls from several threads with a client
+each. This answers at the same place (the event "before-call") and checks requests and answers in the same way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.validate import validate_parameters
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from optimizer.aws import clients
+from optimizer.aws.preflight import Account, Row, Stack, StackNames, Target
+from optimizer.aws.preflight.model import Context
+from optimizer.plan import FleetPlan
+from tests.plans import sample_plan
+from tests.unit.optimizer.catalog.price_documents import instance_document
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+ACCOUNT = "123456789012"
+ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
+ROLE = (
+    f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_dev-useast1"
+)
+IMAGE = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error of AWS in place of an answer."""
+
+    code: str
+    status: int = 400
+    message: str = "as AWS says it"
+
+
+DENIED = Refusal("AccessDenied", 403)
+DENIED_EC2 = Refusal("UnauthorizedOperation", 403)
+THROTTLED = Refusal("RequestLimitExceeded", 503)
+
+# An answer; one a page; or what makes one of a call's parameters.
+Answer = dict[str, Any] | Refusal | list[dict[str, Any]] | Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class FakeAws:
+    """Answers by operation, and the calls that were made."""
+
+    answers: dict[str, Answer]
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def session(self) -> boto3.session.Session:
+        """A session whose clients get these answers and never send a request."""
+        session = boto3.session.Session()
+        session.events.register("before-parameter-build", self._note)
+        session.events.register("before-call", self._answer)
+        return session
+
+    def asked(self, operation: str) -> list[dict[str, Any]]:
+        """Parameters of the calls of one operation."""
+        return [params for name, params in self.calls if name == operation]
+
+    def _note(self, params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
+        with threading.Lock():
+            self.calls.append((model.name, dict(params)))
+        context["asked"] = dict(params)
+
+    def _answer(self, model: Any, context: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]]:
+        assert model.name in self.answers, f"preflight calls {model.name}, which has no answer here"
+        answer, params = self.answers[model.name], context["asked"]
+        if callable(answer):
+            answer = answer(params)
+        if isinstance(answer, list):
+            page = int(params.get("NextToken", params.get("ContinuationToken", 0)))
+            token = {} if page + 1 == len(answer) else {"NextToken": str(page + 1)}
+            answer = {**answer[page], **token}
+        if isinstance(answer, Refusal):
+            error = {"Code": answer.code, "Message": answer.message}
+            return _response(answer.status), {"Error": error, "ResponseMetadata": {"HTTPStatusCode": answer.status}}
+        assert isinstance(answer, dict)
+        if answer and model.output_shape is not None:
+            validate_parameters({k: v for k, v in answer.items() if k != "broken"}, model.output_shape)
+        return _response(200), {**answer, "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+
+def _response(status: int) -> AWSResponse:
+    return AWSResponse("", status, {}, None)  # type: ignore[no-untyped-call]
+
+
+QUOTAS = {
+    "L-417A185B": ("Running On-Demand P instances", 384.0),
+    "L-DB2E81BA": ("Running On-Demand G and VT instances", 64.0),
+    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 192.0),
+    "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
+    "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
+    "L-2C8F52B3": ("Concurrent P4d Capacity Blocks per account", 384.0),
+    "L-F678F1CE": ("VPCs per Region", 5.0),
+    "L-29B6F2EB": ("Interface VPC endpoints per VPC", 50.0),
+    "L-1B52E74A": ("Gateway VPC endpoints per Region", 20.0),
+    "L-0263D0A3": ("EC2-VPC Elastic IPs", 5.0),
+    "L-7A658B76": ("Storage for General Purpose SSD (gp3) volumes, in TiB", 50.0),
+}
+
+
+def quota_answer(values: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
+    """GetServiceQuota: the usual quotas, with other values or refusals by code."""
+
+    def answer(params: dict[str, Any]) -> Any:
+        code = params["QuotaCode"]
+        name, value = QUOTAS[code]
+        other = (values or {}).get(code, value)
+        if isinstance(other, Refusal):
+            return other
+        if isinstance(other, str):
+            name, other = other, value
+        return {"Quota": {"ServiceCode": params["ServiceCode"], "QuotaCode": code, "QuotaName": name, "Value": other}}
+
+    return answer
+
+
+def type_answer(params: dict[str, Any]) -> dict[str, Any]:
+    """DescribeInstanceTypes, as AWS answers it (moto ships the real answers)."""
+    (names,) = (entry["Values"] for entry in params["Filters"])
+    return {"InstanceTypes": [INSTANCE_TYPES[name] for name in names if name in INSTANCE_TYPES]}
+
+
+def spot_price(usd: str = "10.00", zone: str = "us-east-1a", name: str = "p4d.24xlarge") -> dict[str, Any]:
+    """One entry of DescribeSpotPriceHistory."""
+    return {
+        "InstanceType": name,
+        "AvailabilityZone": zone,
+        "SpotPrice": usd,
+        "ProductDescription": "Linux/UNIX",
+        "Timestamp": NOW,
+    }
+
+
+def image(**changes: Any) -> dict[str, Any]:
+    """The pinned image, with ``changes``."""
+    return {
+        "ImageId": "ami-0123456789abcdef0",
+        "Name": IMAGE,
+        "Architecture": "x86_64",
+        "State": "available",
+        "EnaSupport": True,
+        "DeprecationTime": "2028-10-08T00:00:00.000Z",
+        "RootDeviceName": "/dev/sda1",
+        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 75, "Encrypted": False}}],
+        **changes,
+    }
+
+
+def instance(name: str = "p4d.24xlarge", **changes: Any) -> dict[str, Any]:
+    """A running instance, with ``changes``."""
+    return {"InstanceType": name, "CpuOptions": {"CoreCount": 48, "ThreadsPerCore": 2}, **changes}
+
+
+def key_policy(role: str = ROLE, actions: tuple[str, ...] = ("kms:GenerateDataKey*", "kms:Decrypt")) -> str:
+    """The stack's key policy as far as Auto Scaling is in it."""
+    import json
+
+    return json.dumps(
+        {
+            "Version": "2012-10-17",
+            "Statement": [
+                {"Effect": "Allow", "Principal": "*", "Action": "kms:*", "Resource": "*"},
+                {"Effect": "Allow", "Principal": {"AWS": role}, "Action": list(actions), "Resource": "*"},
+                {"Effect": "Allow", "Principal": {"AWS": [role]}, "Action": "kms:CreateGrant", "Resource": "*"},
+            ],
+        }
+    )
+
+
+def healthy() -> dict[str, Answer]:
+    """Answers of an account in which stack "dev" runs already and nothing is in the way of the sample plan."""
+    zones = {"us-east-1a": "use1-az2", "us-east-1b": "use1-az6", "us-east-1c": "use1-az4"}
+    return {
+        "GetCallerIdentity": {"Account": ACCOUNT, "Arn": ARN, "UserId": "AIDA"},
+        "DescribeRegions": {"Regions": [{"RegionName": "us-east-1", "OptInStatus": "opt-in-not-required"}]},
+        "DescribeAvailabilityZones": {
+            "AvailabilityZones": [{"ZoneName": name, "ZoneId": zone_id} for name, zone_id in zones.items()]
+        },
+        "DescribeInstanceTypes": type_answer,
+        "DescribeInstanceTypeOfferings": {
+            "InstanceTypeOfferings": [
+                {"InstanceType": "p4d.24xlarge", "Location": zone} for zone in ("use1-az2", "use1-az6")
+            ]
+        },
+        "DescribeInstances": {"Reservations": []},
+        "DescribeCapacityReservations": {"CapacityReservations": []},
+        "DescribeSpotInstanceRequests": {"SpotInstanceRequests": []},
+        "GetServiceQuota": quota_answer(),
+        "DescribeVolumes": {"Volumes": [{"Size": 100}]},
+        "DescribeVpcs": {
+            "Vpcs": [{"VpcId": "vpc-default", "CidrBlockAssociationSet": [{"CidrBlock": "172.31.0.0/16"}]}]
+        },
+        "DescribeVpcEndpoints": {"VpcEndpoints": []},
+        "GetAccountSettings": {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}},
+        "GetSpotPlacementScores": {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az2", "Score": 9}]},
+        "DescribeImages": {"Images": [image()]},
+        "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},
+        "GetKeyRotationStatus": {"KeyRotationEnabled": True},
+        "GetKeyPolicy": {"Policy": key_policy()},
+        "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": False},
+        "ListBuckets": {"Buckets": [{"Name": f"gpufleet-dev-{ACCOUNT}-us-east-1"}]},
+        "DescribePlacementGroups": {"PlacementGroups": []},
+        "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="22.0000000000")]},
+        "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
+        "DescribeBudgets": {"Budgets": []},
+    }
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+    """A healthy account in place of AWS; a test changes its answers."""
+    fake = FakeAws(healthy())
+    monkeypatch.setattr(clients, "_session", fake.session)
+    return fake
+
+
+STACK = Stack(
+    name="dev",
+    tag="gpufleet:stack",
+    names=lambda account, partition: StackNames(
+        bucket=f"gpufleet-dev-{account}-us-east-1", key_alias="alias/gpufleet-dev", service_role_arn=ROLE
+    ),
+)
+
+
+def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
+    """The sample plan for stack "dev", with ``changes``."""
+    plan = plan or sample_plan()
+    given: dict[str, Any] = {
+        "plan": plan,
+        "stack": STACK,
+        "gang": plan.node_count > 1,
+        "zone_id": "",
+        "vpc_id": "",
+        "subnet_ids": (),
+        "vpc_cidr": "10.42.0.0/16",
+        "nat": False,
+        "ami_id": "",
+        "ami_name": IMAGE,
+        "ami_problem": "",
+        "ceiling_usd": plan.job.budget_usd,
+    }
+    return Target(**{**given, **changes})
+
+
+def context(plan: FleetPlan | None = None, **changes: Any) -> Context:
+    """What a check is told of ``target(plan, **changes)``."""
+    return Context(
+        target=target(plan, **changes),
+        account=Account(id=ACCOUNT, arn=ARN),
+        open_zones=frozenset({"use1-az2", "use1-az4", "use1-az6"}),
+        subnet_zones=(),
+        now=NOW,
+    )
+
+
+def levels(rows: Any) -> list[tuple[str, str]]:
+    """Check and level of each row."""
+    return [(row.check, row.level) for row in rows]
+
+
+def only(rows: Any) -> Row:
+    """The one row there is."""
+    (row,) = rows
+    assert isinstance(row, Row)
+    return row
