@@ -97,7 +97,7 @@ def test_a_reservation_shows_that_it_is_billed_from_the_start(tmp_path: Path) ->
     ("plan", "message"),
     [
         (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers"),
-        (merged(SPOT_P4D, {"purchase": {"option": "capacity-block", "on_demand_base": 0}}), "not carried out"),
+        (merged(SPOT_P4D, {"region": "cn-north-1"}), "China partition"),
         (merged(SPOT_P4D, {"node": {"gpu": "V100"}}), "starts with Turing"),
     ],
 )

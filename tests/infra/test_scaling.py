@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from infra.scaling import steps
+from tests.infra.deployed import WORKERS, Deployed, deploy, workers
+
+# Eleven nodes, so that the last step is no power of two.
+ELEVEN = {
+    **WORKERS,
+    "node_count": 11,
+    "parallelism": {"sharding": "ddp", "data": 88, "micro_batch": 1, "grad_accum": 2},
+    "job": {"global_batch": 176, "steps": 1455},
+    "step_time_s": 6.0,
+}
+
+
+def scaled(**scaling: Any) -> Deployed:
+    return deploy(ELEVEN, workers(scaling=scaling))
+
+
+def test_utilization_is_tracked_as_the_nodes_publish_it() -> None:
+    stack = scaled(minNodes=1, gpuUtilizationPercent=62.5)
+    assert stack.one("Policy") == {
+        "autoscalingGroupName": "gpufleet-dev-nodes",
+        "policyType": "TargetTrackingScaling",
+        "targetTrackingConfiguration": {
+            "targetValue": 62.5,
+            "customizedMetricSpecification": {
+                "namespace": "gpufleet/dev",
+                "metricName": "GpuUtilizationPercent",
+                "statistic": "Average",
+            },
+        },
+    }
+    # Auto Scaling makes its own alarms.
+    assert not [alarm for alarm in stack.all("MetricAlarm") if "utilization" in alarm.name]
+
+
+QUEUE = {"queue": {"name": "jobs.fifo", "messagesPerNode": 5}}
+
+
+def test_the_nodes_that_lack_are_those_of_all_messages_less_the_groups_size() -> None:
+    stack = scaled(**QUEUE)
+    for direction, comparison, threshold, minutes in (
+        ("up", "GreaterThanOrEqualToThreshold", 1, 2),
+        ("down", "LessThanOrEqualToThreshold", -1, 15),
+    ):
+        alarm = stack.one("MetricAlarm", f"queue-{direction}")
+        assert (alarm["comparisonOperator"], alarm["threshold"]) == (comparison, threshold)
+        assert alarm["evaluationPeriods"] == minutes
+        assert alarm["treatMissingData"] == "notBreaching"
+        assert alarm["alarmActions"] == [f"arn:aws:autoscaling:::gpufleet-dev-queue-{direction}"]
+        assert alarm["tags"]["gpufleet:stack"] == "dev"
+        math, *metrics = alarm["metricQueries"]
+        assert math == {
+            "id": "lacking",
+            "label": "Nodes that lack",
+            "expression": "CEIL((FILL(waiting, 0) + FILL(working, 0)) / 5) - desired",
+            "returnData": True,
+        }
+        common = {"period": 60, "stat": "Average"}
+        queue = {"namespace": "AWS/SQS", "dimensions": {"QueueName": "jobs.fifo"}, **common}
+        assert metrics == [
+            {"id": "waiting", "metric": {"metricName": "ApproximateNumberOfMessagesVisible", **queue}},
+            {"id": "working", "metric": {"metricName": "ApproximateNumberOfMessagesNotVisible", **queue}},
+            {
+                "id": "desired",
+                "metric": {
+                    "namespace": "AWS/AutoScaling",
+                    "metricName": "GroupDesiredCapacity",
+                    "dimensions": {"AutoScalingGroupName": "gpufleet-dev-nodes"},
+                    **common,
+                },
+            },
+        ]
+    # The metric that the alarms read is collected.
+    assert "GroupDesiredCapacity" in stack.one("Group")["enabledMetrics"]
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("up", 1), ("down", -1)])
+def test_a_step_is_never_larger_than_what_lacks_and_they_leave_no_gap(direction: str, sign: int) -> None:
+    policy = scaled(**QUEUE).one("Policy", f"queue-{direction}")
+    adjustments = policy.pop("stepAdjustments")
+    assert policy == {
+        "autoscalingGroupName": "gpufleet-dev-nodes",
+        "policyType": "StepScaling",
+        "adjustmentType": "ChangeInCapacity",
+        "metricAggregationType": "Average",
+    }
+    taken = {}
+    for lacking in range(1, 40):
+        # AWS compares the bounds with the metric less the alarm's threshold, the one nearer to it included.
+        # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_StepAdjustment.html
+        breach = sign * lacking - sign
+        (step,) = [step for step in adjustments if within(step, breach, sign)]
+        taken[lacking] = step["scalingAdjustment"]
+    assert [taken[lacking] for lacking in (1, 2, 3, 4, 7, 8, 10, 11, 39)] == [
+        sign * size for size in (1, 2, 2, 4, 4, 8, 8, 11, 11)
+    ]
+
+
+def within(step: dict[str, Any], breach: int, sign: int) -> bool:
+    lower = float(step.get("metricIntervalLowerBound", "-inf"))
+    upper = float(step.get("metricIntervalUpperBound", "inf"))
+    return lower <= breach < upper if sign > 0 else lower < breach <= upper
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])]
+)
+def test_steps_double_up_to_the_whole_group(nodes: int, expected: list[int]) -> None:
+    assert steps(nodes) == expected
+
+
+def test_the_largest_plan_keeps_to_the_limit_of_aws() -> None:
+    assert len(steps(1000)) <= 20
+
+
+def test_a_schedule_sets_the_size_and_neither_end_of_the_range() -> None:
+    stack = scaled(
+        schedules=[
+            {"cron": "0 8 * * MON-FRI", "nodes": 11, "timezone": "Europe/Berlin"},
+            {"cron": "0 20 * * *", "nodes": 0},
+        ]
+    )
+    unchanged = {"autoscalingGroupName": "gpufleet-dev-nodes", "minSize": -1, "maxSize": -1}
+    assert stack.one("Schedule", "schedule-1") == {
+        **unchanged,
+        "scheduledActionName": "gpufleet-dev-schedule-1",
+        "desiredCapacity": 11,
+        "recurrence": "0 8 * * MON-FRI",
+        "timeZone": "Europe/Berlin",
+    }
+    assert stack.one("Schedule", "schedule-2") == {
+        **unchanged,
+        "scheduledActionName": "gpufleet-dev-schedule-2",
+        "desiredCapacity": 0,
+        "recurrence": "0 20 * * *",
+        "timeZone": "Etc/UTC",
+    }
+
+
+def test_a_gang_trains_at_night_only() -> None:
+    pause = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
+    stack = deploy(config={"gpufleet:scaling": json.dumps(pause)})
+    assert [schedule.inputs["desiredCapacity"] for schedule in stack.all("Schedule")] == [2, 0]
+    assert not stack.all("Policy")
+
+
+def test_a_fleet_that_nothing_scales_has_no_policy_and_no_schedule() -> None:
+    for stack in (deploy(), deploy(WORKERS, workers())):
+        for kind in ("Policy", "Schedule", "Scaling"):
+            assert not stack.all(kind)
