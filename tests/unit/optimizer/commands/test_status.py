@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from botocore.stub import Stubber
+
+from optimizer.aws import clients
+from tests.plans import sample_plan
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.deployed import DeployedStack, ago
+
+
+def write_ledger(deployed: DeployedStack, *, steps_per_s: float = 0.1, done: int = 1000, hours_ago: float = 0) -> None:
+    """Two minutes of a ledger that ends now."""
+    now = time.time() - hours_ago * 3600
+    first = int(done - steps_per_s * 120)
+    events: list[dict[str, Any]] = [
+        {"event": "start", "t": now - 180},
+        {"event": "train", "t": now - 120, "step": first},
+        {"event": "commit", "t": now - 60, "step": first},
+        {"event": "progress", "t": now, "step": done},
+    ]
+    lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
+    deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
+
+
+def measures(out: str) -> dict[str, dict[str, Any]]:
+    return {row["measure"]: row for row in json.loads(out)["measures"]}
+
+
+def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state()
+    write_ledger(deployed)
+    deployed.cloudwatch.put_metric_data(
+        Namespace=deployed.names.metric_namespace,
+        MetricData=[{"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": datetime.now(UTC)}],
+    )
+    code, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["unread"] == {}
+    assert answer["state"]["phase"] == "running" and answer["state"]["spent_usd"] == 44
+    assert [node["lifecycle_state"] for node in answer["group"]["nodes"]] == ["InService"] * 2
+    assert all(node["protected"] and node["launched_at"] for node in answer["group"]["nodes"])
+    plan, rows = sample_plan(), measures(out)
+    assert (rows["steps"]["predicted"], rows["steps"]["actual"]) == (2000, 1000)
+    # 0.1 steps/s of 128 sequences of 2048 tokens.
+    assert rows["speed"]["actual"] == pytest.approx(0.1 * 128 * 2048, rel=0.01)
+    assert rows["speed"]["predicted"] == plan.tokens_per_second
+    assert rows["GPU utilization"]["actual"] == 91.5
+    assert rows["hours"]["actual"] == pytest.approx(2, abs=0.01)
+    # 1000 steps left at 0.1 a second, and 22.50 USD an hour while they take.
+    assert rows["hours left"]["actual"] == pytest.approx(1000 / 0.1 / 3600, rel=0.01)
+    assert rows["cost at the end"]["actual"] == pytest.approx(44 + 22.5 * 1000 / 0.1 / 3600, rel=0.01)
+    assert rows["cost per hour"]["predicted"] == pytest.approx(100 / 4.5)
+    assert rows["interruptions"]["actual"] == 1
+
+
+def test_the_table_says_phase_money_nodes_and_limits(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(last_failure="We currently do not have sufficient p4d.24xlarge capacity")
+    write_ledger(deployed)
+    deployed.put("control/request.json", json.dumps({"schema_version": 1, "want": "stop", "at": ago(), "by": "ada"}))
+    code, out, _ = gpufleet("status", *deployed.arguments)
+    assert code == 0
+    assert "running since" in out and "both nodes are in service" in out
+    assert "2 of 2 wanted nodes in service" in out
+    assert "sufficient p4d.24xlarge capacity" in out
+    assert "ceiling 3,000.00, p95 of the plan 120.00" in out
+    assert "asked to stop at" in out and "by ada" in out
+    assert out.count("InService") == 2
+
+
+def test_csv_is_predicted_against_actual(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state()
+    code, out, _ = gpufleet("status", *deployed.arguments, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and list(rows[0]) == ["measure", "unit", "predicted", "actual", "note"]
+    assert {row["measure"]: row["actual"] for row in rows}["cost so far"] == "44.0"
+
+
+def test_a_ledger_of_an_earlier_run_is_not_this_runs_progress(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(run_started_at=ago(minutes=10))
+    write_ledger(deployed, hours_ago=1)
+    _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
+    assert json.loads(out)["progress"] is None and measures(out)["steps"]["actual"] is None
+
+
+def test_a_silent_controller_is_said(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(updated_at=ago(minutes=20))
+    _, out, _ = gpufleet("status", *deployed.arguments)
+    assert "last tick was 20 minutes ago" in out and "gpufleet stop" in out
+
+
+def test_hours_of_an_ended_run_stop_with_it(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(phase="done", since=ago(hours=1), run_started_at=ago(hours=4))
+    _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
+    assert measures(out)["hours"]["actual"] == pytest.approx(3, abs=0.01)
+
+
+def test_what_cannot_be_read_says_why_and_the_rest_is_shown(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.put("control/state.json", "{torn")
+
+    class Forbidden:
+        def get_metric_data(self, **_: Any) -> None:
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "not for you"}}, "GetMetricData")
+
+    monkeypatch.setattr(clients, "cloudwatch", lambda region: Forbidden())
+    code, out, err = gpufleet("status", *deployed.arguments)
+    assert code == 0
+    assert "2 of 2 wanted nodes in service" in out and "phase unknown" in out
+    assert "note: metrics cannot be read: the credentials may not do this (AccessDenied): not for you" in err
+    assert "note: state cannot be read: s3://" in err
+
+
+def test_failed_launches_are_shown_in_awss_words(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """moto's group never fails to launch."""
+    deployed.write_state()
+    client = boto3.client("autoscaling", region_name="us-east-1")
+    group = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
+    del group["ResponseMetadata"]
+    message = "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested."
+    failed = {
+        "ActivityId": "a",
+        "AutoScalingGroupName": deployed.names.group,
+        "Cause": "c",
+        "StartTime": datetime.now(UTC),
+        "StatusCode": "Failed",
+        "StatusMessage": message,
+    }
+    old = {**failed, "StartTime": datetime(2026, 1, 1, tzinfo=UTC), "StatusMessage": "months ago"}
+    fine = {**failed, "StatusCode": "Successful", "StatusMessage": "fine"}
+    with Stubber(client) as stubber:
+        stubber.add_response("describe_auto_scaling_groups", group)
+        stubber.add_response("describe_scaling_activities", {"Activities": [fine, failed, failed, old]})
+        monkeypatch.setattr(clients, "autoscaling", lambda region: client)
+        code, out, _ = gpufleet("status", *deployed.arguments)
+    assert code == 0
+    assert out.count(message) == 1 and "fine" not in out and "months ago" not in out
+
+
+def test_a_stack_that_is_not_deployed_ends_with_4(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=deployed.names.group, ForceDelete=True)
+    code, out, err = gpufleet("status", *deployed.arguments)
+    assert (code, out) == (4, "")
+    assert f"has no Auto Scaling group {deployed.names.group}" in err and "pulumi up" in err
+
+
+def test_a_destroyed_fleet_whose_bucket_stays_shows_what_it_cost(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(phase="stopped")
+    deployed.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=deployed.names.group, ForceDelete=True)
+    code, out, _ = gpufleet("status", *deployed.arguments)
+    assert code == 0 and "there is no Auto Scaling group: no node runs" in out and "44" in out
+
+
+def test_without_credentials_it_ends_with_1_and_says_so(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    code, _, err = gpufleet("status", *deployed.arguments)
+    assert code == 1 and "no AWS credentials were found" in err
+
+
+@pytest.mark.parametrize(("stack", "says"), [("nobody", "Pulumi.nobody.yaml is missing"), ("a b", "stack name")])
+def test_an_unknown_stack_ends_with_2(deployed: DeployedStack, gpufleet: Gpufleet, stack: str, says: str) -> None:
+    if stack == "a b":
+        (deployed.directory / f"Pulumi.{deployed.names.stack}.yaml").rename(deployed.directory / "Pulumi.a b.yaml")
+    code, _, err = gpufleet("status", "--stack", stack, "--directory", str(deployed.directory))
+    assert code == 2 and says in err
+
+
+def test_watch_shows_it_again_until_it_is_interrupted(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.write_state()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        deployed.write_state(phase="draining")
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("optimizer.commands.status.time.sleep", sleep)
+    code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60")
+    assert code == 0 and slept == [60, 60]
+    assert out.count("running since") == 1 and out.count("draining since") == 1
