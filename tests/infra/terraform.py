@@ -1,0 +1,105 @@
+"""The declared resources as Terraform would have them, for scanners that read Terraform.
+
+Names of types and arguments come from the AWS provider's own schema (tests/engine/plugin). Where a resource names
+another, the stand-in identifier becomes a Terraform reference, as scanners follow those from a bucket to its policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from infra.preview import Resource
+from tests.engine.plugin.naming import terraform_type
+from tests.engine.plugin.schema import Block
+from tests.engine.plugin.terraform import TerraformProvider
+from tests.engine.plugin.values import to_terraform
+
+# Types that share a name with the one that others mean by it: the bucket's settings, a role's policy and profile.
+NEVER_MEANT = (
+    "_policy",
+    "_configuration",
+    "_controls",
+    "_block",
+    "_versioning",
+    "_alias",
+    "_subscription",
+    "_profile",
+    "_association",
+    "_target",
+    "_template",
+)
+
+
+def terraform(found: Sequence[Resource], provider: TerraformProvider) -> str:
+    """A Terraform configuration of ``found``, one block a resource.
+
+    Args:
+        found: what the program declares, as ``infra.preview.resources`` returns it.
+        provider: whose schema names things.
+
+    Raises:
+        ValueError: an argument the provider does not know.
+    """
+    kinds = {
+        resource.type: terraform_type(resource.type, provider.resource_types)
+        for resource in found
+        if resource.type.startswith("aws:")
+    }
+    references = _references(found, kinds)
+    lines: list[str] = []
+    for resource in found:
+        if resource.type not in kinds:
+            continue
+        kind = kinds[resource.type]
+        block = provider.resource_block(kind)
+        problems: list[str] = []
+        arguments = to_terraform(block, resource.inputs, kind, problems)
+        if problems:
+            raise ValueError(f"{resource.name}: {'; '.join(problems)}")
+        # A resource's own name is no reference to itself.
+        others = {value: text for value, text in references.items() if not text.startswith(f"{kind}.{resource.name}.")}
+        lines += [f'resource "{kind}" "{resource.name}" {{', *_body(block, arguments, others, "  "), "}", ""]
+    return "\n".join(lines)
+
+
+def _references(found: Sequence[Resource], kinds: Mapping[str, str]) -> dict[str, str]:
+    """Terraform's reference for each stand-in identifier and ARN (``infra.preview.Answers``)."""
+    references = {}
+    for resource in found:
+        kind = kinds.get(resource.type, "")
+        if not kind or kind.endswith(NEVER_MEANT):
+            continue
+        service = resource.type.split(":")[1].split("/")[0]
+        references[f"{resource.name}-id"] = f"{kind}.{resource.name}.id"
+        references[f"arn:aws:{service}:::{resource.name}"] = f"{kind}.{resource.name}.arn"
+        if kind == "aws_iam_role":
+            references[resource.inputs.get("name") or resource.name] = f"{kind}.{resource.name}.name"
+    return references
+
+
+def _body(block: Block, values: Mapping[str, Any], references: Mapping[str, str], indent: str) -> Iterator[str]:
+    for name, value in values.items():
+        if value in (None, [], {}):
+            continue
+        if name in block.attributes:
+            yield f"{indent}{name} = {_expression(value, references)}"
+            continue
+        nested = block.blocks[name]
+        for item in value if nested.repeated else [value]:
+            yield f"{indent}{name} {{"
+            yield from _body(nested.block, item, references, indent + "  ")
+            yield f"{indent}}}"
+
+
+def _expression(value: Any, references: Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        # "${" begins a template in Terraform's texts.
+        return references.get(value) or json.dumps(value).replace("${", "$${")
+    if isinstance(value, list):
+        return "[" + ", ".join(_expression(item, references) for item in value) + "]"
+    if isinstance(value, dict):
+        items = (f"{json.dumps(key)} = {_expression(item, references)}" for key, item in value.items())
+        return "{ " + ", ".join(items) + " }"
+    return json.dumps(value)
