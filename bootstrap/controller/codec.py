@@ -52,7 +52,7 @@ def from_json(kind: type[T], data: Any, place: str) -> T:
 
 def _value(kind: Any, data: Any, place: str) -> Any:
     origin = typing.get_origin(kind)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         (inner,) = [option for option in typing.get_args(kind) if option is not types.NoneType]
         return None if data is None else _value(inner, data, place)
     if origin is typing.Literal:

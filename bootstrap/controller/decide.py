@@ -29,7 +29,8 @@ DONE_GRACE = timedelta(minutes=5)
 # EC2 begins to end a Capacity Block's instances this long before its end:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
 BLOCK_TAIL = timedelta(minutes=30)
-# Nodes at zero: what these phases mean (state.py).
+# Phases (state.py) that want nodes, and those that want none for the time being.
+UP: tuple[Phase, ...] = ("starting", "running")
 PAUSES: tuple[Phase, ...] = ("waiting", "paused")
 
 
@@ -102,7 +103,7 @@ def decide(settings: Settings, before: State | None, facts: Facts, now: datetime
         state,
         updated_at=now,
         ceiling_usd=settings.ceiling_usd,
-        desired_seen=group.desired if group else 0,
+        desired_seen=group.desired if group and state.phase in UP else 0,
         nodes=_nodes(settings, state, group),
     )
     return Decision(state=state, actions=tuple(_actions(settings, state, facts, now)), changes=tuple(changes))
@@ -192,7 +193,7 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
         interruptions += found.interrupted and not was_interrupted
         rebalances += found.rebalanced and not was_rebalanced
         ended_now = found.ended_at is not None and (key not in before or before[key].ended_at is None)
-        if ended_now and not found.served and not found.interrupted and state.phase in ("starting", "running"):
+        if ended_now and not found.served and not found.interrupted and state.phase in UP:
             unfit += 1
         instances[key] = found
     complete = len(in_service) >= settings.node_count
@@ -232,7 +233,7 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
         return replace(state, after=end[0], reason=end[1])
     if end and state.phase in PAUSES:
         return state.with_phase(*end, now)
-    if end and state.phase in ("starting", "running"):
+    if end and state.phase in UP:
         return state.with_phase("draining", end[1], now, after=end[0])
     if state.phase == "draining":
         if facts.group and facts.group.members:
@@ -411,7 +412,7 @@ def _give_back(settings: Settings, state: State, in_service: int, now: datetime)
 def _nodes(settings: Settings, state: State, group: Group | None) -> Nodes:
     if group is None:
         return Nodes()
-    wanted = settings.node_count if state.phase in ("starting", "running") else 0
+    wanted = settings.node_count if state.phase in UP else 0
     if settings.mode == "workers" and wanted:
         wanted = group.desired
     in_service, leaving = len(group.in_state("InService")), len(group.leaving)
@@ -427,7 +428,7 @@ def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> l
     group = facts.group
     if group is None:
         return []
-    up = state.phase in ("starting", "running")
+    up = state.phase in UP
     found: list[Action] = []
     sizes = _sizes(settings, state, group, up=up)
     if sizes != SetGroup():

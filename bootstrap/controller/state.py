@@ -129,7 +129,7 @@ class State:
         on_demand: whether on-demand nodes stand in for the spot nodes that did not come.
         unfit_nodes, failed_launches, interruptions, rebalance_notices: counts of this run.
         last_failure: what AWS said of the last launch that failed; empty without one.
-        desired_seen: the group's desired size at the last tick.
+        desired_seen: the group's desired size at the last tick that wanted nodes; 0 in a phase that wants none.
         request: the last request that was obeyed; None without one.
         instances: by instance id.
     """

@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from bootstrap.controller.decide import (
+    ENDING,
+    RETRY_WAITS,
+    AbandonLaunch,
+    EndLeaving,
+    LiftProtection,
+    SetGroup,
+    decide,
+    unfit_limit,
+)
+from bootstrap.controller.settings import Block
+from tests.unit.bootstrap.controller.world import MINUTE, START, World, settings, trained
+
+
+def test_a_gang_starts_with_the_first_tick_and_runs_when_all_nodes_are_in_service() -> None:
+    world = World(settings())
+    assert world.tick().actions == (SetGroup(desired=3),)
+    assert (world.phase, world.known.attempts, world.known.nodes.wanted) == ("starting", 1, 3)
+    world.advance(MINUTE)
+    assert world.tick().actions == ()
+    assert world.known.nodes.pending == 3
+    world.run_until("running")
+    assert world.now - START <= timedelta(minutes=10)
+    assert world.known.nodes.in_service == 3
+
+
+def test_a_start_whose_action_was_lost_is_done_by_the_next_tick() -> None:
+    world = World(settings(), lose_actions=True)
+    world.run(3)
+    assert (world.phase, world.desired) == ("starting", 0)
+    world.lose_actions = False
+    world.run(1)
+    assert world.desired == 3
+    assert world.known.attempts == 1
+
+
+def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_later() -> None:
+    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world.run_until("draining")
+    assert world.now - START <= timedelta(seconds=2700)
+    assert "2 of 3 nodes" in world.known.reason
+    assert "no spot capacity" in world.known.reason
+    drain = world.decisions[-1].actions
+    assert SetGroup(desired=0) in drain
+    assert any(isinstance(action, LiftProtection) for action in drain)
+    world.run_until("waiting")
+    assert not world.alive()
+    waited_from = world.now
+    world.run_until("starting")
+    assert world.now - waited_from <= RETRY_WAITS[0]
+    assert world.known.attempts == 2
+
+
+def test_a_gang_that_never_comes_has_failed_after_growing_waits() -> None:
+    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world.run_until("failed")
+    starts = [decision.state.since for decision in world.decisions if decision.state.phase == "starting"]
+    begun = sorted(set(starts))
+    gaps = [later - earlier for earlier, later in pairwise(begun)]
+    assert len(begun) == len(RETRY_WAITS) + 1
+    assert gaps == sorted(gaps)
+    assert not world.alive()
+    assert "gpufleet resume" in world.known.reason
+    world.run(120)
+    assert (world.phase, world.desired) == ("failed", 0)
+
+
+def test_launches_that_are_still_proven_are_abandoned_when_the_gang_is_given_back() -> None:
+    world = World(settings(), boot=timedelta(hours=2))
+    world.run_until("draining")
+    abandoned = [action for action in world.decisions[-1].actions if isinstance(action, AbandonLaunch)]
+    assert len(abandoned) == 3
+    world.run_until("waiting")
+    assert world.known.unfit_nodes == 0  # they were healthy as far as anybody knows
+
+
+def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
+    world = World(settings(fallback_on_demand=True), capacity={"spot": 1, "on-demand": 9, "capacity-block": 0})
+    world.run_until("running")
+    assert world.base == 3
+    assert {world.nodes[key].lifecycle for key in world.alive()} == {"on-demand"}
+    assert world.known.on_demand
+    assert world.known.usd_per_hour == 90.0
+    # `pulumi up` may write the plan's base back.
+    world.base = 0
+    assert world.tick().actions == (SetGroup(on_demand_base=3),)
+    # A new run begins with spot again.
+    world.capacity["spot"] = 9
+    world.config = replace(world.config, run="ffffffffffff")
+    world.run_until("running", limit=60)
+    world.run_until("draining", "running")
+    world.run_until("running")
+    assert {world.nodes[key].lifecycle for key in world.alive()} == {"spot"}
+    assert world.base == 0
+
+
+def test_a_lost_node_is_waited_for_within_the_window_and_counted_once() -> None:
+    world = trained(World(settings()))
+    victim = world.in_service()[0]
+    world.interrupt(victim)
+    world.run(3)
+    world.interrupted.add(victim)  # SQS delivers at least once
+    world.run(10)
+    assert world.phase == "running"
+    assert world.known.interruptions == 1
+    assert len(world.in_service()) == 3
+    assert world.known.incomplete_since is None
+    assert world.known.unfit_nodes == 0
+
+
+def test_an_interruption_without_notice_counts_too() -> None:
+    world = trained(World(settings()))
+    world.interrupt(world.in_service()[0], notice=False)
+    world.run(1)
+    assert world.known.interruptions == 1
+
+
+def test_survivors_that_wait_in_vain_are_given_back() -> None:
+    world = trained(World(settings()))
+    world.capacity["spot"] = 2
+    world.interrupt(world.in_service()[0])
+    lost_at = world.now
+    world.run_until("draining")
+    assert world.now - lost_at <= timedelta(seconds=2700)
+    world.run_until("waiting")
+    world.capacity["spot"] = 9
+    world.run_until("running")
+
+
+def test_a_gang_that_held_forgets_earlier_attempts() -> None:
+    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world.run_until("waiting")
+    world.capacity["spot"] = 9
+    world.run_until("running")
+    assert world.known.attempts == 2
+    world.run(35)
+    assert world.known.attempts == 0
+
+
+def test_rebalance_recommendations_are_counted_and_end_nothing() -> None:
+    world = trained(World(settings()))
+    world.rebalanced = {world.in_service()[0], "i-of-somebody-else"}
+    assert world.tick().actions == ()
+    assert (world.known.rebalance_notices, world.phase) == (1, "running")
+
+
+def test_nodes_that_fail_their_tests_are_bounded() -> None:
+    world = World(settings(), boot=None)
+    world.run_until("unfit")
+    assert unfit_limit(3) < world.known.unfit_nodes <= unfit_limit(3) + 3
+    assert "node-init/" in world.known.reason
+    assert not world.alive()
+    # And again only when a person says so.
+    world.run(60)
+    assert world.phase == "unfit"
+    world.boot = timedelta(minutes=8)
+    world.ask("run")
+    world.run_until("running")
+    assert world.known.unfit_nodes == 0
+
+
+def test_a_done_run_ends_at_zero_nodes_and_stays_there() -> None:
+    world = trained(World(settings()))
+    for key in world.in_service():
+        world.say(key, "done")
+    world.run_until("done")
+    assert not world.alive()
+    world.run(60)
+    assert (world.phase, world.desired, world.alive()) == ("done", 0, [])
+
+
+def test_one_done_node_is_enough_after_a_while() -> None:
+    world = trained(World(settings()))
+    world.say(world.in_service()[0], "done")
+    world.run(4)
+    assert world.phase == "running"
+    world.run_until("done")
+    assert "1 of 3" in world.known.reason
+
+
+def test_a_node_that_gave_up_fails_the_run() -> None:
+    world = trained(World(settings()))
+    loser = world.in_service()[1]
+    world.say(world.in_service()[0], "training")
+    world.say(loser, "gave-up")
+    world.run_until("failed")
+    assert loser in world.known.reason
+    assert not world.alive()
+
+
+def test_a_failed_run_begins_anew_when_asked_and_old_words_do_not_count() -> None:
+    world = trained(World(settings()))
+    world.ask("run")  # an old request, from before the failure
+    world.run(2)
+    world.say(world.in_service()[0], "gave-up")
+    world.run_until("failed")
+    world.run(10)
+    assert world.phase == "failed"
+    world.ask("run")
+    world.run_until("running")
+    world.run(5)
+    assert world.phase == "running"
+
+
+def test_asked_to_go_on_while_draining_after_a_failure_it_starts_again_after_the_drain() -> None:
+    world = trained(World(settings(), saves_after=timedelta(minutes=4)))
+    world.say(world.in_service()[0], "gave-up")
+    world.run_until("draining")
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run_until("starting")
+    world.run_until("running")
+
+
+def test_words_of_another_run_do_not_count() -> None:
+    world = trained(World(settings()))
+    for key in world.in_service():
+        world.say(key, "done", run="eeeeeeeeeeee")
+    world.run(10)
+    assert world.phase == "running"
+
+
+def test_a_person_stops_and_resumes() -> None:
+    world = trained(World(settings()))
+    world.ask("stop")
+    world.run_until("stopped")
+    assert not world.alive()
+    assert "user/ann" in world.known.reason
+    world.run(30)
+    assert (world.phase, world.desired) == ("stopped", 0)
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run_until("running")
+
+
+@pytest.mark.parametrize("phase", ["waiting", "starting", "draining"])
+def test_a_stop_is_obeyed_in_any_phase(phase: str) -> None:
+    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world.run_until(phase if phase != "waiting" else "draining")
+    world.run_until(phase)
+    world.ask("stop")
+    world.run_until("stopped", limit=20)
+    world.run(1)
+    assert not world.alive()
+
+
+def test_the_fleet_is_drained_while_the_checkpoints_can_still_be_paid() -> None:
+    config = settings(ceiling_usd=100.0)
+    world = trained(World(config))
+    world.run_until("draining")
+    reserve = timedelta(seconds=config.drain_s) + ENDING + MINUTE
+    assert world.known.spent_usd + 30 * reserve / timedelta(hours=1) >= 100
+    world.run_until("over-budget")
+    assert 90 < world.known.spent_usd <= 100
+    assert world.known.spent_usd == pytest.approx(world.true_usd())
+    assert "gpufleet:ceilingUsd" in world.known.reason
+    # Resuming changes nothing about it; a higher ceiling does.
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run(30)
+    assert (world.phase, world.alive()) == ("over-budget", [])
+    world.config = settings(ceiling_usd=300.0)
+    world.run_until("running")
+
+
+def test_nodes_that_never_answer_are_ended_after_the_time_for_a_checkpoint() -> None:
+    world = trained(World(settings(), saves_after=None))
+    world.ask("stop")
+    asked_at = world.now
+    world.run_until("stopped")
+    assert any(isinstance(action, EndLeaving) for decision in world.decisions for action in decision.actions)
+    assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + ENDING
+
+
+def test_no_start_that_could_not_even_pay_for_booting() -> None:
+    world = World(settings(ceiling_usd=15.0))
+    assert world.tick().actions == ()
+    assert world.phase == "over-budget"
+
+
+def test_a_new_run_drains_the_old_nodes_first() -> None:
+    world = trained(World(settings()))
+    old = set(world.alive())
+    spent = world.known.spent_usd
+    world.config = settings(run="ffffffffffff")
+    world.run_until("draining")
+    world.run_until("running")
+    assert not old & set(world.alive())
+    assert world.known.run == "ffffffffffff"
+    # The same job: its dollars go on.
+    assert world.known.spent_usd > spent
+
+
+def test_another_job_starts_the_meter_at_zero_and_forgets_no_dollar() -> None:
+    world = trained(World(settings()))
+    world.run(60)
+    earlier = world.known.spent_usd
+    world.config = settings(run="ffffffffffff", job="ffffffffffff")
+    world.tick()
+    assert world.known.earlier_usd == pytest.approx(earlier)
+    world.run_until("running")
+    assert world.known.spent_usd + world.known.earlier_usd == pytest.approx(world.true_usd(), abs=0.01)
+
+
+def test_a_larger_plan_waits_for_the_larger_group() -> None:
+    world = World(settings(node_count=5), max_size=3)
+    assert world.tick().actions == ()
+    assert "largest size is 3, the plan has 5" in world.known.reason
+    world.advance(MINUTE)
+    world.max_size = 5
+    assert world.tick().actions == (SetGroup(desired=5),)
+
+
+def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it() -> None:
+    block = Block(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
+    config = settings(
+        block=block, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200, fallback_on_demand=False
+    )
+    world = World(config, base=None, capacity={"on-demand": 9, "spot": 0, "capacity-block": 9})
+    world.config.prices["on-demand"] = {"p4d.24xlarge": 10.0}
+    world.run(118)
+    assert (world.phase, world.desired) == ("waiting", 0)
+    assert "Capacity Block begins" in world.known.reason
+    world.run_until("running")
+    assert world.now >= block.start
+    world.run_until("block-ended")
+    assert not world.alive()
+    assert world.now <= block.end - timedelta(minutes=30)
+    assert block.end - world.now <= timedelta(minutes=50)
+
+
+def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
+    block = Block(start=START, end=START + timedelta(hours=24))
+    world = World(
+        settings(block=block, prices={"on-demand": {"p4d.24xlarge": 10.0}}),
+        base=None,
+        capacity={"on-demand": 2, "spot": 0, "capacity-block": 0},
+    )
+    world.run_until("block-ended")
+    attempts = {decision.state.since for decision in world.decisions if decision.state.phase == "starting"}
+    assert len(attempts) > len(RETRY_WAITS) + 1
+
+
+def test_a_schedule_pauses_and_starts_the_gang() -> None:
+    world = World(settings(scheduled=True))
+    world.run(5)
+    assert (world.phase, world.desired) == ("paused", 0)
+    world.desired = 3
+    world.run_until("running")
+    world.desired = 0
+    world.run_until("paused")
+    assert not world.alive()
+    world.run(30)
+    assert world.phase == "paused"
+    world.desired = 3
+    world.run_until("running")
+
+
+def test_whoever_starts_nodes_of_a_run_that_ended_has_them_ended() -> None:
+    world = trained(World(settings()))
+    world.ask("stop")
+    world.run_until("stopped")
+    world.desired = 3
+    world.run(5)
+    assert (world.phase, world.desired, world.alive()) == ("stopped", 0, [])
+
+
+def test_a_stuck_hook_of_a_replaced_node_is_completed_while_training_goes_on() -> None:
+    world = trained(World(settings(), saves_after=None))
+    key = world.in_service()[0]
+    world.nodes[key].state = "Terminating:Wait"
+    world.run(12)
+    assert world.nodes[key].ended_at
+    assert world.phase == "running"
+
+
+def test_workers_are_left_to_their_policies_and_stopped_by_their_bounds() -> None:
+    config = settings(mode="workers", min_nodes=1)
+    world = World(config, min_size=1, desired=1)
+    world.run(10)
+    assert [decision.actions for decision in world.decisions] == [()] * 10
+    assert world.phase == "running"
+    world.desired = 2  # a policy
+    world.run(10)
+    assert (world.known.nodes.wanted, world.known.nodes.in_service) == (2, 2)
+    world.ask("stop")
+    world.run_until("stopped")
+    assert (world.min_size, world.max_size, world.desired, world.alive()) == (0, 0, 0, [])
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run(2)
+    assert (world.min_size, world.max_size, world.desired) == (1, 3, 1)
+
+
+def test_workers_that_are_done_go_on_with_the_next_piece() -> None:
+    world = World(settings(mode="workers", min_nodes=1), min_size=1, desired=1)
+    world.run(10)
+    world.say(world.in_service()[0], "done")
+    world.run(10)
+    assert world.phase == "running"
+
+
+def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:
+    world = World(settings(mode="workers", min_nodes=0, ceiling_usd=50.0), desired=3)
+    world.run_until("over-budget")
+    assert world.known.spent_usd <= 50
+    assert not world.alive()
+
+
+def test_without_a_group_nothing_is_done() -> None:
+    world = World(settings())
+    facts = replace(world.facts(), group=None)
+    decision = decide(world.config, None, facts, START)
+    assert decision.actions == ()
+    assert "pulumi up" in decision.state.reason

@@ -1,0 +1,143 @@
+"""What must hold whatever AWS, the nodes and people do, over random histories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from bootstrap.controller.decide import ENDING
+from bootstrap.controller.meter import TICK
+from bootstrap.controller.settings import Lifecycle
+from bootstrap.controller.state import read_state
+from tests.unit.bootstrap.controller.world import MINUTE, World, settings
+
+WINDOW_S = 1200
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens after some minutes."""
+
+    kind: str
+    after: int
+    which: int
+
+
+KINDS = (
+    "interrupt silent-interrupt no-capacity capacity slow fast bad hang stop run gave-up done new-run lost-actions "
+    "actions outage external-0 external-n"
+)
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(KINDS.split()),
+    after=st.integers(0, 40),
+    which=st.integers(0, 5),
+)
+
+
+def happen(world: World, event: Event) -> None:
+    alive = world.in_service()
+    victim = alive[event.which % len(alive)] if alive else None
+    spot: dict[Lifecycle, int] = {"on-demand": 9, "capacity-block": 9}
+    if event.kind in ("interrupt", "silent-interrupt") and victim:
+        world.interrupt(victim, notice=event.kind == "interrupt")
+    elif event.kind in ("no-capacity", "capacity"):
+        world.capacity = {**spot, "spot": event.which % 3 if event.kind == "no-capacity" else 9}
+    elif event.kind in ("slow", "fast", "bad"):
+        world.boot = {"slow": timedelta(minutes=25), "fast": timedelta(minutes=3), "bad": None}[event.kind]
+    elif event.kind == "hang":
+        world.saves_after = None
+    elif event.kind in ("stop", "run"):
+        world.ask(event.kind)
+    elif event.kind in ("gave-up", "done") and victim:
+        world.say(victim, "done" if event.kind == "done" else "gave-up")
+    elif event.kind == "new-run":
+        world.config = replace(world.config, run=f"{event.after:012x}")
+    elif event.kind in ("lost-actions", "actions"):
+        world.lose_actions = event.kind == "lost-actions"
+    elif event.kind == "outage":
+        world.advance(event.which * MINUTE)
+    elif event.kind.startswith("external"):
+        world.desired = 3 if event.kind.endswith("n") else 0
+
+
+def live(world: World, events: list[Event], *, forbidden: tuple[str, ...] = ()) -> list[tuple[int, Any]]:
+    """Ticks through the events, and nodes in service with the state after each."""
+    seen = []
+    for event in events:
+        for _ in range(event.after):
+            world.tick()
+            seen.append((len(world.in_service()), world.known))
+            world.advance(MINUTE)
+        if event.kind not in forbidden:
+            happen(world, event)
+    return seen
+
+
+@examples(max_examples=40, deadline=None)
+@given(events=st.lists(EVENTS, max_size=14), ceiling=st.integers(20, 400), fallback=st.booleans())
+def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool) -> None:
+    config = settings(ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, fallback_on_demand=fallback)
+    world = World(config)
+    # While the function does not run, or AWS refuses its calls, nobody can keep any ceiling.
+    live(world, events, forbidden=("outage", "lost-actions"))
+    world.run(60)
+    most = max(found.spent_usd for found in (decision.state for decision in world.decisions))
+    rate = max(decision.state.usd_per_hour for decision in world.decisions)
+    assert most <= ceiling + rate * (TICK / timedelta(hours=1))
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.02 + rate / 60)
+
+
+@examples(max_examples=40, deadline=None)
+@given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans())
+def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
+    events: list[Event], fallback: bool
+) -> None:
+    world = World(settings(gang_window_s=WINDOW_S, fallback_on_demand=fallback))
+    longest = current = 0
+    for in_service, _ in live(world, events, forbidden=("outage", "lost-actions")):
+        current = current + 1 if 0 < in_service < 3 else 0
+        longest = max(longest, current)
+    assert longest <= (timedelta(seconds=WINDOW_S + world.config.drain_s) + ENDING) / MINUTE
+
+
+@examples(max_examples=40, deadline=None)
+@given(events=st.lists(EVENTS, max_size=14))
+def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(events: list[Event]) -> None:
+    world = World(settings(gang_window_s=WINDOW_S))
+    live(world, events)
+    world.lose_actions = False
+    world.boot, world.capacity = timedelta(minutes=3), {"spot": 9, "on-demand": 9, "capacity-block": 9}
+    world.advance(MINUTE)
+    world.ask("run")
+    if world.tick().state.phase == "paused":
+        world.desired = 3
+    world.run_until("running", "done", "failed")
+    if world.phase == "running":
+        world.run_until("running")
+        for key in world.in_service():
+            world.say(key, "done")
+        world.run_until("done", "failed")
+    world.run(15)
+    assert (world.desired, world.alive()) == (0, [])
+
+
+@examples(max_examples=30, deadline=None)
+@given(events=st.lists(EVENTS, max_size=10))
+def test_dollars_never_decrease_and_the_state_survives_its_file(events: list[Event]) -> None:
+    world = World(settings(fixed_usd_per_hour=0.1, volume_usd_per_node_hour=0.02))
+    spent = 0.0
+    for event in events:
+        for _ in range(event.after):
+            state = world.tick().state
+            assert state.spent_usd >= spent
+            spent = state.spent_usd
+            assert read_state(state.to_text(), "the state") == state
+            world.advance(MINUTE)
+        happen(world, event)

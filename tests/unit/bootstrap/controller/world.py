@@ -1,0 +1,284 @@
+"""A small AWS of pure Python for the controller's rules: a group, its instances, a clock, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bootstrap.controller.decide import AbandonLaunch, Action, Decision, EndLeaving, LiftProtection, SetGroup, decide
+from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
+from bootstrap.controller.settings import Lifecycle, Settings
+from bootstrap.controller.state import Report, Request, State
+
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+def settings(**changes: Any) -> Settings:
+    """Three spot nodes of 10 USD/h, 30 on demand, without a ceiling."""
+    values: dict[str, Any] = {
+        "schema_version": 1,
+        "stack": "dev",
+        "region": "us-east-1",
+        "group": "gpufleet-dev-nodes",
+        "launch_hook": "gpufleet-launch",
+        "terminate_hook": "gpufleet-terminate",
+        "bucket": "gpufleet-dev",
+        "control_prefix": "control",
+        "queue_url": "https://sqs.us-east-1.amazonaws.com/123456789012/gpufleet-dev-node-events",
+        "metric_namespace": "gpufleet/dev",
+        "mode": "training",
+        "run": "0123456789ab",
+        "job": "ba9876543210",
+        "node_count": 3,
+        "min_nodes": 0,
+        "prices": {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
+        "volume_usd_per_node_hour": 0.0,
+        "fixed_usd_per_hour": 0.0,
+        "reserved_nodes": 0,
+        "ceiling_usd": None,
+        "gang_window_s": 2700,
+        "drain_s": 300,
+        "fallback_on_demand": False,
+        "on_demand_base": 0,
+        "scheduled": False,
+        "block": None,
+    }
+    return Settings(**{**values, **changes})
+
+
+@dataclass
+class Node:
+    """One instance and what will become of it.
+
+    Attributes:
+        ready_after: from launch to in service; None for a node that fails its tests after ``fails_after``.
+        saves_after: how long its last checkpoint takes; None for one that never completes its hook.
+    """
+
+    lifecycle: Lifecycle
+    launched_at: datetime
+    ready_after: timedelta | None
+    fails_after: timedelta
+    saves_after: timedelta | None
+    state: str = "Pending:Wait"
+    protected: bool = True
+    leaving_at: datetime | None = None
+    ended_at: datetime | None = None
+    reclaimed: bool = False
+    report: NodeReport | None = None
+
+
+@dataclass
+class World:
+    """What AWS does between two ticks.
+
+    Attributes:
+        boot: how long the next nodes take; None for nodes that fail.
+        capacity: how many nodes of each lifecycle may live at once.
+    """
+
+    config: Settings
+    now: datetime = START
+    boot: timedelta | None = timedelta(minutes=8)
+    saves_after: timedelta | None = timedelta(minutes=1)
+    capacity: dict[Lifecycle, int] = field(default_factory=lambda: {"spot": 99, "on-demand": 99, "capacity-block": 99})
+    nodes: dict[str, Node] = field(default_factory=dict)
+    desired: int = 0
+    min_size: int = 0
+    max_size: int = 3
+    base: int | None = 0
+    request: Request | None = None
+    interrupted: set[str] = field(default_factory=set)
+    rebalanced: set[str] = field(default_factory=set)
+    failed: list[FailedLaunch] = field(default_factory=list)
+    state: State | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    lose_actions: bool = False
+    born: datetime = START
+
+    # --- what the tests look at ---------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> State:
+        """The state of the last tick."""
+        assert self.state
+        return self.state
+
+    @property
+    def phase(self) -> str:
+        """The phase of the last tick."""
+        return self.known.phase
+
+    def alive(self) -> list[str]:
+        """Ids of the instances that are billed."""
+        return [key for key, node in self.nodes.items() if node.ended_at is None]
+
+    def in_service(self) -> list[str]:
+        """Ids of the nodes in service."""
+        return [key for key in self.alive() if self.nodes[key].state == "InService"]
+
+    def true_usd(self) -> float:
+        """What the instances cost up to now, by their price."""
+        price = {kind: by_type["p4d.24xlarge"] for kind, by_type in self.config.prices.items()}
+        return sum(
+            ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * price[node.lifecycle]
+            for node in self.nodes.values()
+        )
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def ask(self, want: Any) -> None:
+        """A person's request."""
+        self.request = Request(schema_version=1, want=want, at=self.now, by="arn:aws:iam::123456789012:user/ann")
+
+    def say(self, key: str, report: Report, run: str | None = None) -> None:
+        """A node's report."""
+        self.nodes[key].report = NodeReport(
+            schema_version=1,
+            run=run or self.config.run,
+            state=report,
+            exit_status=0,
+            step="",
+            at=self.now,
+            modified_at=self.now,
+        )
+
+    def interrupt(self, key: str, *, notice: bool = True) -> None:
+        """EC2 takes a spot instance back."""
+        node = self.nodes[key]
+        node.ended_at, node.reclaimed, node.state = self.now, True, "Gone"
+        if notice:
+            self.interrupted.add(key)
+
+    def facts(self) -> Facts:
+        """What the controller would be shown now."""
+        assert self.max_size >= self.desired >= self.min_size
+        known = self.state.instances if self.state else {}
+        reports = {key: node.report for key, node in self.nodes.items() if node.report}
+        return Facts(
+            group=Group(
+                created_at=self.born,
+                desired=self.desired,
+                min_size=self.min_size,
+                max_size=self.max_size,
+                on_demand_base=self.base,
+                members=tuple(
+                    Member(instance_id=key, state=self.nodes[key].state, protected=self.nodes[key].protected)
+                    for key in self.alive()
+                ),
+            ),
+            machines=tuple(
+                Machine(
+                    instance_id=key,
+                    instance_type="p4d.24xlarge",
+                    lifecycle=node.lifecycle,
+                    launched_at=node.launched_at,
+                    running=node.ended_at is None,
+                    ended=node.ended_at is not None,
+                    until=None if node.reclaimed else node.ended_at,
+                    reclaimed=node.reclaimed,
+                )
+                for key, node in self.nodes.items()
+                # As EC2 does, forget an ended instance after an hour.
+                if node.ended_at is None or self.now - node.ended_at < timedelta(hours=1)
+            ),
+            interrupted=frozenset(self.interrupted),
+            rebalanced=frozenset(self.rebalanced),
+            reports={
+                key: said
+                for key, said in reports.items()
+                if key not in known or known[key].reported_at != said.modified_at
+            },
+            failed_launches=tuple(self.failed),
+            request=self.request,
+        )
+
+    def tick(self) -> Decision:
+        """One tick of the controller: decide, and carry out."""
+        decision = decide(self.config, self.state, self.facts(), self.now)
+        self.state = decision.state
+        self.decisions.append(decision)
+        self.interrupted, self.rebalanced, self.failed = set(), set(), []
+        if not self.lose_actions:
+            for action in decision.actions:
+                self.carry_out(action)
+        return decision
+
+    def carry_out(self, action: Action) -> None:
+        """What AWS does with an action."""
+        if isinstance(action, SetGroup):
+            self.min_size = self.min_size if action.min_size is None else action.min_size
+            self.max_size = self.max_size if action.max_size is None else action.max_size
+            self.base = self.base if action.on_demand_base is None else action.on_demand_base
+            self.desired = self.desired if action.desired is None else action.desired
+        elif isinstance(action, LiftProtection):
+            for key in action.instance_ids:
+                self.nodes[key].protected = False
+        elif isinstance(action, AbandonLaunch):
+            self._end(action.instance_id)
+        elif isinstance(action, EndLeaving):
+            assert self.nodes[action.instance_id].state == "Terminating:Wait"
+            self._end(action.instance_id)
+
+    def _end(self, key: str) -> None:
+        self.nodes[key].ended_at, self.nodes[key].state = self.now, "Gone"
+
+    def advance(self, duration: timedelta) -> None:
+        """Time passes for AWS."""
+        self.now += duration
+        self._launch()
+        for key in self.alive():
+            node = self.nodes[key]
+            if node.state == "Pending:Wait":
+                age = self.now - node.launched_at
+                if node.ready_after is not None and age >= node.ready_after:
+                    node.state = "InService"
+                elif node.ready_after is None and age >= node.fails_after:
+                    self._end(key)
+            saved = node.leaving_at and node.saves_after and self.now - node.leaving_at >= node.saves_after
+            if node.state == "Terminating:Wait" and saved:
+                self._end(key)
+        surplus = len([key for key in self.alive() if self.nodes[key].state != "Terminating:Wait"]) - self.desired
+        for key in self.in_service():
+            if surplus > 0 and not self.nodes[key].protected:
+                self.nodes[key] = replace(self.nodes[key], state="Terminating:Wait", leaving_at=self.now)
+                surplus -= 1
+
+    def _launch(self) -> None:
+        staying = [key for key in self.alive() if self.nodes[key].state != "Terminating:Wait"]
+        for _ in range(self.desired - len(staying)):
+            on_demand = sum(self.nodes[key].lifecycle == "on-demand" for key in self.alive())
+            lifecycle: Lifecycle = "on-demand" if self.base is None or on_demand < self.base else "spot"
+            if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= self.capacity[lifecycle]:
+                self.failed.append(FailedLaunch(at=self.now, message=f"no {lifecycle} capacity"))
+                return
+            self.nodes[f"i-{len(self.nodes):017x}"] = Node(
+                lifecycle=lifecycle,
+                launched_at=self.now,
+                ready_after=self.boot,
+                fails_after=timedelta(minutes=5),
+                saves_after=self.saves_after,
+            )
+
+    def run(self, minutes: int) -> None:
+        """Ticks for so long."""
+        for _ in range(minutes):
+            self.tick()
+            self.advance(MINUTE)
+
+    def run_until(self, *phases: str, limit: int = 2000) -> None:
+        """Ticks until a phase is reached."""
+        for _ in range(limit):
+            self.tick()
+            if self.phase in phases:
+                return
+            self.advance(MINUTE)
+        raise AssertionError(f"none of {phases} within {limit} minutes; the phase is {self.phase}: {self.known.reason}")
+
+
+def trained(world: World) -> World:
+    """A world whose gang is complete."""
+    world.run_until("running")
+    return world
