@@ -30,7 +30,6 @@ def _ec2(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "subnet", ids("describe_subnets", "Subnets", "SubnetId")
     yield "route table", ids("describe_route_tables", "RouteTables", "RouteTableId")
     yield "internet gateway", ids("describe_internet_gateways", "InternetGateways", "InternetGatewayId")
-    yield "NAT gateway", ids("describe_nat_gateways", "NatGateways", "NatGatewayId")
     yield "network interface", ids("describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId")
     yield "security group", ids("describe_security_groups", "SecurityGroups", "GroupId")
     yield "security group rule", ids("describe_security_group_rules", "SecurityGroupRules", "SecurityGroupRuleId")
@@ -38,7 +37,10 @@ def _ec2(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "volume", ids("describe_volumes", "Volumes", "VolumeId")
     yield "address", [item["AllocationId"] for item in ec2.describe_addresses()["Addresses"]]
     yield "placement group", [item["GroupId"] for item in ec2.describe_placement_groups()["PlacementGroups"]]
-    # A deleted endpoint and a terminated instance stay visible for some time, and cost nothing.
+    yield "flow log", ids("describe_flow_logs", "FlowLogs", "FlowLogId")
+    # A deleted gateway or endpoint and a terminated instance stay visible for some time, and cost nothing.
+    gateways = ec2.describe_nat_gateways()["NatGateways"]
+    yield "NAT gateway", [item["NatGatewayId"] for item in gateways if item["State"] != "deleted"]
     yield (
         "VPC endpoint",
         [e["VpcEndpointId"] for e in ec2.describe_vpc_endpoints()["VpcEndpoints"] if e["State"].lower() != "deleted"],
@@ -78,6 +80,8 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     iam = client("iam")
     yield "role", [item["Arn"] for item in iam.list_roles()["Roles"]]
     yield "instance profile", [item["Arn"] for item in iam.list_instance_profiles()["InstanceProfiles"]]
+    providers = iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
+    yield "identity provider", [item["Arn"] for item in providers]
     yield "policy", [item["Arn"] for item in iam.list_policies(Scope="Local")["Policies"]]
     yield "queue", client("sqs").list_queues().get("QueueUrls", [])
     sns = client("sns")
@@ -85,8 +89,12 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "subscription", [item["SubscriptionArn"] for item in sns.list_subscriptions()["Subscriptions"]]
     yield "event rule", [item["Arn"] for item in client("events").list_rules()["Rules"]]
     yield "log group", [item["arn"] for item in client("logs").describe_log_groups()["logGroups"]]
-    alarms = client("cloudwatch").describe_alarms()["MetricAlarms"]
-    yield "alarm", [item["AlarmArn"] for item in alarms]
+    cloudwatch = client("cloudwatch")
+    yield "alarm", [item["AlarmArn"] for item in cloudwatch.describe_alarms()["MetricAlarms"]]
+    yield "dashboard", [item["DashboardName"] for item in cloudwatch.list_dashboards()["DashboardEntries"]]
+    yield "function", [item["FunctionArn"] for item in client("lambda").list_functions()["Functions"]]
+    yield "schedule", [item["Arn"] for item in client("scheduler").list_schedules()["Schedules"]]
+    yield "cluster", client("eks").list_clusters()["clusters"]
     yield "parameter", [item["Name"] for item in client("ssm").describe_parameters()["Parameters"]]
     account = client("sts").get_caller_identity()["Account"]
     yield "budget", [b["BudgetName"] for b in client("budgets").describe_budgets(AccountId=account).get("Budgets", [])]

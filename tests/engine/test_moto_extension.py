@@ -512,6 +512,19 @@ class TestBucketPolicies:
             applies({"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}, {})
 
 
+def test_a_nat_gateway_takes_its_interface_along_and_leaves_its_address(aws: Client) -> None:
+    ec2 = aws("ec2")
+    subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    address = ec2.allocate_address(Domain="vpc")["AllocationId"]
+    before = len(ec2.describe_network_interfaces()["NetworkInterfaces"])
+    gateway = ec2.create_nat_gateway(SubnetId=subnet, AllocationId=address)["NatGateway"]["NatGatewayId"]
+    assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == before + 1
+    ec2.delete_nat_gateway(NatGatewayId=gateway)
+    assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == before
+    (found,) = ec2.describe_addresses(AllocationIds=[address])["Addresses"]
+    assert "AssociationId" not in found
+
+
 def test_a_launch_templates_own_tags_are_not_its_instances(aws: Client) -> None:
     ec2 = aws("ec2")
     tags = [{"Key": "a", "Value": "b"}]
