@@ -86,13 +86,21 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         Alarm(
             name="failed-launches",
             description="AWS launches no nodes for lack of quota, capacity or permission; `gpufleet status` says which",
-            # A count of the whole run, so that only its growth is news; one refusal alone is every spot market's.
-            metrics={"failed": own("FailedLaunches", "Maximum")},
-            expression="DIFF(failed)",
+            # One refusal alone is every spot market's.
+            metrics={"failed": own("FailedLaunches", "Sum")},
             threshold=0,
             period_s=300,
             periods=3,
             rings_after=2,
+        ),
+        Alarm(
+            name="unfit-nodes",
+            description="A node failed its set-up or its tests, and is replaced; the log group has its report",
+            metrics={"unfit": own("UnfitNodes", "Sum")},
+            threshold=0,
+            period_s=300,
+            periods=1,
+            rings_after=1,
         ),
         Alarm(
             name="controller-errors",

@@ -80,15 +80,13 @@ def body(plan: FleetPlan, names: Names, *, ceiling_usd: float | None) -> dict[st
         ),
         _graph(
             names,
-            "Interruptions and failed starts",
-            [_own(names, metric, "Maximum") for metric in ("Interruptions", "RebalanceNotices", "FailedLaunches")],
+            "Interruptions and failures",
+            # The controller publishes those since its last look.
             [
-                _line(
-                    f"interruptions expected {plan.interruption.expected_count:.1f}",
-                    plan.interruption.expected_count,
-                    _PREDICTED,
-                )
+                _own(names, metric, "Sum")
+                for metric in ("Interruptions", "RebalanceNotices", "FailedLaunches", "UnfitNodes")
             ],
+            [],
         ),
         _graph(
             names,
@@ -119,7 +117,8 @@ def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
         f"## gpufleet {names.stack}\n"
         f"{plan.job.model} on {plan.node_count} x {plan.instance_type}, {plan.purchase.option}. Predicted: "
         f"{plan.hours.expected:,.1f} h (95th percentile {plan.hours.p95:,.1f} h), "
-        f"{plan.cost_usd.expected:,.2f} USD ({plan.cost_usd.p95:,.2f}), {hourly:,.2f} USD per hour.\n\n"
+        f"{plan.cost_usd.expected:,.2f} USD ({plan.cost_usd.p95:,.2f}), {hourly:,.2f} USD per hour, "
+        f"{plan.interruption.expected_count:,.2f} interruptions.\n\n"
         f"Speed is {plan.calibration.source}, standard error {plan.calibration.relative_error:.0%}."
     )
     return [

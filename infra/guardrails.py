@@ -38,7 +38,7 @@ BEYOND_THE_STACK = {
 # Policies by AWS that a role may have, by the end of their ARN.
 MANAGED_POLICIES = {
     "AmazonEKSClusterPolicy": "the permissions EKS requires of a cluster's role",
-    "AmazonEKSWorkerNodeMinimalPolicy": "the permissions EKS requires of a node's role",
+    "AmazonEKSWorkerNodePolicy": "the permissions EKS requires of a node's role",
     "AmazonEC2ContainerRegistryPullOnly": "the permissions EKS requires of a node's role to pull images",
     "AmazonEKS_CNI_Policy": "the permissions the VPC CNI requires, for its service account alone",
 }
@@ -50,6 +50,12 @@ TRUSTED_WITHOUT_SOURCE = frozenset({"ec2.amazonaws.com", "lambda.amazonaws.com",
 # Conditions that say for whom a service acts.
 _SOURCES = ("aws:SourceArn", "aws:SourceAccount", "aws:RequestTag/eks-cluster-arn")
 _CONTEXTS = (*_SOURCES, "kms:EncryptionContext:aws:logs:arn", "kms:CallerAccount")
+
+# Launch templates, by the end of their name, whose volumes are under the account's own key for EBS.
+VOLUMES_UNDER_ACCOUNT_KEY = {
+    "-system-node": "EKS launches them by the account's service-linked role, which the stack's key does not know; "
+    "they hold the image's files alone",
+}
 
 # Statements with which an interface or gateway endpoint lets anybody through.
 OPEN_ENDPOINT_STATEMENTS = {
@@ -200,6 +206,8 @@ def encrypted_at_rest(declared: Declared) -> Found:
     """Everything that holds data is encrypted under a key of the stack."""
     for resource in declared.resources:
         kind, given = kind_of(resource), resource.inputs
+        if kind == "BucketObjectv2" and not given.get("serverSideEncryption"):
+            continue  # takes the bucket's default
         if kind in _KEY_ARGUMENTS:
             if not given.get(_KEY_ARGUMENTS[kind]):
                 yield resource, f"{_KEY_ARGUMENTS[kind]} is not set"
@@ -208,7 +216,8 @@ def encrypted_at_rest(declared: Declared) -> Found:
     for template in declared.all("LaunchTemplate"):
         for mapping in template.inputs.get("blockDeviceMappings", []):
             volume = mapping.get("ebs", {})
-            if volume.get("encrypted") != "true" or not volume.get("kmsKeyId"):
+            excused = template.name.endswith(tuple(VOLUMES_UNDER_ACCOUNT_KEY))
+            if volume.get("encrypted") != "true" or not (volume.get("kmsKeyId") or excused):
                 yield template, f"volume {mapping.get('deviceName')} is not encrypted under the stack's key"
     for bucket in declared.all("Bucket"):
         found = declared.belonging("BucketServerSideEncryptionConfiguration", "bucket", bucket)

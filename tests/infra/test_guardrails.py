@@ -383,3 +383,13 @@ def test_every_reason_is_of_a_statement_that_exists() -> None:
         if kind in ("role", "endpoint")
     }
     assert set(guardrails.BEYOND_THE_STACK) | set(guardrails.OPEN_ENDPOINT_STATEMENTS) <= sids
+    everything = [each for variant in VARIANTS for each in variant_of_program(variant)]
+    attached = {each.inputs.get("policyArn", "").rpartition("/")[2] for each in everything}
+    assert set(guardrails.MANAGED_POLICIES) <= attached
+    assert all(any(each.name.endswith(name) for each in everything) for name in guardrails.VOLUMES_UNDER_ACCOUNT_KEY)
+    trusted = {
+        statement["Principal"].get("Service")
+        for _, kind, statement in guardrails._statements(Declared(resources=everything))
+        if kind == "trust" and "Condition" not in statement
+    }
+    assert trusted <= guardrails.TRUSTED_WITHOUT_SOURCE
