@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts the training command on this node under torchrun, keeps it running, and leaves cleanly when the node is taken
-# away: state saved, torchrun ended, Auto Scaling told to go on.
+# away: state saved, torchrun ended, Auto Scaling told to go on. Where there is nothing to train, or no more, it stays
+# until the group ends the node, so that no node waits out a hook.
 #
 # Reads the variables below from the environment; gpufleet-train.service takes them from node.env and runtime.env. The
 # unit's KillMode=mixed matters: SIGTERM must come here and not to torchrun, which would give the workers 30 s to save
@@ -9,27 +10,30 @@ set -euo pipefail
 
 # shellcheck source=bootstrap/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=bootstrap/fleet.sh
+source "$BOOTSTRAP_DIR/fleet.sh"
 
 # What to train: a script or "-m module", with its arguments; quotes are understood. Empty: nothing to do.
 GPUFLEET_TRAIN_COMMAND="${GPUFLEET_TRAIN_COMMAND:-}"
+# training: all nodes are one gang. workers: each node runs the command by itself, again and again.
+GPUFLEET_MODE="${GPUFLEET_MODE:-training}"
+GPUFLEET_RUN="${GPUFLEET_RUN:-}"
 GPUFLEET_NODE_COUNT="${GPUFLEET_NODE_COUNT:-1}"
 GPUFLEET_GPUS_PER_NODE="${GPUFLEET_GPUS_PER_NODE:-1}"
 GPUFLEET_EFA_CARDS="${GPUFLEET_EFA_CARDS:-0}"
 GPUFLEET_REGION="${GPUFLEET_REGION:-}"
+# Empty outside a fleet: launch.sh then ends with the training.
 GPUFLEET_ASG_NAME="${GPUFLEET_ASG_NAME:-}"
 GPUFLEET_TERMINATE_HOOK="${GPUFLEET_TERMINATE_HOOK:-}"
+GPUFLEET_LOG_GROUP="${GPUFLEET_LOG_GROUP:-}"
 GPUFLEET_BUCKET="${GPUFLEET_BUCKET:-}"
 GPUFLEET_CHECKPOINT_PREFIX="${GPUFLEET_CHECKPOINT_PREFIX:-checkpoints}"
 # The training code's archive, named by its digest; empty where the image has the code.
 GPUFLEET_TRAIN_ARCHIVE="${GPUFLEET_TRAIN_ARCHIVE:-}"
-# Where EFA's software lies, before /opt.
-OFI_ROOT="${ROOT:-}"
 # Folder to start the command in.
 GPUFLEET_TRAIN_DIR="${GPUFLEET_TRAIN_DIR:-$PWD}"
 # The Python with torch that install-python-env.sh found or made.
 GPUFLEET_PYTHON="${GPUFLEET_PYTHON:-python3}"
-# Notes between this script and the workers; gone after a reboot, as they should be.
-GPUFLEET_RUN_DIR="${GPUFLEET_RUN_DIR:-/run/gpufleet}"
 # Worker restarts that one torchrun does itself, in seconds each; an interruption of another node uses one.
 GPUFLEET_MAX_RESTARTS="${GPUFLEET_MAX_RESTARTS:-10}"
 # A torchrun that failed is started again, unless this many in a row failed whose workers lived less than
@@ -37,37 +41,91 @@ GPUFLEET_MAX_RESTARTS="${GPUFLEET_MAX_RESTARTS:-10}"
 GPUFLEET_MAX_LAUNCHES="${GPUFLEET_MAX_LAUNCHES:-5}"
 GPUFLEET_HEALTHY_S="${GPUFLEET_HEALTHY_S:-300}"
 GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
-# Seconds for the final checkpoint; torchrun then takes up to 30 s more, and systemd's TimeoutStopSec is 110.
-GPUFLEET_DRAIN_LIMIT_S="${GPUFLEET_DRAIN_LIMIT_S:-75}"
+# A worker's command that ended well is started again after this many seconds, in which the group may take the node.
+GPUFLEET_WORKER_PAUSE_S="${GPUFLEET_WORKER_PAUSE_S:-60}"
+# torchrun gives its workers 30 s after SIGTERM; one that is still there after this many seconds is killed.
+GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-35}"
 # Seconds to wait until all nodes of the fleet are in service, and between two looks.
 GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"
 GPUFLEET_JOIN_POLL_S="${GPUFLEET_JOIN_POLL_S:-10}"
 GPUFLEET_RENDEZVOUS_PORT="${GPUFLEET_RENDEZVOUS_PORT:-29400}"
+# In a pod, where no Auto Scaling group tells who the others are: their host names, with %d for each one's rank, and this
+# one's rank.
+GPUFLEET_PEERS="${GPUFLEET_PEERS:-}"
+GPUFLEET_NODE_RANK="${GPUFLEET_NODE_RANK:-0}"
+# Exit status of a node that left the run; a pod that ends with 0 would count as done.
+GPUFLEET_LEFT_STATUS="${GPUFLEET_LEFT_STATUS:-0}"
+# Seconds between two looks for broken GPUs, and between two attempts to tell the controller this node's state.
+GPUFLEET_GPU_CHECK_S="${GPUFLEET_GPU_CHECK_S:-60}"
+GPUFLEET_TELL_DELAY_S="${GPUFLEET_TELL_DELAY_S:-30}"
 
 # EX_CONFIG (sysexits.h): the training command is at fault, and the unit does not start it again.
 readonly GAVE_UP=78
-readonly DRAIN_FILE="$GPUFLEET_RUN_DIR/drain"
-readonly SAVED_FILE="$GPUFLEET_RUN_DIR/drain.saved"
+readonly SAVED_FILE="$DRAIN_FILE.saved" LISTENER_FILE="$DRAIN_FILE.listener"
+readonly STATE_FILE="$GPUFLEET_RUN_DIR/state" TOLD_FILE="$GPUFLEET_RUN_DIR/state.told"
 # Measured with torch 2.11 after kill -9: torchrun's default hung in 11 of 19 restarts, with its own store process 0 of
 # 10; shrinking two nodes to one took 42.8 s by default and 6.7 to 7.5 s with these intervals.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 readonly RENDEZVOUS_CONF="last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 
-torchrun_pid=""
+torchrun_pid="" watcher_pid="" teller_pid=""
 
 # The unit's stderr is the journal already, so lib.sh's copy to the logger would be a second one.
 log() {
   printf '%s launch: %s\n' "$(date -u +%FT%TZ)" "$*" >&2
 }
 
-# my_instance_id: from the metadata service (lib.sh), at the endpoint the AWS SDKs use.
-my_instance_id() {
-  IMDS_URL="${AWS_EC2_METADATA_SERVICE_ENDPOINT:-$IMDS_URL}"
-  imds instance-id
+# pause SECONDS: a sleep that a trapped signal interrupts.
+pause() {
+  sleep "$1" &
+  wait $! || true
 }
 
-aws_cli() {
-  aws --region "$GPUFLEET_REGION" --output text "$@"
+# in_fleet: whether there is a group that will end this node.
+in_fleet() {
+  [[ -n "$GPUFLEET_ASG_NAME" ]]
+}
+
+# keep_watching: the one process that asks the metadata service; started again should it ever end.
+keep_watching() {
+  # A pod, which the metadata service does not answer; its node writes the drain file.
+  [[ "${AWS_EC2_METADATA_DISABLED:-}" != true ]] || return 0
+  if [[ -z "$watcher_pid" ]] || ! kill -0 "$watcher_pid" 2>/dev/null; then
+    watch_notices &
+    watcher_pid=$!
+  fi
+}
+
+# ask_drain WHY: this node leaves; how long it may take is the watcher's to say.
+ask_drain() {
+  # Without Python nothing trains and nothing has to be saved.
+  (watch_notices --ask "$1") || printf '%s %s\n' "$EPOCHSECONDS" "$1" >"$DRAIN_FILE"
+}
+
+# tell STATE EXIT_STATUS [STEP]: tells the controller, in the background and until it took it.
+tell() {
+  printf '%s\n' "$*" >"$STATE_FILE"
+  keep_telling
+}
+
+# keep_telling: one process at a time, so that an older state never lands on a newer one.
+keep_telling() {
+  if [[ -n "$teller_pid" ]] && kill -0 "$teller_pid" 2>/dev/null; then return 0; fi
+  [[ -e "$STATE_FILE" && "$(<"$STATE_FILE")" != "$(cat "$TOLD_FILE" 2>/dev/null)" ]] || return 0
+  tell_newest &
+  teller_pid=$!
+}
+
+tell_newest() {
+  local -a state
+  while true; do
+    read -ra state <"$STATE_FILE"
+    if tell_controller "${state[@]}"; then break; fi
+    log "the controller could not be told that this node is ${state[0]}; trying again in $GPUFLEET_TELL_DELAY_S s"
+    sleep "$GPUFLEET_TELL_DELAY_S"
+  done
+  printf '%s\n' "${state[*]}" >"$TOLD_FILE"
+  log "the controller knows that this node is ${state[0]}"
 }
 
 # in_service_instances: "launch-time instance-id private-ip" of each running in-service node of the fleet, oldest first.
@@ -87,16 +145,16 @@ in_service_instances() {
 # Every node must pick the same rendezvous host on its own. The oldest node it is (the lower id of equals): a replacement
 # is always younger, so it joins where the survivors wait. The lowest id alone would let a newcomer found a second group.
 resolve_rendezvous() {
-  local instance_id instances count first_id first_ip deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
-  instance_id=$(my_instance_id) || exit 1
+  local instances count first_id deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
+  know_instance_id || exit 1
   while true; do
     if instances="$(in_service_instances)"; then
       count="$(grep -c . <<<"$instances" || true)"
-      if ((count >= GPUFLEET_NODE_COUNT)); then
-        read -r _ first_id first_ip _ <<<"$instances"
+      own_ip="$(awk -v id="$INSTANCE_ID" '$2 == id { print $3 }' <<<"$instances")"
+      if ((count >= GPUFLEET_NODE_COUNT)) && [[ -n "$own_ip" ]]; then
+        read -r _ first_id rendezvous_ip _ <<<"$instances"
         is_host=0
-        [[ "$first_id" == "$instance_id" ]] && is_host=1
-        rendezvous_ip="$first_ip"
+        [[ "$first_id" == "$INSTANCE_ID" ]] && is_host=1
         return 0
       fi
       log "$count of $GPUFLEET_NODE_COUNT nodes of $GPUFLEET_ASG_NAME are in service; waiting for the rest"
@@ -107,14 +165,38 @@ resolve_rendezvous() {
       return 0
     fi
     ((SECONDS < deadline)) || die "the fleet was not complete within $GPUFLEET_JOIN_LIMIT_S s"
+    keep_watching
     pause "$GPUFLEET_JOIN_POLL_S"
   done
 }
 
-# pause SECONDS: a sleep that a trapped signal interrupts.
-pause() {
-  sleep "$1" &
-  wait $! || true
+# resolve_peers: the same in a pod. A peer has an address from the moment its pod runs, and the first rank is the host.
+resolve_peers() {
+  local rank name address count deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
+  while true; do
+    count=0
+    for ((rank = 0; rank < GPUFLEET_NODE_COUNT; rank++)); do
+      # shellcheck disable=SC2059 # %d in the pattern is the rank
+      name="$(printf "$GPUFLEET_PEERS" "$rank")"
+      address="$(getent ahostsv4 "$name" | awk 'NR == 1 { print $1 }')" || true
+      if [[ -n "$address" ]]; then
+        count=$((count + 1))
+        ((rank != 0)) || rendezvous_ip="$address"
+        ((rank != GPUFLEET_NODE_RANK)) || own_ip="$address"
+      fi
+    done
+    if ((count == GPUFLEET_NODE_COUNT)); then
+      is_host=$((GPUFLEET_NODE_RANK == 0))
+      return 0
+    fi
+    log "$count of $GPUFLEET_NODE_COUNT pods have an address; waiting for the rest"
+    if [[ -e "$DRAIN_FILE" ]]; then
+      return 0
+    fi
+    ((SECONDS < deadline)) || die "the gang was not complete within $GPUFLEET_JOIN_LIMIT_S s"
+    keep_watching
+    pause "$GPUFLEET_JOIN_POLL_S"
+  done
 }
 
 # What the plan says of parallelism; torchrun's workers inherit it, and the training command acts on it.
@@ -134,39 +216,61 @@ version() {
   sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND$layout" | cut -c 1-12
 }
 
+# is_gang: whether this node trains together with others.
+is_gang() {
+  [[ "$GPUFLEET_MODE" == training ]] && ((GPUFLEET_NODE_COUNT > 1))
+}
+
 start_torchrun() {
   local -a arguments=(
     --nproc-per-node "$GPUFLEET_GPUS_PER_NODE" --max-restarts "$GPUFLEET_MAX_RESTARTS" --rdzv-conf "$RENDEZVOUS_CONF"
   )
-  if ((GPUFLEET_NODE_COUNT > 1)); then
+  if is_gang; then
     arguments[5]+=",is_host=$is_host"
-    arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "$GPUFLEET_ASG_NAME-$(version)"
-    --rdzv-endpoint "$rendezvous_ip:$GPUFLEET_RENDEZVOUS_PORT")
+    # The address and not the name: a VPC may have no DNS for it, and the first rank's name is where all others connect.
+    arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "${GPUFLEET_ASG_NAME:-pods}-$(version)"
+    --rdzv-endpoint "$rendezvous_ip:$GPUFLEET_RENDEZVOUS_PORT" --local-addr "$own_ip")
   else
     arguments+=(--standalone --nnodes 1)
   fi
+  rm -f "$LISTENER_FILE"
   # The command itself is not logged: it may hold a token.
   log "starting torchrun ${arguments[*]}"
   "$GPUFLEET_PYTHON" -m torch.distributed.run "${arguments[@]}" "${train_command[@]}" &
   torchrun_pid=$!
 }
 
-# Waits for torchrun; ends it when this node is leaving and its state is saved, or the limit for that is over.
+# workers: torchrun's children. They have sessions of their own, so they are no process group of ours.
+workers() {
+  cat "/proc/$torchrun_pid/task/"*/children 2>/dev/null || true
+}
+
+# any_alive PID...: whether one of them still runs.
+any_alive() {
+  local pid
+  for pid in "$@"; do
+    if kill -0 "$pid" 2>/dev/null; then return 0; fi
+  done
+  return 1
+}
+
+# Waits for torchrun; ends it when this node is leaving and its state is saved, or the time for that is over.
 supervise() {
-  local drain_deadline="" status=0 told=""
+  local status=0 look_at=$((SECONDS + GPUFLEET_GPU_CHECK_S))
   while kill -0 "$torchrun_pid" 2>/dev/null; do
-    if [[ -e "$DRAIN_FILE" && -z "$drain_deadline" ]]; then
-      drain_deadline=$((SECONDS + GPUFLEET_DRAIN_LIMIT_S))
-      log "leaving: $(<"$DRAIN_FILE")"
+    keep_watching
+    keep_telling
+    if [[ -e "$DRAIN_FILE" ]]; then
+      drain
+      break
     fi
-    if [[ -z "$told" && -e "$SAVED_FILE" ]]; then
-      log "state is saved; ending torchrun"
-      kill -TERM "$torchrun_pid" 2>/dev/null || true
-      told=1
-    elif [[ -z "$told" && -n "$drain_deadline" ]] && ((SECONDS >= drain_deadline)); then
-      log "state is NOT saved within $GPUFLEET_DRAIN_LIMIT_S s; ending torchrun"
-      kill -TERM "$torchrun_pid" 2>/dev/null || true
-      told=1
+    if in_fleet && ((SECONDS >= look_at)); then
+      look_at=$((SECONDS + GPUFLEET_GPU_CHECK_S))
+      sick="$(fatal_xid_error)"
+      if [[ -n "$sick" ]]; then
+        end_torchrun
+        break
+      fi
     fi
     pause 0.5
   done
@@ -175,39 +279,151 @@ supervise() {
   return "$status"
 }
 
-request_drain() {
-  # A second signal changes nothing: the limit runs already.
-  [[ -e "$DRAIN_FILE" ]] || printf 'launch.sh got SIG%s\n' "$1" >"$DRAIN_FILE"
+# drain: has the state saved and ends torchrun. A training process that reads the drain file (bootstrap.training) saves
+# by itself; any other gets SIGTERM, which is what most frameworks save on, and the same time.
+drain() {
+  local save_by="" reason="" told_reason="" extend_at=0
+  local -a signalled=()
+  while kill -0 "$torchrun_pid" 2>/dev/null; do
+    keep_watching
+    # Read again and again: a spot notice may leave less time than what came first.
+    read -r save_by reason <"$DRAIN_FILE" || true
+    [[ "$save_by" =~ ^[0-9]+$ ]] || save_by=$EPOCHSECONDS
+    if [[ "$reason" != "$told_reason" ]]; then
+      log "leaving: $reason; $((save_by - EPOCHSECONDS)) s to save the state"
+      told_reason="$reason"
+    fi
+    if [[ "$reason" == autoscaling/* ]] && ((SECONDS >= extend_at)); then
+      extend_at=$((SECONDS + HOOK_HEARTBEAT_S))
+      extend_terminate_hook &
+    fi
+    if [[ ! -e "$LISTENER_FILE" && ${#signalled[@]} -eq 0 ]]; then
+      read -ra signalled <<<"$(workers | tr '\n' ' ')"
+      log "no training process reads the drain file; sending SIGTERM to ${#signalled[@]}"
+      [[ ${#signalled[@]} -eq 0 ]] || kill -TERM "${signalled[@]}" 2>/dev/null || true
+    fi
+    if [[ -e "$SAVED_FILE" ]]; then
+      log "state is saved; ending torchrun"
+      break
+    elif [[ ${#signalled[@]} -gt 0 ]] && ! any_alive "${signalled[@]}"; then
+      log "the training processes have ended; ending torchrun"
+      break
+    elif ((EPOCHSECONDS >= save_by)); then
+      log "state is NOT saved in time; ending torchrun"
+      break
+    fi
+    pause 0.5
+  done
+  end_torchrun
 }
 
-complete_terminate_hook() {
-  local instance_id
-  if [[ -z "$GPUFLEET_TERMINATE_HOOK" || -z "$GPUFLEET_ASG_NAME" ]]; then
-    return 0
+# end_torchrun: SIGTERM, and SIGKILL to it and its workers where that is not enough.
+end_torchrun() {
+  local deadline=$((SECONDS + GPUFLEET_KILL_AFTER_S)) left
+  kill -TERM "$torchrun_pid" 2>/dev/null || true
+  while kill -0 "$torchrun_pid" 2>/dev/null; do
+    if ((SECONDS >= deadline)); then
+      left="$(workers)"
+      log "torchrun does not end; killing it"
+      # shellcheck disable=SC2086 # one argument a process
+      kill -KILL "$torchrun_pid" $left 2>/dev/null || true
+      return 0
+    fi
+    pause 0.5
+  done
+}
+
+request_drain() {
+  # A second signal changes nothing: the limit runs already.
+  [[ -e "$DRAIN_FILE" ]] || ask_drain "launch.sh got SIG$1"
+}
+
+# leave: the last thing a node does.
+leave() {
+  complete_terminate_hook
+  log "this node has left the run"
+}
+
+# stand_by: nothing to do until the group ends this node.
+stand_by() {
+  log "waiting for the group to end this node, which is paid until then"
+  until [[ -e "$DRAIN_FILE" ]]; do
+    keep_watching
+    keep_telling
+    pause 1
+  done
+  log "leaving: $(cut -d ' ' -f 2- "$DRAIN_FILE")"
+}
+
+# rest SECONDS: what a worker does between two runs of its command.
+rest() {
+  local until=$((SECONDS + $1))
+  while ((SECONDS < until)) && [[ ! -e "$DRAIN_FILE" ]]; do
+    keep_watching
+    keep_telling
+    pause 1
+  done
+}
+
+# finish STATUS: training is over on this node, for whatever reason. Ends this script.
+finish() {
+  if in_fleet; then
+    protect_from_scale_in off
+    stand_by
+    leave
+    exit 0
   fi
-  instance_id=$(my_instance_id) || return 0
-  if aws_cli autoscaling complete-lifecycle-action --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
-    --lifecycle-hook-name "$GPUFLEET_TERMINATE_HOOK" --instance-id "$instance_id" \
-    --lifecycle-action-result CONTINUE >/dev/null; then
-    log "terminate hook $GPUFLEET_TERMINATE_HOOK completed"
-  else
-    # A spot interruption or a plain stop of the service has no hook that waits.
-    log "terminate hook $GPUFLEET_TERMINATE_HOOK not completed; its timeout will"
-  fi
+  exit "$1"
+}
+
+# give_up STATUS WHY: nobody but a person can help.
+give_up() {
+  log "$2; giving up: journalctl -u gpufleet-train"
+  tell gave-up "$1"
+  send_log "training gave up"
+  finish "$GAVE_UP"
+}
+
+# replace_node: has this node, whose GPU broke, ended and another one started. Ends this script.
+replace_node() {
+  local check="check-gpus"
+  [[ "$sick" != *Xid* ]] || check="check-xid-errors"
+  log "this node cannot train any more: $sick"
+  tell sick 0 "$check"
+  send_log "a GPU broke: $sick"
+  until ask_to_be_replaced || [[ -e "$DRAIN_FILE" ]]; do
+    log "the group could not be told that this node is unhealthy; trying again"
+    rest "$GPUFLEET_TELL_DELAY_S"
+  done
+  stand_by
+  leave
+  exit 0
+}
+
+# send_log WHY: the end of this service's journal to the log group; a node that gave up may soon be gone.
+send_log() {
+  local text
+  [[ -n "$GPUFLEET_LOG_GROUP" ]] && command -v journalctl >/dev/null && know_instance_id || return 0
+  text="$(mktemp)"
+  journalctl --unit gpufleet-train --lines 200 --no-pager >"$text" 2>&1 || true
+  "$BOOTSTRAP_DIR/steps/send-log.sh" "train/$INSTANCE_ID" "$1" "$text" ||
+    log "the log could not be sent to CloudWatch Logs"
+  rm -f "$text"
 }
 
 check_settings() {
   local name
+  [[ "$GPUFLEET_MODE" == training || "$GPUFLEET_MODE" == workers ]] ||
+    die "GPUFLEET_MODE is '$GPUFLEET_MODE'; expected training or workers in $NODE_ENV"
   for name in GPUFLEET_NODE_COUNT GPUFLEET_GPUS_PER_NODE; do
     [[ "${!name}" =~ ^[1-9][0-9]*$ ]] || die "$name is '${!name}'; expected a count of at least 1 in $NODE_ENV"
   done
   if ! xargs printf '' <<<"$GPUFLEET_TRAIN_COMMAND" 2>/dev/null; then
     die "GPUFLEET_TRAIN_COMMAND in $NODE_ENV has unbalanced quotes"
   fi
-  mapfile -d '' -t train_command < <(xargs printf '%s\0' <<<"$GPUFLEET_TRAIN_COMMAND")
   command -v "$GPUFLEET_PYTHON" >/dev/null ||
     die "GPUFLEET_PYTHON is $GPUFLEET_PYTHON, and there is no such program; steps/install-python-env.sh writes it"
-  if ((GPUFLEET_NODE_COUNT > 1)) && [[ -z "$GPUFLEET_ASG_NAME" || -z "$GPUFLEET_REGION" ]]; then
+  if is_gang && [[ -z "$GPUFLEET_PEERS" && (-z "$GPUFLEET_ASG_NAME" || -z "$GPUFLEET_REGION") ]]; then
     die "GPUFLEET_NODE_COUNT is $GPUFLEET_NODE_COUNT, so GPUFLEET_ASG_NAME and GPUFLEET_REGION must say where the others are"
   fi
 }
@@ -219,6 +435,7 @@ export_settings() {
   # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
   export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
+  export GPUFLEET_PROGRESS_FILE="${GPUFLEET_PROGRESS_FILE:-$PROGRESS_FILE}"
   # Set by the service already; a node.env that was sourced without export must not lose them.
   local name
   for name in "${PARALLELISM[@]}"; do
@@ -232,57 +449,71 @@ export_settings() {
     export GPUFLEET_CHECKPOINT_URI="${GPUFLEET_CHECKPOINT_URI:-s3://$GPUFLEET_BUCKET/$GPUFLEET_CHECKPOINT_PREFIX}"
   fi
   if ((GPUFLEET_EFA_CARDS > 0)); then
-    # Without it libfabric may choose TCP where EFA does not come up, and nothing but the bill would tell.
-    export FI_PROVIDER=efa
-    # NCCL loads its EFA plugin by name, and a service has no loader path of its own: not found, NCCL takes TCP.
-    local plugin
-    plugin="$(find "$OFI_ROOT/opt/amazon" "$OFI_ROOT/opt/aws-ofi-nccl" -name 'libnccl-net*.so*' 2>/dev/null | head -n 1)" || true
-    if [[ -n "$plugin" ]]; then
-      export LD_LIBRARY_PATH="${plugin%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-    fi
+    export_efa_settings
   fi
 }
 
 main() {
   local launches=0 status started
-  if [[ -z "${GPUFLEET_TRAIN_COMMAND//[[:space:]]/}" ]]; then
-    log "nothing to train: GPUFLEET_TRAIN_COMMAND is empty in $NODE_ENV"
-    return 0
-  fi
-  check_settings
   export_settings
   mkdir -p "$GPUFLEET_RUN_DIR"
-  rm -f "$DRAIN_FILE" "$SAVED_FILE"
-  cd -- "$GPUFLEET_TRAIN_DIR"
+  rm -f "$DRAIN_FILE" "$DRAIN_FILE".* "$STATE_FILE" "$TOLD_FILE" "$GPUFLEET_PROGRESS_FILE"
   trap 'request_drain TERM' TERM
   trap 'request_drain INT' INT
+  trap 'kill $watcher_pid $teller_pid 2>/dev/null || true' EXIT
+  keep_watching
+
+  if [[ -z "${GPUFLEET_TRAIN_COMMAND//[[:space:]]/}" ]]; then
+    log "nothing to train: GPUFLEET_TRAIN_COMMAND is empty in $NODE_ENV"
+    finish 0
+  fi
+  (check_settings) || give_up 1 "the training command cannot be started"
+  mapfile -d '' -t train_command < <(xargs printf '%s\0' <<<"$GPUFLEET_TRAIN_COMMAND")
+  cd -- "$GPUFLEET_TRAIN_DIR" || give_up 1 "GPUFLEET_TRAIN_DIR is $GPUFLEET_TRAIN_DIR, and there is no such folder"
 
   while true; do
-    is_host=1 rendezvous_ip=127.0.0.1
-    if ((GPUFLEET_NODE_COUNT > 1)); then
+    is_host=1 rendezvous_ip=127.0.0.1 own_ip="" sick=""
+    if is_gang && [[ -n "$GPUFLEET_PEERS" ]]; then
+      resolve_peers
+    elif is_gang; then
       resolve_rendezvous
     fi
     status=0
     started=$SECONDS
     if [[ ! -e "$DRAIN_FILE" ]]; then
+      if [[ "$GPUFLEET_MODE" == workers ]]; then
+        protect_from_scale_in on
+      fi
       start_torchrun
+      tell training 0
       supervise || status=$?
     fi
     if [[ -e "$DRAIN_FILE" ]]; then
-      complete_terminate_hook
-      log "this node has left the run"
-      return 0
+      leave
+      return "$GPUFLEET_LEFT_STATUS"
+    fi
+    if in_fleet; then
+      [[ -n "$sick" ]] || ((status == 0)) || sick="$(broken_gpu)"
+      if [[ -n "$sick" ]]; then
+        replace_node
+      fi
     fi
     if ((status == 0)); then
-      log "training is complete"
-      return 0
+      tell "done" 0
+      if [[ "$GPUFLEET_MODE" == training ]]; then
+        log "training is complete"
+        finish 0
+      fi
+      launches=0
+      log "the command is done; starting it again in $GPUFLEET_WORKER_PAUSE_S s"
+      protect_from_scale_in off
+      rest "$GPUFLEET_WORKER_PAUSE_S"
+      continue
     fi
     ((SECONDS - started >= GPUFLEET_HEALTHY_S * (GPUFLEET_MAX_RESTARTS + 1))) && launches=0
     launches=$((launches + 1))
     if ((launches >= GPUFLEET_MAX_LAUNCHES)); then
-      log "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s a start, the last with status $status;" \
-        "giving up. This node is paid until it is destroyed; its log: journalctl -u gpufleet-train"
-      return "$GAVE_UP"
+      give_up "$status" "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s a start, the last with status $status"
     fi
     log "torchrun ended with status $status after $((SECONDS - started)) s; starting it again"
     pause "$GPUFLEET_RELAUNCH_DELAY_S"

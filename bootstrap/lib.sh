@@ -6,18 +6,22 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Settings: each has its default here and nowhere else.
 : "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
 : "${NODE_INIT_TIMEOUT_S:=1800}" # whole set-up, s; a node that is not ready then is paid for nothing
-: "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of the launch hook, s
+: "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of a lifecycle hook, s
+: "${LEAVE_LIMIT_S:=180}"        # for the group to end a node it was told to abandon, s; then it ends itself
 : "${RETRY_DELAY_S:=5}"          # between attempts of retry, s
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
-: "${IMDS_URL:=http://169.254.169.254}"
-: "${NVME_MOUNT:=$ROOT/mnt/nvme}"         # where the instance-store disks go
-: "${DISK_MIN_FREE_GIB:=20}"              # free space on the root volume: one torch environment and logs
-: "${PCIE_MIN_WIDTH:=8}"                  # lanes of each GPU; EC2 gives some GPU types 8, none fewer
-: "${TIME_SYNC_TIMEOUT_S:=60}"            # chrony's first synchronisation after boot, s
-: "${SMOKE_TIMEOUT_S:=600}"               # smoke test, s
-: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}" # floor of its all-reduce, GB/s; empty for none
-: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"     # floor of its scaling, 0 to 1; empty for none
-: "${WHEELS_KEY:=bootstrap/wheels.tar}"   # object of the stack's bucket: the wheels of requirements-node.txt
+# The endpoint's variable is that of the AWS SDKs.
+: "${IMDS_URL:=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}}"
+: "${NVME_MOUNT:=$ROOT/mnt/nvme}"           # where the instance-store disks go
+: "${DISK_MIN_FREE_GIB:=20}"                # free space on the root volume: one torch environment and logs
+: "${PCIE_MIN_WIDTH:=8}"                    # lanes of each GPU; EC2 gives some GPU types 8, none fewer
+: "${TIME_SYNC_TIMEOUT_S:=60}"              # chrony's first synchronisation after boot, s
+: "${SMOKE_TIMEOUT_S:=600}"                 # smoke test, s
+: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"   # floor of its all-reduce, GB/s; empty for none
+: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"       # floor of its scaling, 0 to 1; empty for none
+: "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}" # notes between the node's processes; gone after a reboot
+: "${NODE_STATES_PREFIX:=control/nodes}"    # where nodes tell the controller their state, in the stack's bucket
+: "${WHEELS_KEY:=bootstrap/wheels.tar}"     # object of the stack's bucket: the wheels of requirements-node.txt
 
 ETC_DIR=$ROOT/etc/gpufleet
 LOG_DIR=$ROOT/var/log/gpufleet
@@ -25,6 +29,9 @@ STATE_DIR=$ROOT/var/lib/gpufleet
 NODE_ENV=$ETC_DIR/node.env
 RUNTIME_ENV=$ETC_DIR/runtime.env
 LOG_FILE=$LOG_DIR/node-init.log
+# This node is taken away (bootstrap/training/drain.py); how far training has come (bootstrap/training/progress.py).
+DRAIN_FILE=$GPUFLEET_RUN_DIR/drain
+PROGRESS_FILE=$GPUFLEET_RUN_DIR/progress.json
 
 # The EFA installer and CUDA put their programs where a system service's PATH does not look.
 PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
@@ -125,6 +132,31 @@ assert_may_install() {
     "(gpufleet:amiName), or one of your own (gpufleet:amiId) in subnets that reach the internet"
 }
 
+# Xid errors after which NVIDIA asks for a reset of the GPU or a restart of the machine; the others are the training
+# code's, or pass: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21). 154 is the
+# driver's own summary of what it needs.
+FATAL_XIDS='46|48|62|64|74|79|95|109|110|119|120|136|140|143|158'
+NEEDED_ACTIONS='GPU Reset Required|Node Reboot Required'
+
+# fatal_xid_error: the first kernel message of a GPU that cannot go on; empty where there is none, or nobody can look.
+fatal_xid_error() {
+  { dmesg 2>/dev/null || true; } |
+    grep -m 1 -E "NVRM: Xid \([^)]*\): (($FATAL_XIDS),|154,.* to [^ ]+ \\(($NEEDED_ACTIONS)\\))" || true
+}
+
+# broken_gpu: why this node cannot train any more; empty while it can.
+broken_gpu() {
+  local found answering expected
+  found=$(fatal_xid_error)
+  if [[ -z $found ]] && command -v nvidia-smi >/dev/null; then
+    expected=$(gpu_count)
+    # It never comes back from a GPU that fell off the bus.
+    answering=$(timeout --kill-after=5 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc --lines || true)
+    ((answering >= expected)) || found="$answering of $expected GPUs answer"
+  fi
+  printf '%s' "$found"
+}
+
 # apt_install PACKAGE=VERSION...: install exactly these and hold them.
 apt_install() {
   retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" install --yes --no-install-recommends \
@@ -167,4 +199,26 @@ imds() {
   printf 'X-aws-ec2-metadata-token: %s' "$token" |
     curl --fail --silent --max-time 5 --header @- "$IMDS_URL/latest/meta-data/$1" ||
     die "the instance metadata service does not answer $1"
+}
+
+# watch_notices [OPTION...]: writes DRAIN_FILE when this node is taken away; run it in the background. With the system's
+# Python: notices also come before there is another, and where there will never be one.
+watch_notices() {
+  PYTHONPATH=${BOOTSTRAP_DIR%/*} exec python3 -m bootstrap.training.watcher "$DRAIN_FILE" "$@"
+}
+
+# export_efa_settings: makes NCCL use EFA or fail. Left alone it takes TCP where anything of EFA is missing, and nothing
+# but the bill would tell.
+export_efa_settings() {
+  local plugin
+  export FI_PROVIDER=efa
+  # The plugin's name for NCCL; with it NCCL has no other network to choose:
+  # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net
+  export NCCL_NET="AWS Libfabric"
+  # NCCL loads the plugin by name, and a service has no loader path of its own.
+  plugin=$(find "$ROOT/opt/amazon" "$ROOT/opt/aws-ofi-nccl" -name 'libnccl-net*.so*' 2>/dev/null | sort | head -n 1 || true)
+  [[ -n $plugin ]] || return 0
+  export LD_LIBRARY_PATH="${plugin%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  # Newer plugins have no file under the plain name libnccl-net.so.
+  if [[ ${plugin##*/} == libnccl-net-ofi.so* ]]; then export NCCL_NET_PLUGIN=ofi; fi
 }

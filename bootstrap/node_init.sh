@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Makes a fresh instance a node that trains, or has it replaced: the steps below, in this order. Run as root by user
 # data. Each step ends early where its work is done, so a run that was cut off can be started again. A failure, whatever
-# it is, ends the node: the launch hook gets ABANDON and the Auto Scaling group starts another one.
+# it is, ends the node: the launch hook gets ABANDON and the Auto Scaling group starts another one. So does a group that
+# no longer wants the node: nobody waits for a step that is of no use.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source-path=SCRIPTDIR source=fleet.sh
+source "$BOOTSTRAP_DIR/fleet.sh"
 
 STEPS=(
   check-platform        # Ubuntu, root, node.env complete, the tools the other steps use
@@ -22,30 +25,62 @@ STEPS=(
 )
 
 current=start
-heartbeats=""
+step="" heartbeats="" watcher=""
 
 on_exit() {
   local status=$?
   trap - EXIT
+  if [[ -n $step ]]; then kill "$step" 2>/dev/null || true; fi
   if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" "$heartbeats" 2>/dev/null || true; fi
+  if [[ -n $watcher ]]; then kill "$watcher" 2>/dev/null || true; fi
   if ((status == 0)); then return; fi
-  log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
-  # Bounded: the instance is paid until ABANDON is said.
-  timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" || log "the failure could not be reported to CloudWatch Logs"
+  if [[ -e $DRAIN_FILE ]]; then
+    log "this node is taken away during $current: $(cut -d ' ' -f 2- "$DRAIN_FILE")"
+  else
+    log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
+    # Bounded: the instance is paid until ABANDON is said.
+    timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" "$status" || log "the failure could not be reported"
+  fi
   # A node that is in service already, or cannot say ABANDON, ends itself: the launch template makes a shutdown a
   # termination, and the group replaces it. Waiting for the hook's timeout would be paid for.
-  "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || { log "ABANDON failed, shutting down" && shutdown -h now; }
+  if "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || [[ -e $DRAIN_FILE ]]; then
+    leave_group
+  else
+    log "ABANDON failed, shutting down" && shutdown -h now
+  fi
   exit "$status"
 }
 
-# run_step NAME [ARGUMENT...]: run steps/NAME.sh or checks/NAME.sh within what is left of the time.
+# leave_group: the group ends an abandoned node, through its terminate hook. Nothing here has to be saved, so the hook is
+# completed at once and its timeout is not paid for.
+leave_group() {
+  [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "$BOOTSTRAP_DIR/steps/wait-for-drain.sh" || true
+  if [[ -e $DRAIN_FILE ]]; then
+    complete_terminate_hook
+  else
+    log "the group has not ended this node within $LEAVE_LIMIT_S s, shutting down" && shutdown -h now
+  fi
+}
+
+# run_step NAME [ARGUMENT...]: run steps/NAME.sh or checks/NAME.sh within what is left of the time, and only while the
+# group wants this node.
 run_step() {
   local script=$BOOTSTRAP_DIR/steps/$1.sh left=$((NODE_INIT_TIMEOUT_S - SECONDS)) began=$SECONDS
   current=$1
   [[ -x $script ]] || script=$BOOTSTRAP_DIR/checks/$1.sh
   ((left > 0)) || die "no time left for $1: NODE_INIT_TIMEOUT_S is $NODE_INIT_TIMEOUT_S"
   shift
-  timeout --kill-after=30 "$left" "$script" "$@" 2>&1 | tee -a "$LOG_FILE"
+  # shellcheck disable=SC2016 # expanded by the inner shell
+  timeout --kill-after=30 "$left" bash -o pipefail -c '"${@:2}" 2>&1 | tee -a "$1"' step "$LOG_FILE" "$script" "$@" &
+  step=$!
+  if [[ -n $watcher ]]; then
+    wait -n "$step" "$watcher" || true
+    if [[ -e $DRAIN_FILE ]]; then exit 1; fi
+    # One that ended without a notice will not bring one.
+    kill -0 "$watcher" 2>/dev/null || watcher=""
+  fi
+  wait "$step"
+  step=""
   log "$current took $((SECONDS - began)) s"
 }
 
@@ -59,6 +94,7 @@ flock --nonblock 9 || {
 }
 [[ -e $NODE_ENV ]] || die "$NODE_ENV is missing: this is not a node of a fleet, or its user data failed"
 
+rm -f "$DRAIN_FILE"
 trap on_exit EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
@@ -67,6 +103,7 @@ load_node_env
 case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
   CONTINUE)
     log "this node is in service already"
+    run_step start-metrics
     run_step start-training
     exit 0
     ;;
@@ -75,7 +112,10 @@ esac
 
 setsid "$BOOTSTRAP_DIR/steps/send-heartbeats.sh" 9>&- &
 heartbeats=$!
-for step in "${STEPS[@]}"; do run_step "$step"; done
+watch_notices --once 9>&- &
+watcher=$!
+for name in "${STEPS[@]}"; do run_step "$name"; done
 run_step complete-launch-hook CONTINUE
+run_step start-metrics
 run_step start-training
 log "node ready after $SECONDS s"

@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
-# Installs gpufleet-train.service and starts it, where the plan has a training command.
+# Installs gpufleet-train.service and starts it. Also where there is no training command: the service leaves cleanly when
+# the group ends the node.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
-if [[ -z ${GPUFLEET_TRAIN_COMMAND:-} ]]; then
-  log "no training command: the node waits for one"
-  exit 0
-fi
 if systemctl is-active --quiet gpufleet-train.service; then
   log "gpufleet-train.service runs"
   exit 0

@@ -37,6 +37,7 @@ from bootstrap.training.errors import CheckpointError, ConfigurationError, Inter
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.interval import young_daly_interval_s
 from bootstrap.training.ledger import Ledger, process_started_at
+from bootstrap.training.progress import Progress
 from bootstrap.training.state import (
     Stateful,
     bare,
@@ -69,8 +70,8 @@ DEFAULT_INTERVAL_S = 600.0
 DEFAULT_HANG_TIMEOUT_S = 600.0
 # Compilation, autotuning and cold data caches make the first step the slow one.
 FIRST_STEP_FACTOR = 3
-# A spot notice gives 120 s and launch.sh 100 s of it: a final save that takes longer is given up.
-FINAL_SAVE_LIMIT_S = 90.0
+# Deleting old checkpoints may hold up the end this long; what is left is deleted by the next run.
+PRUNE_LIMIT_S = 60.0
 
 
 @dataclass
@@ -120,6 +121,7 @@ class SpotTolerantRun:
         scheduler: learning-rate scheduler.
         scaler: gradient scaler.
         extra: anything else with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
+        tokens_per_sample: for the published tokens per second; ``GPUFLEET_SEQ_LEN`` of the plan if not given.
         seed: of the sample order, and of the random generators where the number of ranks changed.
         shuffle: False to read the data set in its own order.
         checkpoint_interval_s: seconds between checkpoints; ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600. With
@@ -151,6 +153,7 @@ class SpotTolerantRun:
         scheduler: Stateful | None = None,
         scaler: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
+        tokens_per_sample: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         checkpoint_interval_s: float | None = None,
@@ -191,6 +194,7 @@ class SpotTolerantRun:
         self._heartbeat = Heartbeat()
         self._control = Control(timeout_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
         self.sample_indices(0)  # says now, not at the first step, that the sizes do not divide
+        self._progress = Progress.from_environment(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
         self._ledger: Ledger | None = None
         self._writer_id = ""
         self._pending: _Save | None = None
@@ -252,7 +256,7 @@ class SpotTolerantRun:
             self.step += 1
             self._boundary(is_last=self.step >= total)
         if self._pruner is not None:
-            self._pruner.join(timeout=FINAL_SAVE_LIMIT_S)
+            self._pruner.join(timeout=PRUNE_LIMIT_S)
         if self._ledger is not None:
             self._ledger.end("done", self.step, "all steps done")
         self._beat("what follows the last step", math.inf)
@@ -274,6 +278,7 @@ class SpotTolerantRun:
     def _boundary(self, *, is_last: bool) -> None:
         if self._ledger is not None:
             self._ledger.progress(self.step)
+            self._progress.update(self.step)
         if not is_last and self.step % self._agree_every:
             return
         self._beat(f"agreeing after step {self.step}")
@@ -409,22 +414,34 @@ class SpotTolerantRun:
             )
 
     def _final_save(self) -> None:
-        """Save this very step and wait until it is committed, or the limit is over."""
+        """Save this very step and wait until it is committed, or the time is up."""
         if self._ledger is not None:
             self._ledger.progress(self.step, force=True)
-        deadline = time.monotonic() + FINAL_SAVE_LIMIT_S
+        deadline = time.monotonic() + self._hang_timeout_s * FIRST_STEP_FACTOR
         self._finish_pending(deadline)
         if self._saved_step != self.step:
             self._begin_save()
             self._finish_pending(deadline)
 
     def _finish_pending(self, deadline: float) -> None:
-        if self._pending is None:
+        """Commit the save on its way once every rank has written its share.
+
+        The rank whose machine leaves first bounds it for all, also where its notice comes while they wait; without any
+        notice the hang timeout does.
+        """
+        save = self._pending
+        if save is None:
             return
-        assert self._pending.thread is not None
-        remaining = max(0.0, deadline - time.monotonic())
-        self._heartbeat.beat(limit_s=remaining + self._hang_timeout_s, doing="the final save")
-        self._pending.thread.join(timeout=remaining)
+        assert save.thread is not None
+        while True:
+            self._beat("the final save")
+            left_s = deadline - time.monotonic()
+            if self._watcher.stop_notice is not None:
+                left_s = min(left_s, self._watcher.stop_notice.save_by - time.time())
+            unwritten, minus_left_s = self._control.maximum([int(not save.written), -max(0, math.ceil(left_s))])
+            if not unwritten or minus_left_s == 0:
+                break
+            save.thread.join(timeout=1.0)
         self._commit()
 
     # Stopping.

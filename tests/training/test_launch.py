@@ -3,10 +3,14 @@
     launch_cases/NAME/env        NAME=value lines for launch.sh
     launch_cases/NAME/python     what stands in for python (torchrun); absent: exits 0
     launch_cases/NAME/aws        what stands in for the AWS CLI; absent: fails
+    launch_cases/NAME/TOOL       another fake: dmesg, nvidia-smi, journalctl
     launch_cases/NAME/during.sh  optional: run while launch.sh runs, with its process id as $1
+    launch_cases/NAME/leave      optional, lines of "TEXT" or "TEXT|PATH|VALUE": when the log holds TEXT, the metadata
+                                 service gives the notice (by default the group ends this node)
     launch_cases/NAME/expected   exit status, then lines that must be in the calls (+) or the log (>), or must not (!)
 
-Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder.
+Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder. The node's watcher and
+"python -c" are the real ones.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,16 +29,34 @@ from examples.local_imds import LocalImds
 CASES = Path(__file__).parent / "launch_cases"
 LAUNCH = Path(__file__).parents[2] / "bootstrap" / "launch.sh"
 PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
-DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n"}
+REAL_PYTHON = f'if [[ $1 == -c || $2 == bootstrap.training.watcher ]]; then exec {sys.executable} "$@"; fi\n'
+DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
+TOOLS = (*DEFAULTS, "nvidia-smi", "journalctl")
+LIFECYCLE = "autoscaling/target-lifecycle-state"
 
 
 def install_fakes(case: Path, folder: Path) -> None:
     folder.mkdir()
-    for name, default in DEFAULTS.items():
-        given = case / name
+    for name in TOOLS:
+        if (given := case / name).exists():
+            answer = given.read_text()
+        elif name in DEFAULTS:
+            answer = DEFAULTS[name]
+        else:
+            continue
         fake = folder / ("python3" if name == "python" else name)
-        fake.write_text(PRELUDE.format(name=name) + (given.read_text() if given.exists() else default))
+        fake.write_text(PRELUDE.format(name=name) + (REAL_PYTHON if name == "python" else "") + answer)
         fake.chmod(0o755)
+
+
+def give_notice(told: str, log: Path, imds: LocalImds) -> None:
+    """Wait for the text in the log, then give the notice of a case's ``leave``."""
+    text, path, value = told.split("|") if "|" in told else (told, LIFECYCLE, "Terminated")
+    deadline = time.monotonic() + 120
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, f"never said {text!r}:\n{log.read_text()}"
+        time.sleep(0.05)
+    imds.values[path] = value
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir() if path.is_dir()))
@@ -50,10 +73,14 @@ def test_case(name: str, tmp_path: Path) -> None:
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "CASE": str(tmp_path),
             "GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_TRAIN_DIR": str(tmp_path),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "HOME": str(tmp_path),
-            "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1",
+            "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1", "GPUFLEET_IMDS_POLL_S": "0.2",
+            "GPUFLEET_TELL_DELAY_S": "1", "GPUFLEET_WORKER_PAUSE_S": "1", "GPUFLEET_GPU_CHECK_S": "1",
         } | given  # fmt: skip
         process = subprocess.Popen([str(LAUNCH)], env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
+            if (case / "leave").exists():
+                for notice in (case / "leave").read_text().splitlines():
+                    give_notice(notice, log, imds)
             if (case / "during.sh").exists():
                 command = ["bash", "-eu", str(case / "during.sh"), str(process.pid)]
                 subprocess.run(command, env=environment, check=True, timeout=120)

@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.checkpoint import Checkpoints
+from bootstrap.training.drain import Notice
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.stores import LocalStore, Written, open_store
-from bootstrap.training.watcher import Notice
 from tests.unit.bootstrap.training.conftest import BUCKET
 
 STEPS = 30

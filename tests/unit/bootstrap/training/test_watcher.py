@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+import bootstrap.training
+from bootstrap.training.drain import DrainFile, Notice
 from bootstrap.training.imds import Imds, ImdsError
-from bootstrap.training.watcher import Watcher
+from bootstrap.training.watcher import Watcher, main
 from examples.local_imds import LocalImds
 
 
@@ -29,7 +35,12 @@ def client(service: LocalImds) -> Imds:
     return Imds(service.endpoint, timeout_s=0.5)
 
 
-def watch_once(client: Imds, *, drain_file: Path | None = None) -> Watcher:
+@pytest.fixture
+def drain_file(tmp_path: Path) -> DrainFile:
+    return DrainFile(tmp_path / "run" / "drain")
+
+
+def watch_once(client: Imds, *, drain_file: DrainFile | None = None) -> Watcher:
     watcher = Watcher(client, signals=False, drain_file=drain_file)
     watcher.poll_imds(client)
     return watcher
@@ -149,30 +160,170 @@ def test_lifecycle_states(service: LocalImds, client: Imds, state: str, leaves: 
     assert (watch_once(client).stop_notice is not None) is leaves
 
 
-def test_notice_is_passed_to_launch_and_saved_state_too(service: LocalImds, client: Imds, tmp_path: Path) -> None:
-    drain = tmp_path / "run" / "drain"
+def reader(drain_file: DrainFile, *, answers: bool = False) -> Watcher:
+    """A training process's watcher, which looked once."""
+    watcher = Watcher(None, drain_file=drain_file, answers=answers, signals=False)
+    watcher.start()
+    return watcher
+
+
+def test_notice_goes_through_the_drain_file_and_the_answer_comes_back(
+    service: LocalImds, client: Imds, drain_file: DrainFile
+) -> None:
     service.interrupt()
-    watcher = watch_once(client, drain_file=drain)
-    assert "spot/instance-action" in drain.read_text()
-    watcher.announce_saved()
-    assert (tmp_path / "run" / "drain.saved").exists()
+    watch_once(client, drain_file=drain_file)
+    training = reader(drain_file, answers=True)
+    try:
+        notice = training.stop_notice
+        assert notice is not None and notice.source == "spot/instance-action"
+        assert notice.detail.startswith("terminate at 20")
+        assert (drain_file.path.parent / "drain.listener").exists()
+        training.announce_saved()
+        assert (drain_file.path.parent / "drain.saved").exists()
+    finally:
+        training.close()
+    assert not (drain_file.path.parent / "drain.listener").exists(), "launch.sh would wait for a process that is gone"
 
 
-def test_node_that_stays_announces_nothing(tmp_path: Path) -> None:
-    Watcher(None, signals=False, drain_file=tmp_path / "drain").announce_saved()
-    assert list(tmp_path.iterdir()) == []
+def test_one_process_a_node_answers(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
+    service.interrupt()
+    watch_once(client, drain_file=drain_file)
+    training = reader(drain_file)
+    training.announce_saved()
+    training.close()
+    assert [path.name for path in drain_file.path.parent.iterdir()] == ["drain"]
 
 
-def test_thread_sees_a_notice_and_the_drain_file(service: LocalImds, client: Imds, tmp_path: Path) -> None:
-    by_service = Watcher(client, poll_interval_s=0.05, signals=False)
-    by_file = Watcher(None, drain_file=tmp_path / "drain", signals=False)
+def test_node_that_stays_announces_nothing(drain_file: DrainFile) -> None:
+    training = reader(drain_file, answers=True)
+    training.announce_saved()
+    training.close()
+    assert list(drain_file.path.parent.iterdir()) == []
+
+
+def test_rebalance_goes_through_the_drain_file_once(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
+    service.recommend_rebalance()
+    node = watch_once(client, drain_file=drain_file)
+    training = Watcher(None, drain_file=drain_file, signals=False)
+    looks = iter((False, False, True))
+    training.watch(lambda: next(looks))
+    assert training.stop_notice is None and training.save_notice is not None
+    assert training.save_notice.source == "events/recommendations/rebalance"
+    training.save_done()
+    looks = iter((False, True))
+    training.watch(lambda: next(looks))
+    assert training.save_notice is None, "the same recommendation asked twice"
+    service.values["events/recommendations/rebalance"] = '{"noticeTime": "2031-01-01T00:00:00Z"}'
+    node.poll_imds(client)
+    looks = iter((False, True))
+    training.watch(lambda: next(looks))
+    assert training.save_notice is not None, "a new recommendation did not ask"
+
+
+def seconds_left(notice: Notice | None) -> float:
+    assert notice is not None
+    return notice.save_by - time.time()
+
+
+def test_time_to_save_is_the_hooks_or_the_notices(
+    service: LocalImds, client: Imds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.values["autoscaling/target-lifecycle-state"] = "Terminated"
+    node = watch_once(client, drain_file=drain_file)
+    assert 800 < seconds_left(drain_file.read()) <= 900
+    first = drain_file.read()
+    node.poll_imds(client)
+    assert drain_file.read() == first, "the same notice pushed its limit on"
+    # EC2 takes it before the hook would: what is left of the two minutes counts, less what torchrun needs to end.
+    service.interrupt()
+    node.poll_imds(client)
+    assert 0 < seconds_left(drain_file.read()) <= 75
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 50))
+    service.values["spot/instance-action"] = f'{{"action": "stop", "time": "{soon}"}}'
+    assert seconds_left(watch_once(client).stop_notice) <= 10
+    monkeypatch.setenv("GPUFLEET_SCALE_IN_LIMIT_S", "30")
+    del service.values["spot/instance-action"]
+    assert seconds_left(watch_once(client).stop_notice) <= 30
+
+
+def test_a_training_process_learns_that_less_time_is_left(drain_file: DrainFile) -> None:
+    drain_file.ask(Notice(source="autoscaling/target-lifecycle-state", detail="Terminated", save_by=time.time() + 900))
+    training = Watcher(None, drain_file=drain_file, signals=False)
+    training.watch(iter((False, True)).__next__)
+    drain_file.ask(Notice(source="spot/instance-action", detail="", save_by=time.time() + 50))
+    drain_file.ask(Notice(source="later", detail="", save_by=time.time() + 800))
+    training.watch(iter((False, True)).__next__)
+    assert training.stop_notice is not None and training.stop_notice.source == "spot/instance-action"
+    assert seconds_left(training.stop_notice) <= 50
+
+
+@pytest.mark.parametrize("text", ["", "soon", "123"])
+def test_unreadable_drain_file_is_the_shorter_drain(drain_file: DrainFile, text: str) -> None:
+    drain_file.path.parent.mkdir()
+    drain_file.path.write_text(text)
+    notice = reader(drain_file).stop_notice
+    assert notice is not None and notice.source == "drain-file"
+    assert 0 < seconds_left(notice) <= 75
+
+
+def test_command_asks_for_a_drain(drain_file: DrainFile) -> None:
+    assert main([str(drain_file.path), "--ask", "launch.sh got SIGTERM"]) == 0
+    notice = drain_file.read()
+    assert notice is not None and str(notice) == "launch.sh got SIGTERM"
+    assert 0 < seconds_left(notice) <= 75
+
+
+def test_command_watches_until_a_notice(
+    service: LocalImds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
+    service.values["autoscaling/target-lifecycle-state"] = "Terminated"
+    assert main([str(drain_file.path), "--once"]) == 0
+    assert str(drain_file.read()) == "autoscaling/target-lifecycle-state (Terminated)"
+
+
+def test_command_watches_nothing_where_it_must_not(drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert main([str(drain_file.path), "--once"]) == 0
+    assert drain_file.read() is None
+
+
+def test_the_watcher_ends_with_the_process_that_started_it(
+    service: LocalImds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"{sys.executable} -m bootstrap.training.watcher {drain_file.path} & echo $!; exec sleep 600"
+    environment = {**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "GPUFLEET_IMDS_POLL_S": "0.1"}
+    environment.pop("AWS_EC2_METADATA_DISABLED", None)
+    with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        watcher = int(parent.stdout.readline())
+        assert eventually(lambda: any("spot/instance-action" in request for request in service.requests))
+        parent.kill()
+        parent.wait()
+        assert eventually(lambda: not Path(f"/proc/{watcher}").exists())
+
+
+def test_what_runs_in_the_systems_python_is_no_newer_than_ubuntus_oldest() -> None:
+    """Ubuntu 22.04 has Python 3.10, and torch is not there."""
+    package = Path(bootstrap.training.__file__).parent
+    for name in ("__init__", "watcher", "drain", "imds", "environment", "errors"):
+        source = (package / f"{name}.py").read_text()
+        ast.parse(source, feature_version=(3, 10))
+        assert "datetime import UTC" not in source and "import Self" not in source
+        imported = {alias.split(".")[0] for alias in re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE)}
+        assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}
+
+
+def test_thread_sees_a_notice_and_the_drain_file(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
+    by_service = Watcher(client, poll_interval_s=0.05, drain_file=drain_file, signals=False)
+    by_file = Watcher(None, drain_file=drain_file, signals=False)
     by_service.start()
     by_file.start()
     try:
         time.sleep(0.2)
         assert by_service.stop_notice is None and by_file.stop_notice is None
         service.interrupt()
-        (tmp_path / "drain").touch()
         assert eventually(lambda: by_service.stop_notice is not None and by_file.stop_notice is not None)
     finally:
         by_service.close()
@@ -242,6 +393,7 @@ def test_other_threads_may_start_a_watcher() -> None:
 
 def test_only_local_rank_0_asks_the_service(monkeypatch: pytest.MonkeyPatch, service: LocalImds) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
+    monkeypatch.delenv("GPUFLEET_DRAIN_FILE", raising=False)
     service.interrupt()
     for rank, disabled, sees in (("0", "", True), ("1", "", False), ("0", "true", False)):
         monkeypatch.setenv("LOCAL_RANK", rank)
@@ -252,3 +404,17 @@ def test_only_local_rank_0_asks_the_service(monkeypatch: pytest.MonkeyPatch, ser
             assert eventually(lambda w=watcher: w.stop_notice is not None, 60.0 if sees else 0.3) is sees  # type: ignore[misc]
         finally:
             watcher.close()
+
+
+def test_a_process_that_launch_started_reads_the_drain_file_alone(
+    monkeypatch: pytest.MonkeyPatch, service: LocalImds, drain_file: DrainFile
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(drain_file.path))
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        watcher = Watcher.from_environment()
+        watcher.start()
+        assert (drain_file.path.parent / "drain.listener").exists() is (rank == "0")
+        watcher.close()
+    assert service.requests == []

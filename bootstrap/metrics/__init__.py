@@ -1,0 +1,1 @@
+"""What a node tells CloudWatch once a minute; ``python -m bootstrap.metrics`` is gpufleet-metrics.service."""

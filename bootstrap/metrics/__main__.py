@@ -1,0 +1,64 @@
+"""Entry point of gpufleet-metrics.service: samples the GPUs every five seconds, publishes once a minute."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bootstrap.metrics.gpus import GpuReader, GpuSample
+from bootstrap.metrics.publish import Publisher, points
+from bootstrap.metrics.throughput import Throughput
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_INTERVAL_S = 5.0
+WINDOW_S = 60.0
+NAMESPACE_VARIABLE = "GPUFLEET_METRIC_NAMESPACE"
+REGION_VARIABLE = "GPUFLEET_REGION"
+PROGRESS_VARIABLE = "GPUFLEET_PROGRESS_FILE"
+
+
+def sample_window(
+    reader: GpuReader, *, window_s: float = WINDOW_S, interval_s: float = SAMPLE_INTERVAL_S
+) -> list[GpuSample]:
+    """Samples of all GPUs over one window, which takes ``window_s`` seconds."""
+    samples = []
+    began = time.monotonic()
+    for number in range(1, max(1, round(window_s / interval_s)) + 1):
+        samples += reader.read()
+        # To the clock and not from the answer: one that took long must not stretch the window.
+        time.sleep(max(0.0, began + number * interval_s - time.monotonic()))
+    return samples
+
+
+def cloudwatch(region: str) -> Any:
+    """A client that gives up quickly: the next minute comes soon."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
+    return boto3.client("cloudwatch", region_name=region, config=config)
+
+
+def main() -> int:
+    """Publish until the service is stopped; 0 at once where the stack has no namespace."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    namespace = os.environ.get(NAMESPACE_VARIABLE, "")
+    if not namespace:
+        logger.info("no metrics: %s is empty", NAMESPACE_VARIABLE)
+        return 0
+    publisher = Publisher(cloudwatch(os.environ[REGION_VARIABLE]), namespace)
+    reader = GpuReader()
+    throughput = Throughput(Path(os.environ[PROGRESS_VARIABLE]))
+    while True:
+        samples = sample_window(reader)
+        publisher.send(points(samples, throughput.tokens_per_second(), datetime.now(UTC)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
