@@ -6,16 +6,19 @@ import gzip
 import hashlib
 import io
 import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 ENTRY_POINT = "bootstrap/node_init.sh"
+KUBERNETES_ENTRY_POINT = "bootstrap/kubernetes/node_init.sh"
+CONTROLLER_HANDLER = "bootstrap.controller.handler.handler"
 SOURCE = Path(__file__).resolve().parents[1] / "bootstrap"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """A tar.gz of one folder.
+    """An archive of one folder.
 
     Attributes:
         content: the archive.
@@ -63,4 +66,28 @@ def pack(source: Path, root: str) -> Bundle:
     with gzip.GzipFile(filename="", mode="wb", fileobj=compressed, mtime=0) as stream:
         stream.write(packed.getvalue())
     content = compressed.getvalue()
+    return Bundle(content=content, sha256=hashlib.sha256(content).hexdigest())
+
+
+def controller(source: Path = SOURCE) -> Bundle:
+    """The controller's Python code as a zip, ready for Lambda: the same files give the same bytes.
+
+    Raises:
+        FileNotFoundError: ``source`` has no controller.
+    """
+    if not (source / "controller" / "handler.py").is_file():
+        raise FileNotFoundError(
+            f"{source}/controller/handler.py is missing: install gpufleet with its bootstrap package"
+        )
+    files = [source / "__init__.py", *files_of(source / "controller")]
+    packed = io.BytesIO()
+    # Stored, as what a compressor makes of them depends on its version; ZipInfo's time is 1980 unless told.
+    with zipfile.ZipFile(packed, mode="w", compression=zipfile.ZIP_STORED) as archive:
+        for path in files:
+            if path.suffix == ".py":
+                entry = zipfile.ZipInfo(f"bootstrap/{path.relative_to(source).as_posix()}")
+                # Lambda runs the code as another user, who must be able to read it.
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, path.read_bytes())
+    content = packed.getvalue()
     return Bundle(content=content, sha256=hashlib.sha256(content).hexdigest())

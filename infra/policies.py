@@ -233,6 +233,101 @@ def publish_metrics(names: Names) -> Statement:
     }
 
 
+def controller_policy(names: Names, *, key_arn: str, resizes: bool) -> dict[str, Any]:
+    """What the controller may do: this stack's group, events, control objects, metrics and its own log.
+
+    Args:
+        key_arn: the stack's key.
+        resizes: whether it changes more of the group than its desired size: workers' bounds, or how many spot nodes
+            are bought on demand.
+    """
+    control = f"{names.bucket_arn}/{names.control_prefix}"
+    return document(
+        {
+            "Sid": "RunGroup",
+            "Effect": "Allow",
+            "Action": [
+                "autoscaling:CompleteLifecycleAction",
+                "autoscaling:SetDesiredCapacity",
+                "autoscaling:SetInstanceProtection",
+                *(["autoscaling:UpdateAutoScalingGroup"] if resizes else []),
+            ],
+            "Resource": names.group_arn,
+        },
+        {
+            # Describe calls have no resource-level permissions, and these show metadata only:
+            # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+            # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+            "Sid": "SeeNodes",
+            "Effect": "Allow",
+            "Action": [
+                "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeScalingActivities",
+                "ec2:DescribeInstances",
+            ],
+            "Resource": "*",
+            "Condition": {"StringEquals": {"aws:RequestedRegion": names.region}},
+        },
+        {
+            "Sid": "TakeNodeEvents",
+            "Effect": "Allow",
+            "Action": ["sqs:ReceiveMessage", "sqs:DeleteMessage"],
+            "Resource": names.queue_arn,
+        },
+        {
+            "Sid": "KeepState",
+            "Effect": "Allow",
+            "Action": "s3:PutObject",
+            "Resource": f"{control}/state.json",
+        },
+        {
+            "Sid": "ReadControl",
+            "Effect": "Allow",
+            "Action": "s3:GetObject",
+            "Resource": f"{control}/*",
+        },
+        {
+            "Sid": "ListControl",
+            "Effect": "Allow",
+            "Action": "s3:ListBucket",
+            "Resource": names.bucket_arn,
+            # IfExists: as for the nodes' checkpoints, S3 says 404 of a missing object only to those who may list.
+            "Condition": {"StringLikeIfExists": {"s3:prefix": [f"{names.control_prefix}/*"]}},
+        },
+        {
+            "Sid": "UseKeyThroughServices",
+            "Effect": "Allow",
+            "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+            "Resource": key_arn,
+            "Condition": {
+                "StringEquals": {
+                    "kms:ViaService": [f"s3.{names.region}.amazonaws.com", f"sqs.{names.region}.amazonaws.com"]
+                }
+            },
+        },
+        {
+            # Its environment variable, which Lambda encrypts for this function alone:
+            # https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars-encryption.html
+            "Sid": "ReadOwnSettings",
+            "Effect": "Allow",
+            "Action": "kms:Decrypt",
+            "Resource": key_arn,
+            "Condition": {
+                "StringEquals": {
+                    "kms:EncryptionContext:aws:lambda:FunctionArn": names.arn("lambda", f"function:{names.controller}")
+                }
+            },
+        },
+        publish_metrics(names),
+        {
+            "Sid": "WriteOwnLog",
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+            "Resource": f"{names.arn('logs', f'log-group:{names.controller_log_group}')}:*",
+        },
+    )
+
+
 def flow_log_trust(names: Names) -> dict[str, Any]:
     """Trust policy of the flow log's role: VPC Flow Logs, for a flow log of this account and region.
 

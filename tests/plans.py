@@ -77,7 +77,14 @@ SPOT_P4D: dict[str, Any] = {
             "per": "hour",
             "source": "test",
             "as_of": "2026-01-21",
-        }
+        },
+        {
+            "item": "on-demand p4d.24xlarge us-east-1",
+            "usd": 21.96,
+            "per": "hour",
+            "source": "test",
+            "as_of": "2026-07-20",
+        },
     ],
     "calibration": {"source": "test", "relative_error": 0.1, "rows": 10},
 }

@@ -373,22 +373,18 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 
-def publish(clients: Clients, settings: Settings, before: State | None, state: State) -> None:
-    """One minute's metrics; the counts are those since the last tick."""
+def publish(clients: Clients, settings: Settings, state: State) -> None:
+    """One minute's metrics; the counts are those of the run so far."""
     metrics: dict[str, tuple[float, str]] = {
         "SpentUsd": (state.spent_usd, "None"),
         "UsdPerHour": (state.usd_per_hour, "None"),
         "NodesInService": (state.nodes.in_service, "Count"),
         "NodesWanted": (state.nodes.wanted, "Count"),
+        "Interruptions": (state.interruptions, "Count"),
+        "RebalanceNotices": (state.rebalance_notices, "Count"),
+        "FailedLaunches": (state.failed_launches, "Count"),
+        "UnfitNodes": (state.unfit_nodes, "Count"),
     }
-    for name, field in (
-        ("Interruptions", "interruptions"),
-        ("RebalanceNotices", "rebalance_notices"),
-        ("FailedLaunches", "failed_launches"),
-        ("UnfitNodes", "unfit_nodes"),
-    ):
-        new = getattr(state, field) - (getattr(before, field) if before else 0)
-        metrics[name] = (max(0, new), "Count")
     clients.cloudwatch.put_metric_data(
         Namespace=settings.metric_namespace,
         MetricData=[
