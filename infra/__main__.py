@@ -6,6 +6,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import bundle, config, images
+from infra.controller import Controller, ControllerArgs
+from infra.eks import Cluster, ClusterArgs
 from infra.fleet import Fleet, FleetArgs
 from infra.naming import Names, tags
 from infra.network import Network, NetworkArgs
@@ -65,12 +67,29 @@ def main(*, need_wheels: bool = True) -> None:
             settings=settings, names=names, tags=labels, key_arn=security.key_arn, own_vpc_id=network.own_vpc_id
         ),
     )
+    cluster = None
+    if settings.platform == "eks":
+        cluster = Cluster(
+            "cluster",
+            ClusterArgs(
+                settings=settings,
+                names=names,
+                tags=labels,
+                key_arn=security.key_arn,
+                subnet_ids=network.subnet_ids,
+                control_plane_subnet_ids=network.control_plane_subnet_ids,
+                node_group_id=security.node_group_id,
+                bucket=storage.bucket,
+            ),
+            # Its nodes pull their images through the endpoints.
+            pulumi.ResourceOptions(depends_on=[network, storage]),
+        )
     fleet = Fleet(
         "fleet",
         FleetArgs(
             settings=settings,
             names=names,
-            tags=labels,
+            tags=labels | cluster.node_tags if cluster else labels,
             image=image,
             bundle_sha256=archive.sha256,
             bundle_key=storage.bundle_key,
@@ -80,17 +99,33 @@ def main(*, need_wheels: bool = True) -> None:
             log_group=observability.log_group,
             key_arn=security.key_arn,
             service_role_arn=security.service_role_arn,
-            instance_profile_arn=security.instance_profile_arn,
+            instance_profile_arn=cluster.instance_profile_arn if cluster else security.instance_profile_arn,
             node_group_id=security.node_group_id,
             subnet_ids=network.subnet_ids,
             zone_name=network.zone_name,
             placement_group=network.placement_group,
+            node_config=cluster.node_config if cluster else "",
         ),
         # A node needs its endpoints, permissions and files the moment it starts, and goes before they do.
-        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files]),
+        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *([cluster] if cluster else [])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
         Scaling("scaling", ScalingArgs(settings=settings, names=names, tags=labels, group_name=fleet.group_name))
+    Controller(
+        "controller",
+        ControllerArgs(
+            settings=settings,
+            names=names,
+            tags=labels,
+            key_arn=security.key_arn,
+            bucket=storage.bucket,
+            queue_url=observability.queue_url,
+            group_name=fleet.group_name,
+            train_archive=storage.train_archive,
+        ),
+        # It starts nodes as soon as it runs, so it comes after everything they need, and goes before.
+        pulumi.ResourceOptions(depends_on=[fleet, observability]),
+    )
 
     pulumi.export("region", plan.region)
     pulumi.export("group_name", fleet.group_name)
@@ -102,6 +137,18 @@ def main(*, need_wheels: bool = True) -> None:
     pulumi.export("queue_url", observability.queue_url)
     pulumi.export("log_group", observability.log_group)
     pulumi.export("image", {"id": image.id, "name": image.name})
+    if cluster:
+        # What `gpufleet manifest` needs besides the plan (infra.manifests.ClusterFacts).
+        pulumi.export(
+            "kubernetes",
+            {
+                "cluster": cluster.name,
+                "environment": fleet.environment,
+                "bundle_key": storage.bundle_key,
+                "bundle_sha256": archive.sha256,
+                "registry": settings.eks.registry,
+            },
+        )
     pulumi.export(
         "plan",
         {

@@ -185,6 +185,8 @@ class Cluster(pulumi.ComponentResource):
                 {"schema_version": 1, "want": "stop", "at": "2000-01-01T00:00:00Z", "by": "pulumi up (platform eks)"}
             ),
             content_type="application/json",
+            server_side_encryption="aws:kms",
+            kms_key_id=self._args.key_arn,
             tags=self._args.tags,
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["content", "contentType", "tags", "tagsAll"]),
         )

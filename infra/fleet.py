@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -12,7 +13,7 @@ from infra.config import Settings
 from infra.draining import terminate_timeout_s
 from infra.images import Image
 from infra.naming import Names
-from infra.user_data import NodeFacts, user_data
+from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
 
 # Until a node must have passed its health checks and smoke test: booting 2 TiB of memory, mounting NVMe and, on an
@@ -46,6 +47,7 @@ class FleetArgs:
     subnet_ids: list[pulumi.Input[str]]
     zone_name: str
     placement_group: aws.ec2.PlacementGroup | None
+    node_config: pulumi.Input[str] = ""
 
 
 def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
@@ -81,6 +83,7 @@ class Fleet(pulumi.ComponentResource):
     Attributes:
         group_name: the Auto Scaling group.
         launch_template_id: the template.
+        environment: variables of the nodes' node.env.
         capacity_reservation_id: the reservation the nodes run in; None without one.
     """
 
@@ -89,7 +92,9 @@ class Fleet(pulumi.ComponentResource):
         self._args = args
         self._own = pulumi.ResourceOptions(parent=self)
         self.capacity_reservation_id = self._reservation()
-        template = self._template()
+        facts = self._node_facts()
+        self.environment = facts.apply(lambda found: environment(args.settings.plan, found))
+        template = self._template(self._user_data(facts))
         group = self._group(template)
         self.group_name = group.name
         self.launch_template_id = template.id
@@ -118,7 +123,7 @@ class Fleet(pulumi.ComponentResource):
         )
         return reservation.id
 
-    def _template(self) -> aws.ec2.LaunchTemplate:
+    def _template(self, user_data: pulumi.Output[str]) -> aws.ec2.LaunchTemplate:
         args, plan = self._args, self._args.settings.plan
         tags = {**args.tags, "Name": args.names.group}
         placement = reservation = market = None
@@ -140,7 +145,7 @@ class Fleet(pulumi.ComponentResource):
             description=f"gpufleet {args.names.stack}: {plan.instance_type} for {plan.job.model}",
             image_id=args.image.id,
             instance_type=plan.instance_type,
-            user_data=self._user_data(),
+            user_data=user_data,
             update_default_version=True,
             ebs_optimized="true",
             instance_initiated_shutdown_behavior="terminate",
@@ -179,11 +184,18 @@ class Fleet(pulumi.ComponentResource):
             opts=self._own,
         )
 
-    def _user_data(self) -> pulumi.Output[str]:
+    def _node_facts(self) -> pulumi.Output[NodeFacts]:
         args, names, settings = self._args, self._args.names, self._args.settings
-
-        def encode(known: dict[str, str]) -> str:
-            facts = NodeFacts(
+        known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
+            bucket=args.bucket,
+            bundle_key=args.bundle_key,
+            train_archive=args.train_archive,
+            key_arn=args.key_arn,
+            queue_url=args.queue_url,
+            log_group=args.log_group,
+        )
+        return known.apply(
+            lambda known: NodeFacts(
                 stack=names.stack,
                 run=settings.run_id(known["train_archive"]),
                 mode=settings.mode,
@@ -198,17 +210,15 @@ class Fleet(pulumi.ComponentResource):
                 warm_pool=settings.warm_pool > 0,
                 **known,
             )
-            return base64.b64encode(user_data(settings.plan, facts).encode()).decode()
-
-        known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
-            bucket=args.bucket,
-            bundle_key=args.bundle_key,
-            train_archive=args.train_archive,
-            key_arn=args.key_arn,
-            queue_url=args.queue_url,
-            log_group=args.log_group,
         )
-        return known.apply(encode)
+
+    def _user_data(self, facts: pulumi.Output[NodeFacts]) -> pulumi.Output[str]:
+        plan = self._args.settings.plan
+
+        def encode(known: list[Any]) -> str:
+            return base64.b64encode(user_data(plan, *known).encode()).decode()
+
+        return pulumi.Output.all(facts, self._args.node_config).apply(encode)
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         args, plan, workers = self._args, self._args.settings.plan, self._args.settings.mode == "workers"
@@ -320,8 +330,8 @@ class Fleet(pulumi.ComponentResource):
         # The provider reads and updates the hooks only as resources of their own.
         left = ["initialLifecycleHooks"]
         if self._args.settings.mode == "workers":
-            # The controller's, which drains the group by them.
-            left += ["minSize", "suspendedProcesses"]
+            # The controller's: policies move the desired size between these, so it starts and drains workers by them.
+            left += ["minSize", "maxSize"]
         if self._args.settings.plan.purchase.fallback == "on-demand":
             # The controller's, which buys the gang on demand when spot does not come.
             left.append("mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity")

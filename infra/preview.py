@@ -60,7 +60,8 @@ class Resource:
             case "Bucket":
                 return str(given["bucket"])
             case "BucketObjectv2":
-                return f"{given['key'][:24]}….tar.gz"
+                key = str(given["key"])
+                return f"{key[:24]}….tar.gz" if key.endswith(".tar.gz") else key
             case "EventRule":
                 return str(given["eventPattern"])
             case "Queue" | "LogGroup" | "Budget":
@@ -73,8 +74,19 @@ class Resource:
                 return f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy"
             case "LifecycleHook":
                 return f"{given['lifecycleTransition']}, {given['heartbeatTimeout']:g} s, then {given['defaultResult']}"
-            case "LaunchTemplate":
+            case "LaunchTemplate" if "instanceType" in given:
                 return _template_detail(given)
+            case "Cluster" if "version" in given:
+                public = ", ".join(given["vpcConfig"].get("publicAccessCidrs", ()))
+                return f"Kubernetes {given['version']}, API private{' and from ' + public if public else ''}"
+            case "NodeGroup":
+                return f"{given['scalingConfig']['desiredSize']:g} x {given['instanceTypes'][0]}, always there"
+            case "Addon":
+                return str(given["addonName"])
+            case "AccessEntry":
+                return str(given["principalArn"])
+            case "PodIdentityAssociation":
+                return f"{given['namespace']}/{given['serviceAccount']}"
             case "Group":
                 return _group_detail(given)
         return ""
@@ -118,7 +130,13 @@ class Answers(mocks.Mocks):
             "prefixListId": "pl-00000000",
             "name": args.name,
         }
-        return f"{args.name}-id", {**known, **args.inputs}
+        answer = {**known, **args.inputs}
+        if args.typ == "aws:eks/cluster:Cluster":
+            answer["vpcConfig"] = {**answer["vpcConfig"], "clusterSecurityGroupId": f"{args.name}-group"}
+            answer["certificateAuthority"] = {"data": "Q0E="}
+            answer["endpoint"] = f"https://{args.name}"
+            answer["kubernetesNetworkConfig"] = {"serviceIpv4Cidr": "172.20.0.0/16"}
+        return f"{args.name}-id", answer
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """The answer to a look-up, and no failures."""
@@ -139,6 +157,8 @@ class Answers(mocks.Mocks):
                 return {"locations": zone_ids}
             case "getSubnet":
                 return {"availabilityZone": f"{plan.region}a"}
+            case "getAddonVersion":
+                return {"version": "v0.0.0-eksbuild.0"}
             case "getAmi":
                 (filter_,) = given["filters"]
                 (wanted,) = filter_["values"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.bundle import ENTRY_POINT
+from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
 from infra.draining import save_limit_s
 from optimizer.plan import FleetPlan
 
@@ -80,11 +80,12 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_EXPERT_PARALLEL": str(split.expert),
         "GPUFLEET_SEQUENCE_PARALLEL": str(int(split.sequence_parallel)),
         "GPUFLEET_VIRTUAL_STAGES": str(split.virtual_stages),
+        "GPUFLEET_SEQ_LEN": str(plan.job.seq_len),
         "GPUFLEET_MICRO_BATCH": str(split.micro_batch),
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
-        "GPUFLEET_DRAIN_LIMIT_S": str(save_limit_s(plan)),
+        "GPUFLEET_SCALE_IN_LIMIT_S": str(save_limit_s(plan)),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
@@ -122,8 +123,13 @@ def environment_file(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
-def user_data(plan: FleetPlan, facts: NodeFacts) -> str:
-    """The script, at most 16 KiB.
+def user_data(plan: FleetPlan, facts: NodeFacts, node_config: str = "") -> str:
+    """The script, at most 16 KiB; on platform eks beside what makes the node one of the cluster.
+
+    Args:
+        plan: the plan.
+        facts: what a node must know besides.
+        node_config: what nodeadm reads (infra.eks.node_config); empty on platform ec2.
 
     Raises:
         ValueError: a value has a control character, or the script is too long.
@@ -158,14 +164,28 @@ tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
 {_AT_EVERY_BOOT if facts.warm_pool else ""}
 trap - ERR
-exec /opt/gpufleet/{ENTRY_POINT}
+exec /opt/gpufleet/{KUBERNETES_ENTRY_POINT if node_config else ENTRY_POINT}
 """
+    if node_config:
+        text = _multipart({"application/node.eks.aws": node_config, 'text/x-shellscript; charset="utf-8"': text})
     size = len(text.encode())
     if size > LIMIT_BYTES:
         raise ValueError(
             f"user data is {size} bytes, the limit is {LIMIT_BYTES}: put a long gpufleet:trainCommand into a script"
         )
     return text
+
+
+def _multipart(parts: Mapping[str, str]) -> str:
+    """Parts by content type, as cloud-init and nodeadm take them from one user data.
+
+    https://cloudinit.readthedocs.io/en/latest/explanation/format.html#mime-multi-part-archive
+    """
+    boundary = "=====gpufleet====="
+    text = f'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="{boundary}"\n'
+    for content_type, content in parts.items():
+        text += f"\n--{boundary}\nContent-Type: {content_type}\n\n{content}"
+    return f"{text}\n--{boundary}--\n"
 
 
 def _number(value: float) -> str:
