@@ -37,8 +37,8 @@ class Need:
 
 def check_instance_quotas(context: Context) -> Iterator[Row]:
     """vCPUs of running instances by family, on-demand, spot and in Capacity Blocks apart."""
-    plan, target, region = context.plan, context.target, context.region
-    ec2, service = clients.ec2(region), clients.service_quotas(region)
+    plan, target = context.plan, context.target
+    ec2, service = context.ec2, context.service_quotas
     if target.spot_nodes and quotas.spot(plan.instance_type) is None:
         yield _no_quota_known(context, "spot")
     if plan.purchase.option == "capacity-block" and quotas.capacity_block(plan.instance_type) is None:
@@ -58,10 +58,10 @@ def check_instance_quotas(context: Context) -> Iterator[Row]:
 
 def check_network_quotas(context: Context) -> Iterator[Row]:
     """VPCs, endpoints and addresses of the network that the stack makes."""
-    target, region = context.target, context.region
+    target = context.target
     if target.vpc_id:
         return
-    ec2, service = clients.ec2(region), clients.service_quotas(region)
+    ec2, service = context.ec2, context.service_quotas
 
     def vpcs() -> list[Mapping[str, Any]]:
         return [vpc for page in ec2.get_paginator("describe_vpcs").paginate() for vpc in page["Vpcs"]]
@@ -85,8 +85,8 @@ def check_network_quotas(context: Context) -> Iterator[Row]:
 
 def check_storage_quota(context: Context) -> Iterator[Row]:
     """gp3 volumes of the nodes, in TiB."""
-    plan, region = context.plan, context.region
-    ec2, service = clients.ec2(region), clients.service_quotas(region)
+    plan = context.plan
+    ec2, service = context.ec2, context.service_quotas
 
     def used() -> float:
         pages = ec2.get_paginator("describe_volumes").paginate(Filters=[{"Name": "volume-type", "Values": ["gp3"]}])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from optimizer.aws import clients
 from optimizer.aws.preflight.model import Context, Row
 from optimizer.catalog.sources import instance_types
 from optimizer.hardware import InstanceType
@@ -34,10 +33,8 @@ def check_hardware(context: Context) -> Iterator[Row]:
 
 def _type(context: Context, name: str) -> Iterator[Row]:
     plan, check = context.plan, f"hardware of {name}"
-    pages = (
-        clients.ec2(context.region)
-        .get_paginator("describe_instance_types")
-        .paginate(Filters=[{"Name": "instance-type", "Values": [name]}])
+    pages = context.ec2.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": [name]}]
     )
     infos: list[Any] = [info for page in pages for info in page["InstanceTypes"]]
     if not infos:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from optimizer.aws import clients, errors
+from optimizer.aws import errors
 from optimizer.aws.preflight.model import Context, Row
 
 _CHECK = "image"
@@ -19,7 +19,7 @@ def check_image(context: Context) -> Iterator[Row]:
     if target.ami_problem:
         yield Row(check=_CHECK, level="error", found=target.ami_problem, why="no node could be made", next_step=_OTHER)
         return
-    ec2 = clients.ec2(context.region)
+    ec2 = context.ec2
     wanted = target.ami_id or target.ami_name
     try:
         if target.ami_id:

@@ -106,7 +106,7 @@ def _covers(action: str, needed: str) -> bool:
 
 def check_volume_encryption(context: Context) -> Iterator[Row]:
     """EBS encryption by default: the launch template names the stack's key, which wins over the account's default."""
-    ec2 = clients.ec2(context.region)
+    ec2 = context.ec2
     by_default = ec2.get_ebs_encryption_by_default()["EbsEncryptionByDefault"]
     key = ec2.get_ebs_default_kms_key_id()["KmsKeyId"] if by_default else ""
     yield Row(

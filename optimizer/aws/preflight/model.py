@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from optimizer.aws import errors
 from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
 
 Level = Literal["error", "warning", "unknown", "ok"]
 # The order of reading: what stops the plan, what costs, what nobody knows, what is well.
@@ -197,6 +200,7 @@ class Context:
     Attributes:
         target: what is to be carried out.
         account: whose account it is; None where AWS did not say.
+        ec2, service_quotas: clients of the plan's region, which most checks ask.
         open_zones: ids of the zones open to the account.
         subnet_zones: ids of the zones of ``target.subnet_ids``, in their order.
         now: the time the checks began, UTC.
@@ -204,6 +208,8 @@ class Context:
 
     target: Target
     account: Account | None
+    ec2: EC2Client
+    service_quotas: Any
     open_zones: frozenset[str] | Unknown
     subnet_zones: tuple[str, ...] | Unknown
     now: datetime

@@ -77,7 +77,7 @@ def _listed(context: Context, price: Price, name: str, *, reserved: bool) -> Tod
 
 
 def _spot(context: Context, price: Price, name: str) -> Today:
-    ec2 = clients.ec2(context.region)
+    ec2 = context.ec2
     entries, zone_ids = spot_history.fetch(ec2, [name]), spot_history.fetch_zone_ids(ec2)
     offered = {name: context.zone_ids} if context.zone_ids else None
     found, _ = spot_history.parse(entries, zone_ids, context.region, offered)

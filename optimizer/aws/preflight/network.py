@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from optimizer.aws import clients, errors
+from optimizer.aws import errors
 from optimizer.aws.preflight.model import Context, Row, Unknown, ask
 from optimizer.plan import INTERFACE_ENDPOINTS
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 PLACEMENT_GROUPS = 500
 
 
-def subnet_zones(region: str, subnet_ids: tuple[str, ...]) -> tuple[str, ...]:
+def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]:
     """Ids of the zones of ``subnet_ids``, in their order."""
     if not subnet_ids:
         return ()
-    answer = clients.ec2(region).describe_subnets(SubnetIds=list(subnet_ids))
+    answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
     zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in answer["Subnets"]}
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
 
 
 def check_network(context: Context) -> Iterator[Row]:
     """The given VPC and subnets, or whether the range of a new VPC is taken by another one."""
-    ec2 = clients.ec2(context.region)
+    ec2 = context.ec2
     if context.target.vpc_id:
         yield from _existing(context, ec2)
     else:
@@ -39,7 +39,7 @@ def check_placement_groups(context: Context) -> Iterator[Row]:
     """A gang gets a cluster placement group of its own, except in a reservation that may have one."""
     if not context.target.gang or context.plan.purchase.capacity_reservation_id:
         return
-    groups = clients.ec2(context.region).describe_placement_groups()["PlacementGroups"]
+    groups = context.ec2.describe_placement_groups()["PlacementGroups"]
     full = len(groups) >= PLACEMENT_GROUPS
     yield Row(
         check="placement groups",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from optimizer.aws import clients, errors, quotas
+from optimizer.aws import errors, quotas
 from optimizer.aws.preflight.model import Context, Row, Value
 
 # AWS ends a block's instances from then on: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
@@ -44,7 +44,7 @@ def check_reservation(context: Context) -> Iterator[Row]:
 def _existing(context: Context, reservation_id: str) -> Iterator[Row]:
     check = f"reservation {reservation_id}"
     try:
-        found = clients.ec2(context.region).describe_capacity_reservations(CapacityReservationIds=[reservation_id])
+        found = context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
     except Exception as error:
         if not errors.is_not_found(error):
             raise
@@ -235,10 +235,8 @@ def _offerings(context: Context) -> Iterator[Row]:
             "gpufleet recommend --purchase on-demand",
         )
         return
-    pages = (
-        clients.ec2(context.region)
-        .get_paginator("describe_capacity_block_offerings")
-        .paginate(InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours)
+    pages = context.ec2.get_paginator("describe_capacity_block_offerings").paginate(
+        InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours
     )
     offered = [(float(offer["UpfrontFee"]), offer) for page in pages for offer in page["CapacityBlockOfferings"]]
     # A fee of another currency cannot be compared with the plan's dollars.

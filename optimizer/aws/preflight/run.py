@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from optimizer.aws import clients
 from optimizer.aws.preflight import (
     bucket,
     capacity,
@@ -98,11 +99,14 @@ def preflight(target: Target, *, at: datetime | None = None) -> Report:
         if isinstance(who, Unknown)
         else Row(check="identity", level="ok", found=f"account {who.id} as {who.arn}", value=who.id)
     )
+    ec2 = clients.ec2(region)
     context = Context(
         target=target,
         account=account,
-        open_zones=ask(partial(zones.open_zones, region)),
-        subnet_zones=ask(partial(network.subnet_zones, region, target.subnet_ids)),
+        ec2=ec2,
+        service_quotas=clients.service_quotas(region),
+        open_zones=ask(partial(zones.open_zones, ec2)),
+        subnet_zones=ask(partial(network.subnet_zones, ec2, target.subnet_ids)),
         now=now,
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optimizer.aws import clients
 from optimizer.aws.preflight.model import Context, Row
 
 # AWS gives the ends of its scale a meaning, 10 "highly likely to succeed" and 1 "not likely", and nothing between. The
@@ -26,16 +25,12 @@ def check_spot_score(context: Context) -> Iterator[Row]:
     if nodes == 0:
         return
     types = [plan.instance_type, *plan.purchase.spot_types]
-    pages = (
-        clients.ec2(context.region)
-        .get_paginator("get_spot_placement_scores")
-        .paginate(
-            InstanceTypes=types,
-            TargetCapacity=nodes,
-            TargetCapacityUnitType="units",
-            SingleAvailabilityZone=target.one_zone,
-            RegionNames=[context.region],
-        )
+    pages = context.ec2.get_paginator("get_spot_placement_scores").paginate(
+        InstanceTypes=types,
+        TargetCapacity=nodes,
+        TargetCapacityUnitType="units",
+        SingleAvailabilityZone=target.one_zone,
+        RegionNames=[context.region],
     )
     scores: dict[str, int] = {}
     for page in pages:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from optimizer.aws import clients
 from optimizer.aws.preflight.model import Context, Row, Unknown
 from optimizer.catalog.sources import offerings
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
 
 _WHY_ONE = (
     "nodes that train together run in one zone: traffic between zones is slow and billed, and EFA does not cross them "
@@ -14,9 +17,9 @@ _WHY_ONE = (
 )
 
 
-def open_zones(region: str) -> frozenset[str]:
-    """Ids of the zones of ``region`` that the account may use; Local and Wavelength Zones have no placement groups."""
-    answer = clients.ec2(region).describe_availability_zones(
+def open_zones(ec2: EC2Client) -> frozenset[str]:
+    """Ids of the zones the account may use; not Local and Wavelength Zones, which have no placement groups."""
+    answer = ec2.describe_availability_zones(
         Filters=[
             {"Name": "state", "Values": ["available"]},
             {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
@@ -29,7 +32,7 @@ def check_zones(context: Context) -> Iterator[Row]:
     """DescribeInstanceTypeOfferings by zone id, as names ("us-east-1a") are another zone in every account."""
     plan, is_open = context.plan, context.open_zones
     types = (plan.instance_type, *plan.purchase.spot_types)
-    offered = offerings.parse(offerings.fetch(clients.ec2(context.region), types), context.region)
+    offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
     if isinstance(is_open, Unknown):
         yield is_open.row("zones", why="which zones are open to this account")
     for name in types:

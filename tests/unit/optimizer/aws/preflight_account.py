@@ -1,36 +1,42 @@
 """An AWS account for preflight: an answer for each call, checked against the service's own model, in any order.
 
-botocore's Stubber answers one client's calls in a fixed order; preflight makes its calls from several threads with a client
-each. This answers at the same place (the event "before-call") and checks requests and answers in the same way.
+botocore's Stubber answers one client's calls in a fixed order, and preflight calls from several threads. This answers
+at the same place (the event "before-call") and checks requests and answers in the same way.
 """
 
 from __future__ import annotations
 
-import threading
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.loaders import create_loader
 from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
 from optimizer.aws.preflight import Account, Row, Stack, StackNames, Target
-from optimizer.aws.preflight.model import Context
+from optimizer.aws.preflight.model import Context, Unknown
 from optimizer.plan import FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
+# Reads a service's model once for all tests; EC2's takes a second.
+LOADER = create_loader()
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
 ROLE = (
     f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_dev-useast1"
 )
+WHO = Account(id=ACCOUNT, arn=ARN)
 IMAGE = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006"
 
 
@@ -53,16 +59,24 @@ Answer = dict[str, Any] | Refusal | list[dict[str, Any]] | Callable[[dict[str, A
 
 @dataclass
 class FakeAws:
-    """Answers by operation, and the calls that were made."""
+    """Answers by operation, and the calls that were made.
+
+    Attributes:
+        answers: by operation.
+        behind: whether a call without an answer goes on to the environment's endpoint; otherwise it fails the test.
+    """
 
     answers: dict[str, Answer]
+    behind: bool = False
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def session(self) -> boto3.session.Session:
         """A session whose clients get these answers and never send a request."""
-        session = boto3.session.Session()
+        core = botocore.session.Session()
+        core.register_component("data_loader", LOADER)
+        session = boto3.session.Session(botocore_session=core)
         session.events.register("before-parameter-build", self._note)
-        session.events.register("before-call", self._answer)
+        session.events.register("before-call", self._answer)  # type: ignore[arg-type]  # the stubs know no answer
         return session
 
     def asked(self, operation: str) -> list[dict[str, Any]]:
@@ -70,11 +84,12 @@ class FakeAws:
         return [params for name, params in self.calls if name == operation]
 
     def _note(self, params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
-        with threading.Lock():
-            self.calls.append((model.name, dict(params)))
+        self.calls.append((model.name, dict(params)))
         context["asked"] = dict(params)
 
-    def _answer(self, model: Any, context: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]]:
+    def _answer(self, model: Any, context: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
+        if self.behind and model.name not in self.answers:
+            return None
         assert model.name in self.answers, f"preflight calls {model.name}, which has no answer here"
         answer, params = self.answers[model.name], context["asked"]
         if callable(answer):
@@ -87,13 +102,14 @@ class FakeAws:
             error = {"Code": answer.code, "Message": answer.message}
             return _response(answer.status), {"Error": error, "ResponseMetadata": {"HTTPStatusCode": answer.status}}
         assert isinstance(answer, dict)
-        if answer and model.output_shape is not None:
-            validate_parameters({k: v for k, v in answer.items() if k != "broken"}, model.output_shape)
+        # An answer that lacks a field AWS always gives is of the model all the same; one that is no such field is not.
+        if model.output_shape is not None:
+            validate_parameters(answer, model.output_shape)
         return _response(200), {**answer, "ResponseMetadata": {"HTTPStatusCode": 200}}
 
 
 def _response(status: int) -> AWSResponse:
-    return AWSResponse("", status, {}, None)  # type: ignore[no-untyped-call]
+    return AWSResponse("", status, HTTPHeaders(), None)
 
 
 QUOTAS = {
@@ -166,8 +182,6 @@ def instance(name: str = "p4d.24xlarge", **changes: Any) -> dict[str, Any]:
 
 def key_policy(role: str = ROLE, actions: tuple[str, ...] = ("kms:GenerateDataKey*", "kms:Decrypt")) -> str:
     """The stack's key policy as far as Auto Scaling is in it."""
-    import json
-
     return json.dumps(
         {
             "Version": "2012-10-17",
@@ -256,13 +270,22 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
     return Target(**{**given, **changes})
 
 
-def context(plan: FleetPlan | None = None, **changes: Any) -> Context:
+def context(
+    plan: FleetPlan | None = None,
+    *,
+    account: Account | None = WHO,
+    open_zones: frozenset[str] | Unknown = frozenset({"use1-az2", "use1-az4", "use1-az6"}),
+    subnet_zones: tuple[str, ...] | Unknown = (),
+    **changes: Any,
+) -> Context:
     """What a check is told of ``target(plan, **changes)``."""
     return Context(
         target=target(plan, **changes),
-        account=Account(id=ACCOUNT, arn=ARN),
-        open_zones=frozenset({"use1-az2", "use1-az4", "use1-az6"}),
-        subnet_zones=(),
+        account=account,
+        ec2=clients.ec2("us-east-1"),
+        service_quotas=clients.service_quotas("us-east-1"),
+        open_zones=open_zones,
+        subnet_zones=subnet_zones,
         now=NOW,
     )
 

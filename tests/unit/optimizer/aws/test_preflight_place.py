@@ -1,0 +1,245 @@
+"""Identity, region, hardware and zones: where the plan would run, and on what."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from optimizer.aws import clients
+from optimizer.aws.preflight.hardware import check_hardware
+from optimizer.aws.preflight.identity import check_region, identify
+from optimizer.aws.preflight.model import Account, Unknown
+from optimizer.aws.preflight.zones import check_zones, open_zones
+from optimizer.errors import GpufleetError
+from tests.plans import sample_plan
+from tests.unit.optimizer.aws.preflight_account import (
+    ACCOUNT,
+    ARN,
+    THROTTLED,
+    FakeAws,
+    Refusal,
+    aws,
+    context,
+    levels,
+    only,
+)
+
+__all__ = ["aws"]
+
+
+def test_who_asks_is_known(aws: FakeAws) -> None:
+    assert identify("us-east-1") == Account(id=ACCOUNT, arn=ARN)
+    assert Account(id=ACCOUNT, arn="arn:aws-us-gov:sts::1:assumed-role/x/y").partition == "aws-us-gov"
+
+
+def test_the_other_partition_has_its_own_home(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions: list[str] = []
+    sts = clients.sts
+
+    def note(region: str) -> Any:
+        regions.append(region)
+        return sts(region)
+
+    monkeypatch.setattr(clients, "sts", note)
+    identify("us-gov-east-1")
+    identify("eu-west-1")
+    assert regions == ["us-gov-west-1", "us-east-1"]
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidClientTokenId", "SignatureDoesNotMatch"])
+def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
+    aws.answers["GetCallerIdentity"] = Refusal(code, 403)
+    with pytest.raises(GpufleetError, match=f"nothing was checked: AWS refused the credentials .{code}.") as caught:
+        identify("us-east-1")
+    assert caught.value.exit_code == 1 and caught.value.next_step == "aws sts get-caller-identity"
+
+
+def test_no_credentials_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session() -> Any:
+        raise NoCredentialsError
+
+    monkeypatch.setattr(clients, "_session", session)
+    with pytest.raises(GpufleetError, match="no AWS credentials were found"):
+        identify("us-east-1")
+
+
+def test_no_way_to_aws_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)  # the endpoint is a closed port of this machine
+    with pytest.raises(GpufleetError, match="nothing was checked: no answer from AWS"):
+        identify("us-east-1")
+
+
+@pytest.mark.parametrize("refusal", [THROTTLED, Refusal("AccessDenied", 403), Refusal("InternalFailure", 500)])
+def test_an_unknown_account_hides_no_other_check(aws: FakeAws, refusal: Refusal) -> None:
+    aws.answers["GetCallerIdentity"] = refusal
+    assert isinstance(identify("us-east-1"), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [("opt-in-not-required", "ok"), ("opted-in", "ok"), ("not-opted-in", "error"), (None, "error")],
+)
+def test_the_region_is_enabled(aws: FakeAws, status: str | None, level: str) -> None:
+    regions = [{"RegionName": "us-east-1", "OptInStatus": status}] if status else []
+    aws.answers["DescribeRegions"] = {"Regions": regions}
+    row = only(check_region(context()))
+    assert (row.check, row.level) == ("region", level)
+    if status == "not-opted-in":
+        assert row.next_step == "aws account enable-region --region-name us-east-1"
+    assert aws.asked("DescribeRegions")[0]["AllRegions"] is True
+
+
+def test_the_type_is_as_planned(aws: FakeAws) -> None:
+    row = only(check_hardware(context()))
+    assert row.level == "ok"
+    assert row.found == "p4d.24xlarge has 8 A100 of 40 GiB and 4 EFA interfaces on 4 cards, as planned"
+
+
+def test_every_difference_of_the_hardware_is_an_error_of_its_own(aws: FakeAws) -> None:
+    plan = sample_plan(
+        node={"vcpus": 192, "efa_cards": 8, "network_cards": 8, "gpu": "H100", "cpu_architecture": "arm64"}
+    )
+    rows = list(check_hardware(context(plan)))
+    assert {row.level for row in rows} == {"error"}
+    assert [row.found for row in rows] == [
+        "p4d.24xlarge has A100 GPUs, the plan H100",
+        "p4d.24xlarge has 96 vCPUs, the plan 192",
+        "p4d.24xlarge has 4 network cards, the plan 8",
+        "p4d.24xlarge has 4 EFA interfaces, the plan 8",
+        "p4d.24xlarge has x86_64 CPU architecture, the plan arm64",
+    ]
+    assert (rows[1].value, rows[1].limit) == (96, 192)
+
+
+def _p4d(**changes: Any) -> dict[str, Any]:
+    info = deepcopy(INSTANCE_TYPES["p4d.24xlarge"])
+    info.update(changes)
+    return {"InstanceTypes": [info]}
+
+
+def test_a_type_that_is_not_sold_so_is_an_error(aws: FakeAws) -> None:
+    aws.answers["DescribeInstanceTypes"] = _p4d(SupportedUsageClasses=["on-demand"])
+    row = only(check_hardware(context()))
+    assert row.level == "error" and "is sold as on-demand, and the plan buys spot" in row.found
+    assert (
+        only(check_hardware(context(sample_plan(purchase={"option": "on-demand", "on_demand_base": 0})))).level == "ok"
+    )
+    # A reservation is of on-demand instances.
+    assert (
+        only(check_hardware(context(sample_plan(purchase={"option": "reserved", "on_demand_base": 0})))).level == "ok"
+    )
+
+
+def test_a_gang_needs_a_type_for_cluster_placement_groups(aws: FakeAws) -> None:
+    aws.answers["DescribeInstanceTypes"] = _p4d(PlacementGroupInfo={"SupportedStrategies": ["spread"]})
+    assert only(check_hardware(context())).level == "error"
+    assert only(check_hardware(context(gang=False))).level == "ok"
+
+
+def test_a_type_the_region_lacks_is_an_error(aws: FakeAws) -> None:
+    aws.answers["DescribeInstanceTypes"] = {"InstanceTypes": []}
+    row = only(check_hardware(context()))
+    assert (row.level, row.found) == ("error", "us-east-1 has no p4d.24xlarge")
+
+
+def test_hardware_nobody_can_read_is_unknown(aws: FakeAws) -> None:
+    gpu = {"Count": 8, "Manufacturer": "NVIDIA", "Name": "Z999", "MemoryInfo": {"SizeInMiB": 1024}}
+    aws.answers["DescribeInstanceTypes"] = _p4d(GpuInfo={"Gpus": [gpu]})
+    row = only(check_hardware(context()))
+    assert row.level == "unknown" and "'Z999'" in row.found
+    aws.answers["DescribeInstanceTypes"] = _p4d(GpuInfo={})
+    assert only(check_hardware(context())).level == "unknown"
+
+
+def test_a_further_spot_type_may_have_more_vcpus_and_nothing_else(aws: FakeAws) -> None:
+    def answer(params: dict[str, Any]) -> dict[str, Any]:
+        (name,) = params["Filters"][0]["Values"]
+        info = deepcopy(INSTANCE_TYPES["p4d.24xlarge"])
+        info["InstanceType"] = name
+        info["VCpuInfo"]["DefaultVCpus"] = {"p4d.12xlarge": 128, "p4d.6xlarge": 64}.get(name, 96)
+        return {"InstanceTypes": [info]}
+
+    aws.answers["DescribeInstanceTypes"] = answer
+    plan = sample_plan(purchase={"spot_types": ["p4d.12xlarge", "p4d.6xlarge"]})
+    assert levels(check_hardware(context(plan))) == [
+        ("hardware of p4d.24xlarge", "ok"),
+        ("hardware of p4d.12xlarge", "ok"),
+        ("hardware of p4d.6xlarge", "error"),
+    ]
+
+
+def _offers(aws: FakeAws, **zones: str) -> None:
+    aws.answers["DescribeInstanceTypeOfferings"] = [
+        {"InstanceTypeOfferings": [{"InstanceType": name.replace("_", "."), "Location": zone}]}
+        for name, listed in zones.items()
+        for zone in listed.split()
+    ]
+
+
+def test_a_gang_goes_to_the_plans_first_open_zone(aws: FakeAws) -> None:
+    row = only(check_zones(context()))
+    assert (row.level, row.found) == ("ok", "use1-az2 offers p4d.24xlarge; all nodes go there")
+    row = only(check_zones(context(open_zones=frozenset({"use1-az6"}))))
+    assert (row.level, row.value) == ("ok", "use1-az6")
+    assert only(check_zones(context(zone_id="use1-az6"))).value == "use1-az6"
+
+
+def test_a_gang_whose_zone_does_not_offer_the_type_is_told_one_that_does(aws: FakeAws) -> None:
+    _offers(aws, p4d_24xlarge="use1-az4 use1-az6")
+    row = only(check_zones(context()))
+    assert row.level == "error" and "use1-az2 does not offer p4d.24xlarge" in row.found
+    assert row.next_step == "pulumi config set gpufleet:zoneId use1-az4"
+    assert "in one zone" in row.why
+
+
+def test_a_lone_node_may_miss_a_zone(aws: FakeAws) -> None:
+    _offers(aws, p4d_24xlarge="use1-az6")
+    row = only(check_zones(context(gang=False)))
+    assert (row.level, row.value) == ("warning", "use1-az2")
+
+
+def test_nowhere_offered_is_an_error(aws: FakeAws) -> None:
+    aws.answers["DescribeInstanceTypeOfferings"] = {"InstanceTypeOfferings": []}
+    row = only(check_zones(context(gang=False)))
+    assert row.level == "error" and "no zone does" in row.found and "gpufleet recommend" in row.next_step
+
+
+def test_a_further_spot_type_that_is_not_offered_is_a_warning(aws: FakeAws) -> None:
+    _offers(aws, p4d_24xlarge="use1-az2")
+    plan = sample_plan(purchase={"spot_types": ["p4de.24xlarge"]})
+    assert levels(check_zones(context(plan))) == [
+        ("zones of p4d.24xlarge", "ok"),
+        ("zones of p4de.24xlarge", "warning"),
+    ]
+
+
+def test_closed_zones_count_for_nothing(aws: FakeAws) -> None:
+    row = only(check_zones(context(open_zones=frozenset({"use1-az1"}))))
+    assert row.level == "error" and "no zone does" in row.found
+
+
+def test_unknown_zones_are_said_and_the_offer_is_judged_all_the_same(aws: FakeAws) -> None:
+    unknown = Unknown(
+        reason="not permitted: ec2:DescribeAvailabilityZones is missing", action="ec2:DescribeAvailabilityZones"
+    )
+    assert levels(check_zones(context(open_zones=unknown))) == [("zones", "unknown"), ("zones of p4d.24xlarge", "ok")]
+
+
+def test_the_nodes_go_to_the_zones_of_given_subnets(aws: FakeAws) -> None:
+    given = context(vpc_id="vpc-1", subnet_ids=("subnet-1",), subnet_zones=("use1-az4",), zone_id="use1-az2")
+    assert given.zone_ids == ("use1-az4",)
+    assert only(check_zones(given)).level == "error"
+    lost = context(vpc_id="vpc-1", subnet_ids=("subnet-1",), subnet_zones=Unknown(reason="denied"))
+    assert lost.zone_ids == ()
+
+
+def test_only_zones_in_use_and_no_local_ones_are_asked_for(aws: FakeAws) -> None:
+    assert open_zones(context().ec2) == {"use1-az2", "use1-az4", "use1-az6"}
+    assert aws.asked("DescribeAvailabilityZones")[0]["Filters"] == [
+        {"Name": "state", "Values": ["available"]},
+        {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
+    ]
