@@ -243,7 +243,7 @@ def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_ho
     stack = deploy(large)
     timeouts = {hook.inputs["name"]: hook.inputs["heartbeatTimeout"] for hook in stack.all("LifecycleHook")}
     assert timeouts[Names.terminate_hook] == terminate_timeout_s(sample_plan(**large)) == 1063
-    assert "GPUFLEET_DRAIN_LIMIT_S=1003\n" in stack.user_data
+    assert "GPUFLEET_SCALE_IN_LIMIT_S=1003\n" in stack.user_data
 
 
 def test_workers_come_and_go_one_by_one() -> None:
@@ -285,5 +285,5 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     assert left_to_others(monkeypatch) == ["initialLifecycleHooks"]
     assert base in left_to_others(monkeypatch, {"purchase": {"fallback": "on-demand"}})
     group = left_to_others(monkeypatch, WORKERS, workers())
-    assert {"minSize", "suspendedProcesses"} < set(group)
+    assert {"minSize", "maxSize"} < set(group)
     assert base not in group

@@ -4,17 +4,19 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
-from tests.infra.deployed import deploy, reserved
+from tests.infra.deployed import WORKERS, deploy, reserved
 from tests.plans import sample_plan
 
 FACTS = NodeFacts(
@@ -64,11 +66,12 @@ VARIABLES = {
     "GPUFLEET_EXPERT_PARALLEL",
     "GPUFLEET_SEQUENCE_PARALLEL",
     "GPUFLEET_VIRTUAL_STAGES",
+    "GPUFLEET_SEQ_LEN",
     "GPUFLEET_MICRO_BATCH",
     "GPUFLEET_GRAD_ACCUM",
     "GPUFLEET_ACTIVATION_CHECKPOINTING",
     "GPUFLEET_CHECKPOINT_INTERVAL_S",
-    "GPUFLEET_DRAIN_LIMIT_S",
+    "GPUFLEET_SCALE_IN_LIMIT_S",
     "GPUFLEET_DEADLINE_HOURS",
     "GPUFLEET_BUDGET_USD",
     "GPUFLEET_PRICE_USD_PER_HOUR",
@@ -257,10 +260,58 @@ def test_the_deployed_template_carries_this_script() -> None:
     )
 
 
-def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm_pool", [False, True])
+def test_shellcheck_has_nothing_to_say(warm_pool: bool, tmp_path: Path) -> None:
     script = tmp_path / "user_data.sh"
-    script.write_text(user_data(sample_plan(), FACTS))
+    script.write_text(user_data(sample_plan(), dataclasses.replace(FACTS, warm_pool=warm_pool)))
     done = subprocess.run(
         [Path(sys.executable).parent / "shellcheck", script], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_worker_is_a_job_of_one_node() -> None:
+    plan = sample_plan(**WORKERS)
+    variables = environment(plan, dataclasses.replace(FACTS, mode="workers"))
+    assert variables["GPUFLEET_MODE"] == "workers"
+    assert variables["GPUFLEET_NODE_COUNT"] == "1"
+    # Its own eight GPUs, and its half of the price.
+    assert (variables["GPUFLEET_DATA_PARALLEL"], variables["GPUFLEET_GPUS_PER_NODE"]) == ("8", "8")
+    assert float(variables["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5 / 2)
+
+
+def test_the_run_is_that_of_the_code_the_command_and_the_plan() -> None:
+    def run(changes: dict[str, Any] | None = None, **keys: str) -> str:
+        text = deploy(changes, {f"gpufleet:{key}": value for key, value in keys.items()}).user_data
+        (line,) = (line for line in text.splitlines() if line.startswith("GPUFLEET_RUN="))
+        return line.partition("=")[2]
+
+    same = run()
+    assert re.fullmatch("[0-9a-f]{12}", same)
+    # More money is the same run, another command or layout is not.
+    assert run({"job": {"budget_usd": 9999}}) == same
+    assert len({same, run(trainCommand="train.py"), run({"parallelism": {"micro_batch": 8, "grad_accum": 1}})}) == 3
+
+
+def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path) -> None:
+    _, digest = bundle(node, f"#!/bin/bash\necho booted >>{node}/ran\n")
+    (node / "var/lib/cloud/scripts/per-boot").mkdir(parents=True)
+    (node / "var/lib/gpufleet").mkdir(parents=True)
+    (node / "var/lib/gpufleet/launch-hook").write_text("CONTINUE\n")
+    facts = dataclasses.replace(FACTS, bundle_sha256=digest, warm_pool=True)
+    text = user_data(sample_plan(), facts)
+    for folder in ("/var/lib/cloud", "/var/lib/gpufleet", "/etc/systemd"):
+        text = text.replace(folder, f"{node}{folder}")
+    assert boot(node, text).returncode == 0
+    script = node / "var/lib/cloud/scripts/per-boot/gpufleet.sh"
+
+    subprocess.run([script], check=True, timeout=120)
+    # The hook waits once more, so the answer to its first wait is forgotten.
+    assert not (node / "var/lib/gpufleet/launch-hook").exists()
+    assert (node / "ran").read_text() == "booted\nbooted\n"
+
+    # A node in service reboots: its training service starts by itself, and no hook waits.
+    (node / "etc/systemd/system").mkdir(parents=True)
+    (node / "etc/systemd/system/gpufleet-train.service").touch()
+    subprocess.run([script], check=True, timeout=120)
+    assert (node / "ran").read_text() == "booted\nbooted\n"
