@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# What a Kubernetes node does for its stack, from kubelet's first sign of life to its own end: completes the lifecycle
+# hooks, passes notices on to the training container, and tells the controller what the container says of itself.
+#
+# The container cannot do it: the metadata service answers over one hop only. Both see one folder, GPUFLEET_RUN_DIR
+# (/run/gpufleet); its files are those of bootstrap/training/drain.py and launch.sh.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=../lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../fleet.sh
+source "$BOOTSTRAP_DIR/fleet.sh"
+
+# Seconds between two looks at the metadata service; a spot notice comes two minutes ahead.
+: "${NOTICE_POLL_S:=5}"
+: "${KUBELET_URL:=http://127.0.0.1:10248/healthz}"
+# Until kubelet must be healthy: it starts within a minute or never.
+: "${KUBELET_LIMIT_S:=600}"
+# A node where nothing has trained for so long is paid for nothing: its pod cannot start, or nobody made one.
+: "${IDLE_LIMIT_S:=1800}"
+# For the last checkpoint while a terminate hook holds the node.
+: "${GPUFLEET_SCALE_IN_LIMIT_S:=${GPUFLEET_DRAIN_LIMIT_S:-900}}"
+# What must be left of a spot notice when the state is saved, as bootstrap/training/drain.py has it.
+: "${SPOT_RESERVE_S:=40}"
+
+readonly STATE_FILE="$GPUFLEET_RUN_DIR/state"
+
+# metadata PATH: its value; empty where there is none or nobody answers, which are both no notice.
+metadata() {
+  local token
+  token=$(curl --fail --silent --max-time 2 --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
+    "$IMDS_URL/latest/api/token") || return 0
+  # The header goes through stdin: an argument would show in the process list.
+  printf 'X-aws-ec2-metadata-token: %s' "$token" |
+    curl --fail --silent --max-time 2 --header @- "$IMDS_URL/latest/meta-data/$1" || true
+}
+
+# json_field NAME: its text in the flat JSON object on stdin; empty where it has none.
+json_field() {
+  sed --silent "s/.*\"$1\" *: *\"\([^\"]*\)\".*/\1/p"
+}
+
+# write FILE SAVE_BY WHAT: made beside the shared folder and moved in, so that nobody reads half of it and no link that a
+# container put there is followed.
+write() {
+  local new
+  new=$(mktemp "$GPUFLEET_RUN_DIR.XXXXXX")
+  printf '%s %s\n' "$2" "$3" >"$new"
+  chmod 0644 "$new"
+  mv --force --no-target-directory "$new" "$1"
+}
+
+# look: sets leaving and save_by from what the metadata service says; asks for a checkpoint on a rebalance notice.
+look() {
+  local value time by
+  value=$(metadata spot/instance-action)
+  if [[ -n $value ]]; then
+    time=$(json_field time <<<"$value")
+    by=$(date --date "${time:-now}" +%s 2>/dev/null || date +%s)
+    by=$((by - SPOT_RESERVE_S))
+    if [[ -z $leaving ]] || ((by < save_by)); then
+      save_by=$by
+      leaving="spot/instance-action ($(json_field action <<<"$value") at ${time:-unknown time})"
+    fi
+  fi
+  value=$(metadata autoscaling/target-lifecycle-state)
+  if [[ -z $leaving && $value == Terminated ]]; then
+    save_by=$((EPOCHSECONDS + GPUFLEET_SCALE_IN_LIMIT_S))
+    leaving="autoscaling/target-lifecycle-state ($value)"
+  fi
+  value=$(metadata events/recommendations/rebalance)
+  if [[ -n $value && $value != "$rebalance" ]]; then
+    rebalance=$value
+    write "$DRAIN_FILE.save" "$EPOCHSECONDS" "events/recommendations/rebalance ($(json_field noticeTime <<<"$value"))"
+  fi
+}
+
+# training_runs: whether a container of this node runs launch.sh; its processes show on the host.
+training_runs() {
+  pgrep --full '/opt/gpufleet/bootstrap/launch\.sh' >/dev/null
+}
+
+# pass_state_on: what launch.sh wrote of itself, to the controller, until it took it.
+pass_state_on() {
+  local state=""
+  [[ -f $STATE_FILE && ! -L $STATE_FILE ]] && read -r state <"$STATE_FILE" || true
+  [[ $state =~ ^(training|done|gave-up)\ [0-9]+$ && $state != "$told" ]] || return 0
+  # shellcheck disable=SC2086 # state and exit status
+  if tell_controller $state; then told=$state; fi
+}
+
+# leave: has the container save, and lets the group go on when it has ended or its time is over.
+leave() {
+  local extend_at=0
+  log "leaving: $leaving"
+  while training_runs && ((EPOCHSECONDS < save_by + SPOT_RESERVE_S)); do
+    # Again where a container that started just now has cleared the folder.
+    [[ -e $DRAIN_FILE && $(<"$DRAIN_FILE") == "$save_by $leaving" ]] || write "$DRAIN_FILE" "$save_by" "$leaving"
+    if [[ $leaving == autoscaling/* ]] && ((EPOCHSECONDS >= extend_at)); then
+      extend_at=$((EPOCHSECONDS + HOOK_HEARTBEAT_S))
+      extend_terminate_hook
+    fi
+    sleep 1
+    look
+  done
+  pass_state_on
+  complete_terminate_hook
+}
+
+load_node_env
+mkdir -p "$GPUFLEET_RUN_DIR"
+leaving="" save_by=0 rebalance="" told="" sick=""
+
+until curl --fail --silent --max-time 5 --output /dev/null "$KUBELET_URL"; do
+  if ((SECONDS >= KUBELET_LIMIT_S)); then
+    "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || true
+    log "FAIL kubelet is not healthy after $KUBELET_LIMIT_S s, shutting down; journalctl -u kubelet -u nodeadm-run"
+    shutdown -h now
+    exit 1
+  fi
+  sleep "$NOTICE_POLL_S"
+done
+"$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" CONTINUE
+
+busy_at=$SECONDS
+while [[ -z $leaving ]]; do
+  look
+  pass_state_on
+  if training_runs || [[ $told == done* || $told == gave-up* ]]; then
+    busy_at=$SECONDS
+  elif ((SECONDS - busy_at >= IDLE_LIMIT_S)); then
+    log "nothing has trained here for $IDLE_LIMIT_S s; kubectl get pods -n gpufleet tells why"
+    if tell_controller gave-up 1 idle; then told="gave-up 1"; fi
+  fi
+  if [[ -z $sick ]]; then
+    sick=$(fatal_xid_error)
+    if [[ -n $sick ]]; then
+      log "a GPU broke: $sick"
+      tell_controller sick 0 check-xid-errors || true
+      ask_to_be_replaced || sick=""
+    fi
+  fi
+  sleep "$NOTICE_POLL_S"
+done
+leave
