@@ -44,7 +44,8 @@ class _Start:
 # scale of their own and the fit moves it by little: products at 0.74 of peak warm and 0.79 cold, their bytes at 0.4 to
 # 1.1 of what they count, attention and traffic as measured (1), a kernel's start between the 1.1 us of a CUDA graph and
 # the 3.3 us of the smallest product. A layer takes the host 1.0 ms (BERT and GPT-2 of Hugging Face), 1.4 ms (its Llama)
-# or 2.0 ms (torch.nn.TransformerEncoderLayer), and hosts differ. What is left of a framework is its overhead. Halving
+# or 2.0 ms (torch.nn.TransformerEncoderLayer), and hosts differ: another H200's took 1.3 to 3.0 ms for the same layers,
+# and 1 to 4 ms for the rest of a step (h200_hosts_202611.md). What is left of a framework is its overhead. Halving
 # or doubling a spread moves the mean error of left-out suites by 0.3 per cent at most, but for the host's, of which two
 # suites tell: theirs are the best of those tried (docs/estimator.md).
 START = {
@@ -56,7 +57,7 @@ START = {
     "overhead": _Start(1.0, 0.5, 0.1),
     "kernel_s": _Start(2e-6, 0.3, 0.05),
     "host_s_per_layer": _Start(1.4e-3, 0.05, 0.5),
-    "host_s_per_step": _Start(3e-3, 0.5, 0.3),
+    "host_s_per_step": _Start(2e-3, 0.5, 0.3),
     "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
 }

@@ -90,6 +90,7 @@ class Inputs:
     causal: Number
     cnn_flops: Number
     cnn_activations: Number
+    convolutions: Number
     # Run
     seq_len: Number
     element_bytes: Number
@@ -247,6 +248,7 @@ def make_inputs(
         causal=1.0 if model.architecture == "decoder" else 0.0,
         cnn_flops=float(model.flops_per_sample),
         cnn_activations=float(model.activations_per_sample),
+        convolutions=float(model.convolutions),
         seq_len=float(run.seq_len),
         element_bytes=ELEMENT_BYTES[run.precision],
         low_precision=float(sixteen_bit),

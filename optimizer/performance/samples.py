@@ -32,6 +32,9 @@ WORKSPACE_BYTES_32_BIT = 2.4
 # Kernels that take the host as long as a layer's fitted host time: a profile counts 1,872 on BERT-large, 26 such layers
 # with its ends, and 3,570 on a Llama of 24 layers, which are 36 (rows h200-steps-* of measured_runs.csv).
 KERNELS_PER_LAYER = 85.0
+# Host time of a convolution with its norm and activation, in layers: ResNet-152 of two images takes 29.7 ms longer than
+# ResNet-18, and so 0.22 ms a convolution, where a layer of GPT-2 takes 1.42 (H200, torch 2.11, h200_hosts_202611.md).
+LAYERS_PER_CONVOLUTION = 0.155
 # Reads and writes of convolution outputs that a profile of ResNet-50 counts, where kernels.CNN_PASSES are measured.
 COUNTED_CNN_PASSES = 12.7
 # Time that a transformer's other kernels take, over that of the bytes a profile counts: casts to wider types run at
@@ -71,7 +74,7 @@ def sample_costs(x: Inputs) -> SampleCosts:
             attention_flops=0.0,
             traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * _cnn_passes(x),
             kernels=0.0,
-            layers=0.0,
+            layers=x.convolutions * LAYERS_PER_CONVOLUTION * np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0),
         )
     profile = x.module
     forward = profile.forward_flops

@@ -37,6 +37,7 @@ class ModelSpec:
         learned_positions: rows of a learned position embedding.
         flops_per_sample: of a CNN: published forward FLOPs of one image (a multiply-add counts as two).
         activations_per_sample: of a CNN: published elements of all convolution outputs of one image.
+        convolutions: of a CNN.
         profile: of a module: what ``gpufleet profile`` counted.
         source: where the numbers come from.
     """
@@ -60,6 +61,7 @@ class ModelSpec:
     learned_positions: int = 0
     flops_per_sample: float = 0.0
     activations_per_sample: float = 0.0
+    convolutions: int = 0
     profile: ModuleProfile | None = None
     source: str
 

@@ -36,6 +36,7 @@ class Preset(BaseModel):
     learned_positions: int = 0
     flops_per_sample: float = 0.0
     activations_per_sample: float = 0.0
+    convolutions: int = 0
     details: Architecture = Architecture()
     source: str
 
@@ -71,6 +72,7 @@ class Preset(BaseModel):
             max_seq_len=self.max_seq_len,
             flops_per_sample=self.flops_per_sample,
             activations_per_sample=self.activations_per_sample,
+            convolutions=self.convolutions,
             source=self.source,
         )
 
