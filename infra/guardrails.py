@@ -29,6 +29,8 @@ Statement = Mapping[str, Any]
 # Statements of roles whose resources are not this stack's by name, by Sid.
 BEYOND_THE_STACK = {
     "UseKeyThroughServices": "the stack's key, whose ARN AWS makes up; only through the services named",
+    "SeeNodes": "Describe calls know no resources; three, of metadata, in the stack's region",
+    "ReadOwnSettings": "the stack's key, whose ARN AWS makes up; only for the controller's own variables",
     "FindPeers": "Describe calls know no resources; two, of metadata, in the stack's region",
     "PublishMetrics": "PutMetricData knows no resources; only into the stack's namespace",
     "SessionManagerChannels": "channels know no resources; without them there is no way in but SSH",
@@ -91,6 +93,7 @@ _HOLDS_NO_DATA = frozenset(
         "EventRule",
         "EventTarget",
         "FlowLog",
+        "FunctionEventInvokeConfig",
         "Group",
         "InstanceProfile",
         "InternetGateway",
