@@ -1,0 +1,542 @@
+"""Quotas less what is in use, spot placement scores, reservations and Capacity Blocks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from optimizer.aws import quotas
+from optimizer.aws.preflight.capacity import (
+    check_instance_quotas,
+    check_lambda_concurrency,
+    check_network_quotas,
+    check_storage_quota,
+)
+from optimizer.aws.preflight.model import Row
+from optimizer.aws.preflight.reservation import block_hours, check_reservation
+from optimizer.aws.preflight.spot import check_spot_score
+from optimizer.plan import FleetPlan
+from tests.plans import sample_plan
+from tests.unit.optimizer.aws.preflight_account import (
+    ACCOUNT,
+    DENIED,
+    DENIED_EC2,
+    NOW,
+    FakeAws,
+    Refusal,
+    aws,
+    context,
+    instance,
+    levels,
+    only,
+    quota_answer,
+)
+
+__all__ = ["aws"]
+
+ON_DEMAND, SPOT, SPOT_P5 = "L-417A185B", "L-7212CCBC", "L-C4BD4855"
+RUNNING_P = "quota Running On-Demand P instances"
+SPOT_P4 = "quota All P4, P3 and P2 Spot Instance Requests"
+
+
+START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
+
+
+def bought(option: str, **changes: Any) -> FleetPlan:
+    times = {"capacity_block": {"start": START.isoformat(), "end": END.isoformat()}}
+    block = times if option == "capacity-block" else {}
+    return sample_plan(purchase={"option": option, "on_demand_base": 0, **block, **changes})
+
+
+def by_check(rows: Any) -> dict[str, Row]:
+    return {row.check: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "on_demand", "spot", "block"),
+    [
+        ("p3.2xlarge", ON_DEMAND, SPOT, None),
+        ("p4de.24xlarge", ON_DEMAND, SPOT, "L-CFF3E941"),
+        ("p5en.48xlarge", ON_DEMAND, SPOT_P5, "L-4F9BB70B"),
+        ("p6-b200.48xlarge", ON_DEMAND, None, "L-8B23CEF3"),
+        ("g6e.xlarge", "L-DB2E81BA", "L-3819A6DF", None),
+        ("gr6.4xlarge", "L-DB2E81BA", "L-3819A6DF", None),
+        ("vt1.3xlarge", "L-DB2E81BA", "L-3819A6DF", None),
+        ("m5.large", None, None, None),
+        ("trn1.32xlarge", None, None, None),
+    ],
+)
+def test_which_quota_counts_a_type(name: str, on_demand: str | None, spot: str | None, block: str | None) -> None:
+    found = (quotas.on_demand(name), quotas.spot(name), quotas.capacity_block(name))
+    assert tuple(quota and quota.code for quota in found) == (on_demand, spot, block)
+
+
+def test_on_demand_and_spot_are_counted_apart(aws: FakeAws) -> None:
+    aws.answers["DescribeInstances"] = [
+        {"Reservations": [{"Instances": [instance(), instance("g5.xlarge")]}]},
+        {"Reservations": [{"Instances": [instance(InstanceLifecycle="spot"), instance("m5.large")]}]},
+        {"Reservations": [{"Instances": [instance(InstanceLifecycle="capacity-block")]}]},
+    ]
+    rows = by_check(check_instance_quotas(context()))
+    assert (rows[RUNNING_P].level, rows[RUNNING_P].found) == (
+        "ok",
+        "96 vCPUs needed for an on-demand base of 1 x p4d.24xlarge, 288 free: quota 384 (L-417A185B), 96 in use",
+    )
+    assert (rows[SPOT_P4].level, rows[SPOT_P4].value, rows[SPOT_P4].limit) == ("ok", 96, 96)
+    assert aws.asked("DescribeInstances")[0]["Filters"][0]["Values"] == ["pending", "running"]
+
+
+def test_too_small_a_quota_says_how_to_ask_for_more(aws: FakeAws) -> None:
+    aws.answers["GetServiceQuota"] = quota_answer({SPOT: 95.0})
+    aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [instance(InstanceLifecycle="spot")]}]}
+    row = by_check(check_instance_quotas(context()))[SPOT_P4]
+    assert (row.level, row.value, row.limit) == ("error", 96, 0)
+    assert row.next_step == (
+        "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 "
+        "--quota-code L-7212CCBC --desired-value 192"
+    )
+
+
+def test_nodes_of_the_stack_itself_are_what_the_plan_asks_for(aws: FakeAws) -> None:
+    own: dict[str, Any] = {"Tags": [{"Key": "gpufleet:stack", "Value": "dev"}]}
+    other: dict[str, Any] = {"Tags": [{"Key": "gpufleet:stack", "Value": "prod"}]}
+    aws.answers["DescribeInstances"] = {
+        "Reservations": [{"Instances": [instance(**own), instance(**other), instance(InstanceLifecycle="spot", **own)]}]
+    }
+    rows = by_check(check_instance_quotas(context()))
+    assert "96 in use" in rows[RUNNING_P].found and "0 in use" in rows[SPOT_P4].found
+    assert "192 in use" in by_check(check_instance_quotas(context(stack=None)))[RUNNING_P].found
+
+
+def test_an_instance_that_does_not_say_its_cores_has_its_types(aws: FakeAws) -> None:
+    aws.answers["DescribeInstances"] = {
+        "Reservations": [{"Instances": [{"InstanceType": "p5.48xlarge"}, instance("p5.48xlarge")]}]
+    }
+    assert "288 in use" in by_check(check_instance_quotas(context()))[RUNNING_P].found
+    assert aws.asked("DescribeInstanceTypes")[0]["Filters"][0]["Values"] == ["p5.48xlarge"]
+
+
+def reservation(**changes: Any) -> dict[str, Any]:
+    return {
+        "CapacityReservationId": "cr-0123456789abcdef0",
+        "OwnerId": ACCOUNT,
+        "InstanceType": "p4d.24xlarge",
+        "InstancePlatform": "Linux/UNIX",
+        "Tenancy": "default",
+        "AvailabilityZoneId": "use1-az2",
+        "State": "active",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 2,
+        "EndDateType": "unlimited",
+        "InstanceMatchCriteria": "targeted",
+        "ReservationType": "default",
+        **changes,
+    }
+
+
+def test_unused_reservations_count_as_if_they_were_used(aws: FakeAws) -> None:
+    aws.answers["DescribeCapacityReservations"] = {
+        "CapacityReservations": [
+            reservation(AvailableInstanceCount=1),
+            reservation(State="scheduled", TotalInstanceCount=1, AvailableInstanceCount=0),
+            reservation(OwnerId="999999999999"),
+            reservation(ReservationType="capacity-block"),
+            reservation(InstanceType="g5.xlarge"),
+            reservation(Tags=[{"Key": "gpufleet:stack", "Value": "dev"}]),
+        ]
+    }
+    row = by_check(check_instance_quotas(context()))[RUNNING_P]
+    assert "192 in use" in row.found
+
+
+def test_open_spot_requests_count_too(aws: FakeAws) -> None:
+    request = {"State": "open", "LaunchSpecification": {"InstanceType": "p4d.24xlarge"}}
+    aws.answers["DescribeSpotInstanceRequests"] = {"SpotInstanceRequests": [request]}
+    assert "96 in use" in by_check(check_instance_quotas(context()))[SPOT_P4].found
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (bought("on-demand"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
+        (bought("reserved"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
+        (bought("reserved", capacity_reservation_id="cr-0123456789abcdef0"), []),
+        (bought("spot"), [(SPOT_P4, "192 vCPUs needed for 2 x p4d.24xlarge on spot")]),
+    ],
+)
+def test_what_each_option_takes(aws: FakeAws, plan: FleetPlan, expected: list[tuple[str, str]]) -> None:
+    rows = list(check_instance_quotas(context(plan)))
+    assert [(row.check, row.found.partition(",")[0]) for row in rows] == expected
+
+
+def test_falling_back_needs_all_nodes_on_demand_and_is_a_warning(aws: FakeAws) -> None:
+    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 100.0})
+    rows = list(check_instance_quotas(context(sample_plan(purchase={"fallback": "on-demand"}))))
+    assert levels(rows) == [(RUNNING_P, "ok"), (RUNNING_P, "warning"), (SPOT_P4, "ok")]
+    assert rows[1].found.startswith("192 vCPUs needed for falling back to 2 x p4d.24xlarge on demand, 100 free")
+
+
+def test_a_further_spot_type_of_another_quota_is_a_warning(aws: FakeAws) -> None:
+    rows = list(check_instance_quotas(context(sample_plan(purchase={"spot_types": ["p5.48xlarge", "p4de.24xlarge"]}))))
+    assert levels(rows)[-1] == ("quota All P5 Spot Instance Requests", "warning")
+    assert len(rows) == 3
+
+
+def test_a_spot_quota_that_aws_does_not_name_is_unknown(aws: FakeAws) -> None:
+    plan = sample_plan(instance_type="p6-b200.48xlarge")
+    row = next(check_instance_quotas(context(plan)))
+    assert (row.check, row.level) == ("quota of spot p6-b200.48xlarge", "unknown")
+
+
+def test_a_quota_at_its_default_is_asked_for_as_such(aws: FakeAws) -> None:
+    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: Refusal("NoSuchResourceException")})
+    aws.answers["GetAWSDefaultServiceQuota"] = quota_answer({ON_DEMAND: 0.0})
+    row = by_check(check_instance_quotas(context()))[RUNNING_P]
+    assert row.level == "error" and "0 free: quota 0" in row.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (DENIED, "not permitted: servicequotas:GetServiceQuota is missing"),
+        (Refusal("TooManyRequestsException", 429), "AWS throttled the calls"),
+        ("Running Dedicated p4d Hosts", "is named 'Running Dedicated p4d Hosts'"),
+        (float("inf"), "unreadable"),
+        (float("nan"), "unreadable"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_unknown(aws: FakeAws, answer: Any, says: str) -> None:
+    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: answer})
+    rows = by_check(check_instance_quotas(context()))
+    assert rows[RUNNING_P].level == "unknown" and says in rows[RUNNING_P].found
+    assert rows[RUNNING_P].found.startswith("96 vCPUs needed")
+    assert rows[SPOT_P4].level == "ok"
+
+
+def test_a_quota_that_names_its_own_error_is_unknown(aws: FakeAws) -> None:
+    aws.answers["GetServiceQuota"] = {
+        "Quota": {"QuotaCode": ON_DEMAND, "ErrorReason": {"ErrorCode": "SERVICE_QUOTA_NOT_AVAILABLE_ERROR"}}
+    }
+    assert {row.level for row in check_instance_quotas(context())} == {"unknown"}
+
+
+def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws) -> None:
+    aws.answers["DescribeInstances"] = DENIED_EC2
+    rows = by_check(check_instance_quotas(context()))
+    assert rows[RUNNING_P].level == "unknown"
+    assert "of a quota of 384, in use unknown; not permitted: ec2:DescribeInstances is missing" in rows[RUNNING_P].found
+    assert rows[RUNNING_P].next_step == "allow ec2:DescribeInstances (docs/preflight.md)"
+    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
+    row = by_check(check_instance_quotas(context()))[RUNNING_P]
+    assert (row.level, row.value, row.limit) == ("error", 96, 95)
+
+
+@pytest.mark.parametrize("operation", ["DescribeCapacityReservations", "DescribeSpotInstanceRequests"])
+def test_half_a_usage_is_no_usage(aws: FakeAws, operation: str) -> None:
+    aws.answers[operation] = DENIED_EC2
+    rows = by_check(check_instance_quotas(context()))
+    touched, other = (RUNNING_P, SPOT_P4) if "Capacity" in operation else (SPOT_P4, RUNNING_P)
+    assert (rows[touched].level, rows[other].level) == ("unknown", "ok")
+    assert operation in rows[touched].found
+
+
+def test_blocks_have_a_quota_of_their_own(aws: FakeAws) -> None:
+    aws.answers["DescribeCapacityReservations"] = {
+        "CapacityReservations": [reservation(ReservationType="capacity-block", AvailableInstanceCount=0), reservation()]
+    }
+    row = only(check_instance_quotas(context(bought("capacity-block"))))
+    assert (row.check, row.level) == ("quota Concurrent P4d Capacity Blocks per account", "ok")
+    assert row.found.endswith("192 free: quota 384 (L-2C8F52B3), 192 in use")
+
+
+def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
+    aws.answers["DescribeVolumes"] = [{"Volumes": [{"Size": 30 * 1024}]}, {"Volumes": [{"Size": 20 * 1024 - 200}]}]
+    row = only(check_storage_quota(context()))
+    assert row.level == "error"
+    assert row.found.startswith("0.390625 TiB needed for volumes of 2 nodes, 0.195312 free: quota 50")
+    aws.answers["DescribeVolumes"] = {"Volumes": []}
+    assert only(check_storage_quota(context())).level == "ok"
+
+
+def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
+    assert {row.level for row in check_network_quotas(context())} == {"ok"}
+    aws.answers["DescribeVpcs"] = [{"Vpcs": [{"VpcId": f"vpc-{n}"} for n in range(3)]}, {"Vpcs": [{}, {}]}]
+    aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 5.0})
+    aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [{}] * 20}
+    aws.answers["DescribeAddresses"] = {"Addresses": [{}] * 5}
+    assert levels(check_network_quotas(context(nat=True))) == [
+        ("quota VPCs per Region", "error"),
+        ("quota Interface VPC endpoints per VPC", "error"),
+        ("quota Gateway VPC endpoints per Region", "error"),
+        ("quota EC2-VPC Elastic IPs", "error"),
+    ]
+
+
+def test_a_network_that_is_there_needs_no_quota(aws: FakeAws) -> None:
+    assert list(check_network_quotas(context(vpc_id="vpc-1", subnet_ids=("subnet-1",)))) == []
+    tags = [{"Key": "gpufleet:stack", "Value": "dev"}]
+    aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1", "Tags": tags}]}
+    assert only(check_network_quotas(context())).found == "the stack's network is there already"
+
+
+def test_vpcs_that_cannot_be_counted_are_unknown(aws: FakeAws) -> None:
+    aws.answers["DescribeVpcs"] = DENIED_EC2
+    assert levels(check_network_quotas(context()))[0] == ("quota VPCs per Region", "unknown")
+
+
+@pytest.mark.parametrize(("free", "level"), [(1, "ok"), (0, "error")])
+def test_the_controller_needs_an_execution(aws: FakeAws, free: int, level: str) -> None:
+    aws.answers["GetAccountSettings"] = {
+        "AccountLimit": {"ConcurrentExecutions": 10, "UnreservedConcurrentExecutions": free}
+    }
+    assert only(check_lambda_concurrency(context())).level == level
+
+
+def scores(aws: FakeAws, **zones: int) -> None:
+    aws.answers["GetSpotPlacementScores"] = [
+        {"SpotPlacementScores": [{"AvailabilityZoneId": zone.replace("_", "-"), "Score": score, "Region": "us-east-1"}]}
+        for zone, score in zones.items()
+    ]
+
+
+@pytest.mark.parametrize(("score", "level"), [(10, "ok"), (7, "ok"), (6, "warning"), (4, "warning"), (3, "warning")])
+def test_a_score_of_one_type_is_no_error_as_aws_scores_it_low(aws: FakeAws, score: int, level: str) -> None:
+    scores(aws, use1_az2=score)
+    row = only(check_spot_score(context()))
+    assert (row.level, row.value) == (level, score)
+    assert "AWS scores fewer than 3 types low" in row.why
+
+
+@pytest.mark.parametrize(
+    ("score", "fallback", "level"),
+    [(4, "none", "warning"), (3, "none", "error"), (1, "none", "error"), (1, "on-demand", "warning")],
+)
+def test_a_low_score_of_three_types_is_an_error_without_a_fallback(
+    aws: FakeAws, score: int, fallback: str, level: str
+) -> None:
+    scores(aws, use1_az2=score)
+    plan = sample_plan(purchase={"spot_types": ["p4de.24xlarge", "p5.48xlarge"], "fallback": fallback})
+    row = only(check_spot_score(context(plan)))
+    assert row.level == level and "AWS scores fewer" not in row.why
+
+
+def test_the_score_is_of_the_true_capacity_in_one_zone(aws: FakeAws) -> None:
+    plan = sample_plan(node_count=4, parallelism={"data": 32, "grad_accum": 1})
+    only(check_spot_score(context(plan)))
+    (asked,) = aws.asked("GetSpotPlacementScores")
+    assert asked == {
+        "InstanceTypes": ["p4d.24xlarge"],
+        "TargetCapacity": 3,
+        "TargetCapacityUnitType": "units",
+        "SingleAvailabilityZone": True,
+        "RegionNames": ["us-east-1"],
+    }
+
+
+def test_a_better_zone_is_named(aws: FakeAws) -> None:
+    scores(aws, use1_az6=9, use1_az2=2)
+    row = only(check_spot_score(context()))
+    assert (row.level, row.value) == ("warning", 2)
+    assert row.next_step == "pulumi config set gpufleet:zoneId use1-az6 (score 9)"
+
+
+def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
+    aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 8}]}
+    row = only(check_spot_score(context(gang=False)))
+    assert (row.level, row.found) == ("ok", "8 of 10 for 1 spot p4d.24xlarge in us-east-1")
+    assert aws.asked("GetSpotPlacementScores")[0]["SingleAvailabilityZone"] is False
+
+
+def test_where_no_zone_is_known_the_best_counts(aws: FakeAws) -> None:
+    scores(aws, use1_az4=5, use1_az6=8)
+    assert only(check_spot_score(context(sample_plan(zone_ids=[])))).found.endswith("in use1-az6")
+
+
+@pytest.mark.parametrize("zones", [{}, {"use1_az4": 9}])
+def test_no_score_is_unknown_and_never_made_up(aws: FakeAws, zones: dict[str, int]) -> None:
+    aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": []}
+    if zones:
+        scores(aws, **zones)
+    row = only(check_spot_score(context()))
+    assert (row.level, row.value) == ("unknown", None)
+    assert row.found.startswith("AWS gave no score for 1 spot p4d.24xlarge in use1-az2")
+
+
+def test_a_score_off_the_scale_is_not_believed(aws: FakeAws) -> None:
+    scores(aws, use1_az2=11)
+    with pytest.raises(ValueError, match="a spot placement score of 11"):
+        list(check_spot_score(context()))
+
+
+def test_on_demand_has_no_score(aws: FakeAws) -> None:
+    assert list(check_spot_score(context(bought("on-demand")))) == []
+    assert aws.calls == []
+
+
+ID = "cr-0123456789abcdef0"
+
+
+def reserved(aws: FakeAws, **changes: Any) -> list[Row]:
+    aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(**changes)]}
+    return list(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
+
+
+def test_a_reservation_that_fits(aws: FakeAws) -> None:
+    row = only(reserved(aws))
+    assert (row.level, row.found) == ("ok", "active, 2 of 2 p4d.24xlarge free in use1-az2, without an end")
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({"InstanceType": "p5.48xlarge"}, "error", "it holds p5.48xlarge"),
+        ({"InstancePlatform": "Windows"}, "error", "it is for Windows"),
+        ({"Tenancy": "dedicated"}, "error", "tenancy dedicated"),
+        ({"State": "expired", "AvailableInstanceCount": 2}, "error", "its state is expired"),
+        ({"State": "scheduled"}, "error", "its state is scheduled"),
+        ({"AvailabilityZoneId": "use1-az6"}, "error", "it is in use1-az6, and the nodes would go to use1-az2"),
+        ({"ReservationType": "capacity-block"}, "error", "it is a Capacity Block"),
+        ({"TotalInstanceCount": 1, "AvailableInstanceCount": 1}, "error", "it is for 1 instances, and the plan runs 2"),
+        ({"AvailableInstanceCount": 0}, "warning", "0 of its 2 instances are free"),
+        ({"InstanceMatchCriteria": "open"}, "warning", "it is open"),
+        ({"EndDate": NOW + timedelta(hours=4)}, "error", "it leaves 4.0 h until 2026-11-21 16:00 UTC"),
+        ({"EndDate": NOW + timedelta(hours=5)}, "warning", "5.2 h at the 95th percentile"),
+        ({"EndDate": NOW - timedelta(hours=1)}, "error", "it leaves 0.0 h"),
+    ],
+)
+def test_everything_wrong_with_a_reservation_is_said(
+    aws: FakeAws, changes: dict[str, Any], level: str, says: str
+) -> None:
+    row = only(reserved(aws, **changes))
+    assert row.level == level and says in row.found and row.next_step
+
+
+def test_all_that_is_wrong_is_said_at_once(aws: FakeAws) -> None:
+    rows = reserved(aws, InstanceType="p5.48xlarge", State="cancelled", AvailabilityZoneId="use1-az6")
+    assert [row.level for row in rows] == ["error"] * 3
+
+
+def test_a_taken_reservation_is_an_error_where_no_stack_can_have_taken_it(aws: FakeAws) -> None:
+    aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(AvailableInstanceCount=0)]}
+    plan = bought("reserved", capacity_reservation_id=ID)
+    assert only(check_reservation(context(plan, stack=None))).level == "error"
+
+
+@pytest.mark.parametrize("code", ["InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"])
+def test_a_reservation_that_is_not_there(aws: FakeAws, code: str) -> None:
+    aws.answers["DescribeCapacityReservations"] = Refusal(code)
+    row = only(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
+    assert row.level == "error" and row.value == ID
+
+
+def test_a_reservation_the_stack_makes_is_unknown(aws: FakeAws) -> None:
+    row = only(check_reservation(context(bought("reserved"))))
+    assert row.level == "unknown" and "makes one for 2 x p4d.24xlarge" in row.found
+    assert list(check_reservation(context())) == []
+
+
+def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Row]:
+    end = START + timedelta(hours=hours)
+    aws.answers["DescribeCapacityReservations"] = {
+        "CapacityReservations": [
+            reservation(
+                **{
+                    "ReservationType": "capacity-block",
+                    "State": "scheduled",
+                    "AvailableInstanceCount": 0,
+                    "StartDate": START,
+                    "EndDate": end,
+                    "EndDateType": "limited",
+                    **changes,
+                }
+            )
+        ]
+    }
+    times = {"start": START.isoformat(), "end": end.isoformat()}
+    plan = bought("capacity-block", capacity_reservation_id=ID, capacity_block=times)
+    return list(check_reservation(context(plan)))
+
+
+def test_a_block_that_is_yet_to_start_has_all_its_instances(aws: FakeAws) -> None:
+    row = only(block(aws))
+    assert (row.level, row.value) == ("ok", 2)
+    assert row.found == "scheduled, 2 of 2 p4d.24xlarge free in use1-az2, until 2026-11-23 12:00 UTC"
+
+
+def test_a_block_ends_its_instances_half_an_hour_early(aws: FakeAws) -> None:
+    assert only(block(aws, hours=5.71)).level == "ok"
+    row = only(block(aws, hours=5.6))
+    assert (row.level, row.value, row.limit) == ("warning", 5.1, 5.2)
+    assert only(block(aws, hours=4.9)).level == "error"
+
+
+@pytest.mark.parametrize("state", ["payment-failed", "payment-pending", "expired", "cancelled"])
+def test_a_block_in_another_state_is_an_error(aws: FakeAws, state: str) -> None:
+    assert [row.level for row in block(aws, State=state)] == ["error"]
+
+
+def test_a_block_of_other_times_than_the_plans_is_an_error(aws: FakeAws) -> None:
+    row = only(block(aws, EndDate=START + timedelta(hours=48)))
+    assert row.level == "error" and row.next_step == "gpufleet recommend with the block's own times"
+
+
+def test_a_reservation_in_place_of_a_block_is_an_error(aws: FakeAws) -> None:
+    rows = block(aws, ReservationType="default", State="active", AvailableInstanceCount=2)
+    assert [row.found for row in rows] == [
+        "it is an On-Demand Capacity Reservation, and the plan's option is capacity-block"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hours", "block_length"),
+    [(0.1, 24), (23.5, 24), (23.6, 48), (335.5, 336), (335.6, 504), (4367.5, 4368), (4367.6, None)],
+)
+def test_a_block_is_of_days_then_weeks(hours: float, block_length: int | None) -> None:
+    assert block_hours(hours) == block_length
+
+
+def offering(id_: str, fee: str, currency: str = "USD") -> dict[str, Any]:
+    return {
+        "CapacityBlockOfferingId": id_,
+        "InstanceType": "p4d.24xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "InstanceCount": 2,
+        "StartDate": START,
+        "EndDate": END,
+        "CapacityBlockDurationHours": 24,
+        "UpfrontFee": fee,
+        "CurrencyCode": currency,
+    }
+
+
+def test_the_cheapest_block_offered_is_named_with_its_price(aws: FakeAws) -> None:
+    aws.answers["DescribeCapacityBlockOfferings"] = [
+        {"CapacityBlockOfferings": [offering("cb-dear", "900.00"), offering("cb-yen", "1", "JPY")]},
+        {"CapacityBlockOfferings": [offering("cb-cheap", "566.40")]},
+    ]
+    row = only(check_reservation(context(bought("capacity-block"))))
+    assert (row.level, row.value, row.limit) == ("error", 566.40, 95.0)
+    assert "the cheapest of 2 offered, 2 x p4d.24xlarge for 24 h, costs 566.40 USD upfront" in row.found
+    assert row.next_step.startswith(
+        "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-cheap"
+    )
+    assert aws.asked("DescribeCapacityBlockOfferings")[0] == {
+        "InstanceType": "p4d.24xlarge",
+        "InstanceCount": 2,
+        "CapacityDurationHours": 24,
+    }
+
+
+def test_no_block_offered_is_an_error(aws: FakeAws) -> None:
+    aws.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
+    row = only(check_reservation(context(bought("capacity-block"))))
+    assert row.level == "error" and "AWS offers none of 2 x p4d.24xlarge for 24 h" in row.found
+
+
+def test_no_block_is_long_enough_for_half_a_year(aws: FakeAws) -> None:
+    hours = {"expected": 4.5, "p50": 4.4, "p95": 5000.0}
+    plan = sample_plan(purchase=bought("capacity-block").purchase.model_dump(mode="json"), hours=hours)
+    row = only(check_reservation(context(plan)))
+    assert row.level == "error" and row.limit == 4367.5 and aws.calls == []
