@@ -392,4 +392,4 @@ def test_every_reason_is_of_a_statement_that_exists() -> None:
         for _, kind, statement in guardrails._statements(Declared(resources=everything))
         if kind == "trust" and "Condition" not in statement
     }
-    assert trusted <= guardrails.TRUSTED_WITHOUT_SOURCE
+    assert trusted == guardrails.TRUSTED_WITHOUT_SOURCE

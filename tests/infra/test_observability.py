@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.policies import EVENTS
-from tests.infra.deployed import ALARM, Deployed, deploy
+from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, capacity_block, deploy, on_demand, reserved
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +16,12 @@ def stack() -> Deployed:
 
 
 def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stack: Deployed) -> None:
-    rules = {rule.inputs["name"]: json.loads(rule.inputs["eventPattern"]) for rule in stack.all("EventRule")}
-    assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS}
+    rules = {
+        rule.inputs["name"]: json.loads(rule.inputs["eventPattern"])
+        for rule in stack.all("EventRule")
+        if rule.parent == "observability"
+    }
+    assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS if event != "reservation"}
     assert rules["gpufleet-dev-spot-interruption"]["detail-type"] == ["EC2 Spot Instance Interruption Warning"]
     assert rules["gpufleet-dev-rebalance"]["detail-type"] == ["EC2 Instance Rebalance Recommendation"]
     assert rules["gpufleet-dev-state-change"]["detail-type"] == ["EC2 Instance State-change Notification"]
@@ -23,11 +29,23 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     assert lifecycle["detail"] == {"AutoScalingGroupName": ["gpufleet-dev-nodes"]}
     assert "EC2 Instance-terminate Lifecycle Action" in lifecycle["detail-type"]
     assert "EC2 Instance Launch Unsuccessful" in lifecycle["detail-type"]
-    targets = {target.inputs["rule"]: target.inputs for target in stack.all("EventTarget")}
+    targets = {
+        target.inputs["rule"]: target.inputs for target in stack.all("EventTarget") if target.parent == "observability"
+    }
     assert targets.keys() == rules.keys()
     for target in targets.values():
         assert target["arn"] == "arn:aws:sqs:::gpufleet-dev-node-events"
         assert target["deadLetterConfig"] == {"arn": "arn:aws:sqs:::gpufleet-dev-node-events-dead"}
+
+
+def test_the_end_of_a_reservation_from_before_is_an_event_of_its_own_alone() -> None:
+    for changes in (capacity_block(), reserved("cr-0123456789abcdef0")):
+        pattern = json.loads(deploy(changes).one("EventRule", "-reservation")["eventPattern"])
+        assert pattern["detail"] == {"capacity-reservation-id": ["cr-0123456789abcdef0"]}
+        for event in ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning"):
+            assert event in pattern["detail-type"]
+    for changes in (on_demand(), reserved()):
+        assert not [rule for rule in deploy(changes).all("EventRule") if rule.name.endswith("-reservation")]
 
 
 @pytest.mark.parametrize("ending", ["-node-events", "-node-events-dead"])
@@ -56,60 +74,152 @@ def test_a_message_nobody_can_handle_ends_among_the_dead_letters(stack: Deployed
     assert dead["messageRetentionSeconds"] > stack.one("Queue", "-node-events")["messageRetentionSeconds"]
 
 
-def test_logs_are_encrypted_and_end(stack: Deployed) -> None:
-    group = stack.one("LogGroup")
+@pytest.mark.parametrize(("ending", "name"), [("-nodes", "/gpufleet/dev"), ("-flow", "/gpufleet/dev/flow")])
+def test_logs_are_encrypted_and_end(stack: Deployed, ending: str, name: str) -> None:
+    group = stack.one("LogGroup", ending)
     assert group["kmsKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
-    assert group["name"] == "/gpufleet/dev"
+    assert group["name"] == name
     assert group["retentionInDays"] == 30
+    encrypted = stack.policy("Key")["LogsEncryptsGroup"]["Condition"]["ArnEquals"]
+    assert f"arn:aws:logs:us-east-1:000000000000:log-group:{name}" in encrypted["kms:EncryptionContext:aws:logs:arn"]
+
+
+def test_all_traffic_of_the_stacks_vpc_is_logged_by_a_role_that_can_do_nothing_else(stack: Deployed) -> None:
+    log = stack.one("FlowLog")
+    assert (log["trafficType"], log["vpcId"]) == ("ALL", "gpufleet-dev-vpc-id")
+    assert log["logDestination"] == "arn:aws:cloudwatch:::gpufleet-dev-flow"
+    assert log["iamRoleArn"] == "arn:aws:iam:::gpufleet-dev-flow"
+    (statement,) = stack.policy("RolePolicy", "-flow").values()
+    group = "arn:aws:logs:us-east-1:000000000000:log-group:/gpufleet/dev/flow"
+    assert statement["Resource"] == [group, f"{group}:*"]
+    assert all(action.startswith("logs:") for action in statement["Action"])
+    (trust,) = json.loads(stack.one("Role", "-flow")["assumeRolePolicy"])["Statement"]
+    assert trust["Principal"] == {"Service": "vpc-flow-logs.amazonaws.com"}
+    assert trust["Condition"] == {
+        "StringEquals": {"aws:SourceAccount": "000000000000"},
+        "ArnLike": {"aws:SourceArn": "arn:aws:ec2:us-east-1:000000000000:vpc-flow-log/*"},
+    }
+
+
+def test_the_traffic_of_an_existing_vpc_is_its_owners_to_log() -> None:
+    stack = deploy(config=EXISTING_VPC)
+    assert not stack.all("FlowLog")
+    assert [group.inputs["name"] for group in stack.all("LogGroup") if group.name.endswith("-flow")] == []
 
 
 def test_alarms_reach_the_address_over_an_encrypted_topic(stack: Deployed) -> None:
     assert stack.one("Topic")["kmsMasterKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
     assert stack.one("TopicSubscription")["endpoint"] == "ops@example.com"
-    missing = stack.one("MetricAlarm", "-missing-nodes")
-    assert missing["dimensions"] == {"AutoScalingGroupName": "gpufleet-dev-nodes"}
-    assert (missing["threshold"], missing["comparisonOperator"]) == (2, "LessThanThreshold")
-    assert missing["metricName"] in stack.one("Group")["enabledMetrics"], "a metric nobody publishes alarms for ever"
-    assert all(alarm.inputs["alarmActions"] for alarm in stack.all("MetricAlarm"))
+    for alarm in stack.all("MetricAlarm"):
+        assert alarm.inputs["alarmActions"] == alarm.inputs["okActions"] == ["arn:aws:sns:::gpufleet-dev-alarms"]
+    (statement,) = [each for each in stack.policy("TopicPolicy").values() if each["Effect"] == "Allow"]
+    assert statement["Condition"] == {
+        "StringEquals": {"aws:SourceAccount": "000000000000"},
+        "ArnLike": {"aws:SourceArn": "arn:aws:cloudwatch:us-east-1:000000000000:alarm:gpufleet-dev-*"},
+    }
+
+
+def looked_at(alarm: dict[str, Any]) -> list[tuple[str, str, str, int]]:
+    """Namespace, metric, statistic and period of what an alarm looks at."""
+    if "metricQueries" not in alarm:
+        return [(alarm["namespace"], alarm["metricName"], alarm["statistic"], alarm["period"])]
+    metrics = [query["metric"] for query in alarm["metricQueries"] if "metric" in query]
+    return [(each["namespace"], each["metricName"], each["stat"], each["period"]) for each in metrics]
+
+
+def test_what_rings_and_when(stack: Deployed) -> None:
+    own, rung = "gpufleet/dev", {}
+    for alarm in stack.all("MetricAlarm"):
+        given = alarm.inputs
+        rule = (given["comparisonOperator"], given["threshold"], given["treatMissingData"])
+        times = (given["datapointsToAlarm"], given["evaluationPeriods"])
+        rung[alarm.name.removeprefix("gpufleet-dev-")] = (looked_at(dict(given)), rule, times)
+    above = ("GreaterThanThreshold", 0, "notBreaching")
+    assert rung == {
+        "missing-nodes": (
+            [(own, "NodesWanted", "Minimum", 300), (own, "NodesInService", "Maximum", 300)],
+            above,
+            (9, 9),
+        ),
+        "failed-launches": ([(own, "FailedLaunches", "Sum", 300)], above, (2, 3)),
+        "unfit-nodes": ([(own, "UnfitNodes", "Sum", 300)], above, (1, 1)),
+        "controller-errors": ([("AWS/Lambda", "Errors", "Sum", 60)], above, (3, 5)),
+        # No sample is as bad as none published: the controller is the only one that holds the ceiling.
+        "controller-silent": (
+            [(own, "SpentUsd", "SampleCount", 60)],
+            ("LessThanThreshold", 1, "breaching"),
+            (5, 5),
+        ),
+        "idle-gpus": (
+            [(own, "NodesInService", "Minimum", 300), (own, "GpuUtilizationPercent", "Average", 300)],
+            above,
+            (6, 6),
+        ),
+        "lost-events": ([("AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", 300)], above, (1, 1)),
+        "spent": (
+            [(own, "SpentUsd", "Maximum", 60)],
+            ("GreaterThanOrEqualToThreshold", 2400, "notBreaching"),
+            (1, 1),
+        ),
+    }
+    expressions = {
+        alarm.name.removeprefix("gpufleet-dev-"): query["expression"]
+        for alarm in stack.all("MetricAlarm")
+        for query in alarm.inputs.get("metricQueries", [])
+        if "expression" in query
+    }
+    assert expressions == {
+        "missing-nodes": "wanted - serving",
+        "idle-gpus": "IF(serving > 0 AND FILL(gpu, 0) < 5, 1, 0)",
+    }
+    assert stack.one("MetricAlarm", "-controller-errors")["dimensions"] == {"FunctionName": "gpufleet-dev-controller"}
+    assert stack.one("MetricAlarm", "-lost-events")["dimensions"] == {"QueueName": "gpufleet-dev-node-events-dead"}
+
+
+def test_an_alarm_is_one_that_cloudwatch_takes(stack: Deployed) -> None:
+    """At most a day is looked at; with metric math exactly one result, ids of a lower-case letter first."""
+    for alarm in stack.all("MetricAlarm"):
+        given = alarm.inputs
+        period = looked_at(dict(given))[0][3]
+        assert 60 <= period * given["evaluationPeriods"] <= 86_400
+        assert given["datapointsToAlarm"] <= given["evaluationPeriods"]
+        queries = given.get("metricQueries", [])
+        assert [query.get("returnData", False) for query in queries].count(True) == (1 if queries else 0)
+        assert all(query["id"][0].islower() and query["id"].isalnum() for query in queries)
+
+
+def test_a_metric_nobody_publishes_rings_no_alarm(stack: Deployed, repository: Path) -> None:
+    source = "".join(path.read_text() for path in (repository / "bootstrap").rglob("*.py"))
+    for alarm in stack.all("MetricAlarm"):
+        for namespace, metric, _, _ in looked_at(dict(alarm.inputs)):
+            assert not namespace.startswith("gpufleet/") or f'"{metric}"' in source, metric
+
+
+def test_the_ceiling_is_the_budgets_or_what_is_said() -> None:
+    said = deploy(config={**ALARM, "gpufleet:ceilingUsd": "500"})
+    assert said.one("MetricAlarm", "-spent")["threshold"] == 400
+    assert said.one("Budget")["limitAmount"] == "500.00"
+    without = deploy({"job": {"budget_usd": None}}, ALARM)
+    assert not [alarm for alarm in without.all("MetricAlarm") if alarm.name.endswith("-spent")]
+    assert without.one("Budget")["limitAmount"] == "120.00", "the plan's 95th percentile"
+
+
+def test_the_budget_follows_the_stacks_tag_and_tells_before_it_is_spent(stack: Deployed) -> None:
+    budget = stack.one("Budget")
+    assert (budget["budgetType"], budget["timeUnit"], budget["limitUnit"]) == ("COST", "MONTHLY", "USD")
+    assert budget["limitAmount"] == "3000.00"
+    assert budget["costFilters"] == [{"name": "TagKeyValue", "values": ["user:gpufleet:stack$dev"]}]
+    notices = [(each["threshold"], each["notificationType"]) for each in budget["notifications"]]
+    assert notices == [(50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED")]
+    # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_budgets_CreateBudget.html
+    assert len(notices) <= 5
+    assert all(each["subscriberEmailAddresses"] == ["ops@example.com"] for each in budget["notifications"])
 
 
 def test_no_address_no_alarm() -> None:
     stack = deploy()
-    for kind in ("Topic", "TopicSubscription", "MetricAlarm"):
+    for kind in ("Topic", "TopicSubscription", "MetricAlarm", "Budget"):
         assert not stack.all(kind), kind
-
-
-# Types of this stack that cannot have tags, by the provider's schema.
-UNTAGGABLE = {
-    "RouteTableAssociation",
-    "Alias",
-    "RolePolicy",
-    "BucketServerSideEncryptionConfiguration",
-    "BucketOwnershipControls",
-    "BucketPublicAccessBlock",
-    "BucketPolicy",
-    "BucketVersioning",
-    "BucketLifecycleConfiguration",
-    "EventTarget",
-    "TopicPolicy",
-    "TopicSubscription",
-    "LifecycleHook",
-    "Group",  # has its own form of tags: test_fleet
-}
-
-
-def test_everything_that_can_have_tags_has_them_for_the_bill(stack: Deployed) -> None:
-    tagged = 0
-    for resource in stack.found:
-        kind = resource.type.rpartition(":")[2]
-        if not resource.parent or kind in UNTAGGABLE:
-            continue
-        tags = resource.inputs["tags"]
-        assert (tags["gpufleet:stack"], tags["gpufleet:model"], tags["Project"]) == ("dev", "llama-2-7b", "gpufleet"), (
-            kind
-        )
-        tagged += 1
-    assert tagged > 30
 
 
 def test_a_users_own_tags_are_everywhere_too() -> None:
@@ -120,5 +230,5 @@ def test_a_users_own_tags_are_everywhere_too() -> None:
 
 def test_every_resource_belongs_to_a_component(stack: Deployed) -> None:
     components = {resource.name for resource in stack.found if not resource.parent}
-    assert components == {"network", "security", "storage", "observability", "fleet"}
+    assert components == {"network", "security", "storage", "observability", "fleet", "controller"}
     assert all(resource.parent in components for resource in stack.found if resource.type.startswith("aws:"))
