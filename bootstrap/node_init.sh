@@ -115,7 +115,13 @@ heartbeats=$!
 watch_notices --once 9>&- &
 watcher=$!
 for name in "${STEPS[@]}"; do run_step "$name"; done
+# Asked before the hook is completed: a node of the warm pool is stopped as soon as it is.
+target=$(imds autoscaling/target-lifecycle-state) || target=""
 run_step complete-launch-hook CONTINUE
+if [[ $target == Warmed:* ]]; then
+  log "node ready for the warm pool after $SECONDS s: it is stopped, and comes here again when it is wanted"
+  exit 0
+fi
 run_step start-metrics
 run_step start-training
 log "node ready after $SECONDS s"

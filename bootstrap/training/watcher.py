@@ -48,8 +48,9 @@ DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 SPOT_PATH = "spot/instance-action"
 REBALANCE_PATH = "events/recommendations/rebalance"
 LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
-# States in which Auto Scaling stops the machine; Detached and Standby leave it running.
-LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"})
+# States in which Auto Scaling ends the machine. Detached and Standby leave it running, and Warmed:Stopped is what a new
+# node of the warm pool is set up for: none goes back there after it has trained (infra/fleet.py).
+LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated"})
 
 
 class Watcher:

@@ -9,6 +9,11 @@ case "$*" in
     echo -n i-0123456789abcdef0
     exit 0
     ;;
+  *"/latest/meta-data/autoscaling/target-lifecycle-state")
+    cat >/dev/null
+    echo -n InService
+    exit 0
+    ;;
 esac
 # A download: the file after --output.
 url=${*: -1} file=""
