@@ -138,6 +138,13 @@ class Settings:
         """Whether all nodes are in one zone: a gang's, or that of the reserved capacity."""
         return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
 
+    @property
+    def min_nodes(self) -> int:
+        """Fewest nodes of a group that runs: of workers that nothing scales, all; of a gang, none."""
+        if self.mode == "training":
+            return 0
+        return self.scaling.min_nodes if self.scaling else self.plan.node_count
+
     def run_id(self, train_archive: str) -> str:
         """12 hex digits that name what is trained: other code, command, amount or layout is another run.
 

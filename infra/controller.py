@@ -118,7 +118,7 @@ def control_settings(
         "run": settings.run_id(train_archive),
         "job": job_id(plan),
         "node_count": plan.node_count,
-        "min_nodes": scaling.min_nodes if scaling and not gang else 0,
+        "min_nodes": settings.min_nodes,
         "prices": node_prices(plan),
         "volume_usd_per_node_hour": _rate(cost.volumes, hours * plan.node_count),
         "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours),

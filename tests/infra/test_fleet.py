@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -287,3 +288,15 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
     assert base not in group
+
+
+def test_the_controller_knows_how_many_workers_there_are_at_least() -> None:
+    def fewest(*given: Any) -> int:
+        variables = deploy(*given).one("Function")["environment"]["variables"]
+        return int(json.loads(variables["GPUFLEET_CONTROL"])["min_nodes"])
+
+    assert fewest() == 0
+    # Nothing scales them, so all run.
+    assert fewest(WORKERS, workers()) == 2
+    assert fewest(WORKERS, workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60})) == 1
+    assert fewest(WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 5}})) == 0
