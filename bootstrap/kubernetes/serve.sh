@@ -10,8 +10,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 # shellcheck source-path=SCRIPTDIR source=../fleet.sh
 source "$BOOTSTRAP_DIR/fleet.sh"
 
-# Seconds between two looks at the metadata service; a spot notice comes two minutes ahead.
+# Seconds between two looks at the metadata service, and while the node leaves; a spot notice comes two minutes ahead.
 : "${NOTICE_POLL_S:=5}"
+: "${LEAVE_POLL_S:=1}"
 : "${KUBELET_URL:=http://127.0.0.1:10248/healthz}"
 # Until kubelet must be healthy: it starts within a minute or never.
 : "${KUBELET_LIMIT_S:=600}"
@@ -99,7 +100,7 @@ leave() {
       extend_at=$((EPOCHSECONDS + HOOK_HEARTBEAT_S))
       extend_terminate_hook
     fi
-    sleep 1
+    sleep "$LEAVE_POLL_S"
     look
   done
   pass_state_on
