@@ -15,6 +15,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
+from infra.details import detail
 from optimizer.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT = "000000000000"
@@ -43,72 +44,14 @@ class Resource:
     protected: bool
 
     @property
+    def kind(self) -> str:
+        """The last part of its type: "LaunchTemplate"."""
+        return self.type.rpartition(":")[2]
+
+    @property
     def detail(self) -> str:
         """The arguments a reader looks for first, in words."""
-        given = self.inputs
-        match self.type.rpartition(":")[2]:
-            case "Vpc" | "Subnet":
-                return " ".join(str(given[key]) for key in ("availabilityZone", "cidrBlock") if key in given)
-            case "VpcEndpoint":
-                return f"{given['vpcEndpointType']} {given['serviceName']}"
-            case "PlacementGroup":
-                return str(given["strategy"])
-            case "SecurityGroup" | "SecurityGroupIngressRule" | "SecurityGroupEgressRule":
-                return str(given["description"])
-            case "Key":
-                return f"rotated yearly, {given['deletionWindowInDays']:g} days before deletion"
-            case "Bucket":
-                return str(given["bucket"])
-            case "BucketObjectv2":
-                key = str(given["key"])
-                return f"{key[:24]}….tar.gz" if key.endswith(".tar.gz") else key
-            case "EventRule":
-                return str(given["eventPattern"])
-            case "Queue" | "LogGroup" | "Budget":
-                return str(given["name"])
-            case "Role":
-                return str(given["description"])
-            case "MetricAlarm":
-                return str(given["alarmDescription"])
-            case "CapacityReservation":
-                return f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy"
-            case "LifecycleHook":
-                return f"{given['lifecycleTransition']}, {given['heartbeatTimeout']:g} s, then {given['defaultResult']}"
-            case "LaunchTemplate" if "instanceType" in given:
-                return _template_detail(given)
-            case "Cluster" if "version" in given:
-                public = ", ".join(given["vpcConfig"].get("publicAccessCidrs", ()))
-                return f"Kubernetes {given['version']}, API private{' and from ' + public if public else ''}"
-            case "NodeGroup":
-                return f"{given['scalingConfig']['desiredSize']:g} x {given['instanceTypes'][0]}, always there"
-            case "Addon":
-                return str(given["addonName"])
-            case "AccessEntry":
-                return str(given["principalArn"])
-            case "PodIdentityAssociation":
-                return f"{given['namespace']}/{given['serviceAccount']}"
-            case "Group":
-                return _group_detail(given)
-        return ""
-
-
-def _template_detail(given: Mapping[str, Any]) -> str:
-    volume = given["blockDeviceMappings"][0]["ebs"]
-    cards = given["networkInterfaces"]
-    efa = sum(card["interfaceType"].startswith("efa") for card in cards)
-    return (
-        f"{given['instanceType']}, EFA on {efa} of {len(cards)} interfaces, encrypted {volume['volumeType']} of "
-        f"{volume['volumeSize']:g} GiB, IMDSv2 {given['metadataOptions']['httpTokens']}"
-    )
-
-
-def _group_detail(given: Mapping[str, Any]) -> str:
-    # The controller sets the desired capacity.
-    size = f"0 to {given['maxSize']:g} nodes" + (", protected from scale-in" if given["protectFromScaleIn"] else "")
-    if "mixedInstancesPolicy" not in given:
-        return size
-    base = given["mixedInstancesPolicy"]["instancesDistribution"]["onDemandBaseCapacity"]
-    return f"{size}; {base:g} on demand, {given['maxSize'] - base:g} spot"
+        return detail(self.kind, self.inputs)
 
 
 _STACK = "pulumi:pulumi:Stack"

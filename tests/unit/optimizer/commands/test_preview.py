@@ -36,7 +36,10 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
     assert all(set(row) == {"type", "name", "parent", "protected", "detail"} for row in rows)
     (group,) = [row for row in rows if row["type"] == "aws:autoscaling/group:Group"]
     assert group["parent"] == "fleet"
-    assert group["detail"] == "0 to 2 nodes, protected from scale-in; 1 on demand, 1 spot"
+    assert (
+        group["detail"]
+        == "2 nodes while the controller holds them, else 0; protected from scale-in; 1 on demand, 1 spot"
+    )
     (template,) = [row for row in rows if row["type"] == "aws:ec2/launchTemplate:LaunchTemplate"]
     assert template["detail"].startswith(
         "p4d.24xlarge, EFA on 4 of 4 interfaces, encrypted gp3 of 200 GiB, IMDSv2 required"
