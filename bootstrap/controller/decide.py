@@ -430,13 +430,17 @@ def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> l
         return []
     up = state.phase in UP
     found: list[Action] = []
+    protected = tuple(
+        member.instance_id for member in group.members if member.protected and member.state == "InService"
+    )
     sizes = _sizes(settings, state, group, up=up)
+    if protected and not up:
+        found.append(LiftProtection(instance_ids=protected))
+        # Again, though it may be 0 already: the node entered service, protected, after it was set.
+        sizes = replace(sizes, desired=0)
     if sizes != SetGroup():
         found.append(sizes)
     if not up:
-        protected = [member for member in group.members if member.protected and member.state == "InService"]
-        if protected:
-            found.append(LiftProtection(instance_ids=tuple(member.instance_id for member in protected)))
         found += [AbandonLaunch(instance_id=key) for key in sorted(group.in_state("Pending:Wait"))]
     limit = timedelta(seconds=settings.drain_s)
     for key in sorted(group.in_state("Terminating:Wait")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.moto_extension import (
+    activities,
     auto_scaling,
     bucket_policies,
     budgets,
@@ -22,6 +23,7 @@ from tests.engine.moto_extension import (
 def install() -> None:
     """Teach the moto of this process; meant for a process that serves nothing else."""
     for module in (
+        activities,
         auto_scaling,
         bucket_policies,
         budgets,

@@ -1,0 +1,50 @@
+"""What Auto Scaling tried and how it went, which moto 5.2 does not record; a test that wants a failed launch says so."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from moto.autoscaling.exceptions import AutoscalingClientError
+from moto.autoscaling.models import FakeAutoScalingGroup
+from moto.autoscaling.responses import AutoScalingResponse
+from moto.core.responses import ActionResult
+
+from tests.engine.moto_extension.teaching import teach
+
+
+def install() -> None:
+    """Teach moto's Auto Scaling to tell."""
+    teach(AutoScalingResponse, describe_scaling_activities)
+
+
+def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None:
+    """Record a launch that gave no instance, in AWS's words.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
+    """
+    activities = group.__dict__.setdefault("activities", [])
+    activities.insert(
+        0,
+        {
+            "ActivityId": f"{len(activities):08d}-0000-0000-0000-000000000000",
+            "AutoScalingGroupName": group.name,
+            "Cause": "an instance was started in response to a difference between desired and actual capacity",
+            "Description": f"Launching a new EC2 instance.  Status Reason: {message} Launching EC2 instance failed.",
+            "StartTime": at,
+            "EndTime": at,
+            "Progress": 100,
+            "StatusCode": "Failed",
+            "StatusMessage": message,
+        },
+    )
+
+
+def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
+    """DescribeScalingActivities of one group, the latest first.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
+    group = self.autoscaling_backend.autoscaling_groups.get(self._get_param("AutoScalingGroupName"))
+    if group is None:
+        raise AutoscalingClientError("ValidationError", "Group name not found - null")
+    return ActionResult({"Activities": group.__dict__.get("activities", [])})
