@@ -9,6 +9,7 @@ from infra import bundle, config, images
 from infra.controller import Controller, ControllerArgs
 from infra.eks import Cluster, ClusterArgs
 from infra.fleet import Fleet, FleetArgs
+from infra.manifests import plan_digest
 from infra.naming import Names, tags
 from infra.network import Network, NetworkArgs
 from infra.observability import Observability, ObservabilityArgs
@@ -147,6 +148,7 @@ def main(*, need_wheels: bool = True) -> None:
                 "bundle_key": storage.bundle_key,
                 "bundle_sha256": archive.sha256,
                 "registry": settings.eks.registry,
+                "plan_sha256": plan_digest(plan),
             },
         )
     pulumi.export(

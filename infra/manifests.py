@@ -7,6 +7,7 @@ of the group or none, and each has room for exactly one pod.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -128,6 +129,12 @@ class ClusterFacts(BaseModel):
     bundle_key: str
     bundle_sha256: str
     registry: str
+    plan_sha256: str
+
+
+def plan_digest(plan: FleetPlan) -> str:
+    """SHA-256 of a plan, hexadecimal: manifests are made of the plan that the stack carries out, or not at all."""
+    return hashlib.sha256(plan.to_json().encode()).hexdigest()
 
 
 def default_image(plan: FleetPlan) -> str | None:
@@ -261,7 +268,7 @@ def _pod(
     ]
     volumes: list[Manifest] = [
         {"name": "code", "emptyDir": {}},
-        {"name": "run", "hostPath": {"path": RUN_DIR, "type": "Directory"}},
+        {"name": "run", "hostPath": {"path": RUN_DIR, "type": "DirectoryOrCreate"}},
         # NCCL and data loaders; Docker's default of 64 MiB ends them.
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{_share(node.memory_gib) // 2}Gi"}},
     ]
@@ -290,7 +297,24 @@ def _pod(
                 "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
                 "securityContext": security,
                 "volumeMounts": [code],
-            }
+            },
+            {
+                # Beside the training until it ends, and no reason for it to: a node without metrics goes on.
+                "name": "metrics",
+                "image": image,
+                "restartPolicy": "Always",
+                "command": ["python3", "-m", "bootstrap.metrics"],
+                "workingDir": CODE_DIR,
+                # All GPUs to look at, and none of its own.
+                "env": [
+                    *environment,
+                    {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+                    {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+                ],
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
+                "securityContext": security,
+                "volumeMounts": [{**code, "readOnly": True}, {"name": "run", "mountPath": RUN_DIR, "readOnly": True}],
+            },
         ],
         "containers": [
             {
@@ -312,12 +336,15 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
     """node.env's variables, and what differs in a pod."""
     variables = {
         **facts.environment,
-        # Of the node, which gpufleet-node.service has proven and will let go.
+        # Of the node, whose gpufleet-node.service answers the hooks, tells the controller and watches the GPUs; without
+        # a group launch.sh ends with the training.
+        "GPUFLEET_ASG_NAME": "",
         "GPUFLEET_LAUNCH_HOOK": "",
         "GPUFLEET_TERMINATE_HOOK": "",
         "GPUFLEET_RUN_DIR": RUN_DIR,
+        "GPUFLEET_PROGRESS_FILE": f"{RUN_DIR}/progress.json",
         "GPUFLEET_LEFT_STATUS": str(LEFT),
-        # One hop is as far as the metadata service answers; the drain file has its notices.
+        # The metadata service answers over one hop, to the node alone, which passes its notices on in the drain file.
         "AWS_EC2_METADATA_DISABLED": "true",
         "GPUFLEET_BUNDLE_KEY": facts.bundle_key,
         "GPUFLEET_BUNDLE_SHA256": facts.bundle_sha256,

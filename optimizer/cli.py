@@ -22,6 +22,7 @@ COMMANDS = {
     "catalog": "optimizer.commands.catalog",
     "stack": "optimizer.commands.stack",
     "preview": "optimizer.commands.preview",
+    "manifest": "optimizer.commands.manifest",
     "preflight": "optimizer.commands.preflight",
     "status": "optimizer.commands.status",
     "stop": "optimizer.commands.stop",

@@ -1,0 +1,149 @@
+"""``gpufleet manifest``: the plan of a stack on platform eks as Kubernetes manifests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.commands.stack import read_plan_argument
+from optimizer.errors import GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from infra.manifests import ClusterFacts, Kind
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet manifest plans.json --stack dev | kubectl apply -f -
+  gpufleet manifest plans.json --stack dev --image 111122223333.dkr.ecr.us-east-1.amazonaws.com/train@sha256:...
+  pulumi stack output --json --stack dev > outputs.json && gpufleet manifest plans.json --outputs outputs.json
+"""
+)
+@click.argument("plan")
+@click.option(
+    "--plan", "plan_number", type=click.IntRange(min=1), default=1, show_default=True, help="Which plan of PLAN."
+)
+@click.option("--stack", metavar="NAME", help="Stack on platform eks; asks `pulumi stack output`.")
+@click.option(
+    "--outputs",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="What `pulumi stack output --json` printed, instead of asking it.",
+)
+@click.option("--image", help="Image of the training container.  [default: AWS's, torch 2.11 for CUDA 13.0, x86_64]")
+@click.option(
+    "--kind",
+    type=click.Choice(["jobset", "pytorchjob"]),
+    default="jobset",
+    show_default=True,
+    help="Controller that runs the pods; install it once (docs/kubernetes.md).",
+)
+def command(
+    plan: str, plan_number: int, stack: str | None, outputs: Path | None, image: str | None, kind: Kind
+) -> None:
+    """Print PLAN as Kubernetes manifests, for kubectl apply.
+
+    PLAN is the plan that the stack carries out; - reads standard input. Device plugins, then one pod a node that
+    trains, with the stack's training code and command and the variables that a node of platform ec2 has.
+    """
+    chosen = read_plan_argument(plan, plan_number)
+    facts = _facts(_outputs(stack, outputs))
+
+    from infra.manifests import default_image, manifests, plan_digest
+
+    if plan_digest(chosen) != facts.plan_sha256:
+        raise InvalidInputError(
+            "PLAN is not the plan that the stack carries out",
+            why="pods of another size than the fleet would wait for each other, and nodes are paid meanwhile",
+            next_step="deploy it first: gpufleet stack set PLAN --stack NAME && pulumi up",
+        )
+    if not facts.environment["GPUFLEET_TRAIN_COMMAND"].strip():
+        raise InvalidInputError(
+            "gpufleet:trainCommand is empty",
+            why="the pods would end at once, and count as done",
+            next_step='pulumi config set gpufleet:trainCommand "train.py --epochs 3" && pulumi up',
+        )
+    image = image or default_image(chosen)
+    if image is None:
+        raise InvalidInputError(
+            f"AWS has no training image for {chosen.node.cpu_architecture} in {chosen.region}",
+            next_step="name your own, with bash, torch 2.11 and boto3: --image REPOSITORY@sha256:DIGEST",
+        )
+    if "@sha256:" not in image:
+        click.echo(
+            f"note: {image} is a tag, which AWS moves when it patches the image; nodes that come later may run another "
+            "build. --image REPOSITORY@sha256:DIGEST pins it.",
+            err=True,
+        )
+    _write(manifests(chosen, facts, image=image, kind=kind))
+
+
+def _outputs(stack: str | None, file: Path | None) -> Any:
+    if (stack is None) == (file is None):
+        raise InvalidInputError(
+            "--stack and --outputs are " + ("both missing" if stack is None else "both given"),
+            next_step="give one: --stack NAME asks Pulumi, --outputs FILE has its answer",
+        )
+    if file is not None:
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"{file} cannot be read as JSON: {error}", next_step="pulumi stack output --json > FILE"
+            ) from error
+    asked = ["pulumi", "stack", "output", "--json", "--stack", str(stack)]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise GpufleetError(
+            f"pulumi cannot be started: {error}",
+            why="the stack's outputs have the bucket, the training code and the cluster",
+            next_step="install it, or give its answer from elsewhere with --outputs FILE",
+        ) from error
+    if answer.returncode != 0:
+        raise GpufleetError(
+            f"`{' '.join(asked)}` ended with {answer.returncode}: {answer.stderr.strip()}",
+            next_step="run it by itself in the checkout's folder",
+        )
+    return json.loads(answer.stdout)
+
+
+def _facts(outputs: Any) -> ClusterFacts:
+    from pydantic import ValidationError
+
+    from infra.manifests import ClusterFacts
+
+    found = outputs.get("kubernetes") if isinstance(outputs, dict) else None
+    if found is None:
+        raise InvalidInputError(
+            "the stack has no output named kubernetes",
+            why="only a stack that is deployed on platform eks has a cluster",
+            next_step="pulumi config set gpufleet:platform eks && pulumi up",
+        )
+    try:
+        return ClusterFacts.model_validate(found)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise InvalidInputError(
+            f"the stack's output kubernetes is not this version's: {wrong}", next_step="pulumi up, then again"
+        ) from error
+
+
+def _write(documents: list[dict[str, Any]]) -> None:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.scalarstring import walk_tree
+
+    yaml = YAML()
+    yaml.explicit_start = True
+    yaml.width = 4096
+    # The same list under two containers is written twice: kubectl reads no anchors of ours.
+    yaml.representer.ignore_aliases = lambda _data: True
+    for document in documents:
+        # A script stays readable: each line on a line.
+        walk_tree(document)
+        yaml.dump(document, sys.stdout)
