@@ -33,7 +33,7 @@ class Today:
     @property
     def change(self) -> float:
         """By how much it is dearer than planned, as a fraction; negative for cheaper."""
-        return self.usd / self.planned.usd - 1
+        return round(self.usd / self.planned.usd - 1, 9)
 
 
 def check_prices(context: Context) -> Iterator[Row]:

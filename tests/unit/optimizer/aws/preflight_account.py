@@ -227,7 +227,7 @@ def healthy() -> dict[str, Answer]:
         "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": False},
         "ListBuckets": {"Buckets": [{"Name": f"gpufleet-dev-{ACCOUNT}-us-east-1"}]},
         "DescribePlacementGroups": {"PlacementGroups": []},
-        "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="22.0000000000")]},
+        "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="21.9600000000")]},
         "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
         "DescribeBudgets": {"Budgets": []},
     }

@@ -1,0 +1,203 @@
+"""Today's prices, the run's cost at them, its limits, and the account's own budgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.aws.preflight.money import check_aws_budgets, check_prices
+from optimizer.plan import FleetPlan
+from tests.plans import sample_plan
+from tests.unit.optimizer.aws.preflight_account import (
+    DENIED,
+    DENIED_EC2,
+    THROTTLED,
+    FakeAws,
+    aws,
+    context,
+    levels,
+    only,
+    spot_price,
+)
+from tests.unit.optimizer.catalog.price_documents import instance_document
+
+__all__ = ["aws"]
+
+STANDARD = ("1yr", "No Upfront", "standard")
+SPOT = "price of spot p4d.24xlarge us-east-1"
+ONLY_SPOT = ("spot p4d.24xlarge", 10.0)
+
+
+def priced(*items: tuple[str, float], **changes: Any) -> FleetPlan:
+    """The sample plan with prices per hour of ``items``."""
+    prices = [
+        {"item": f"{item} us-east-1", "usd": usd, "per": "hour", "source": "test", "as_of": "2026-01-21"}
+        for item, usd in items
+    ]
+    return sample_plan(prices=prices, **changes)
+
+
+@pytest.mark.parametrize(
+    ("today", "level", "change"), [("10.50", "ok", "+5.0%"), ("10.51", "warning", "+5.1%"), ("5.00", "ok", "-50.0%")]
+)
+def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, change: str) -> None:
+    aws.answers["DescribeSpotPriceHistory"] = {"SpotPriceHistory": [spot_price(today), spot_price("1", "us-east-1b")]}
+    row = next(check_prices(context()))
+    assert (row.check, row.level, row.value, row.limit) == (SPOT, level, float(today), 10.0)
+    assert row.found.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
+    assert row.found.endswith(change)
+
+
+def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:
+    row = next(check_prices(context(gang=False)))
+    assert (row.value, row.level) == (9.0, "ok") and "spot in use1-az6" in row.found
+
+
+def test_every_kind_of_price_is_asked_for_by_itself(aws: FakeAws) -> None:
+    aws.answers["GetProducts"] = [
+        {"PriceList": [instance_document("p4d.24xlarge", on_demand="99", attributes={"operatingSystem": "Windows"})]},
+        {
+            "PriceList": [
+                instance_document("p4d.24xlarge", on_demand="22.0000000000", reserved={STANDARD: "14.0000000000"})
+            ]
+        },
+    ]
+    plan = priced(
+        ("reserved, one year, no upfront, paid to its end p4d.24xlarge", 14.0),
+        ("on-demand p4d.24xlarge", 20.0),
+        ("owned reservation p4d.24xlarge", 3.0),
+        ("capacity block p4d.24xlarge", 9.0),
+        ("gp3-storage", 0.08),
+    )
+    rows = list(check_prices(context(plan)))
+    assert [(row.check, row.level, row.value) for row in rows[:-1]] == [
+        ("price of reserved, one year, no upfront, paid to its end p4d.24xlarge us-east-1", "ok", 14.0),
+        ("price of on-demand p4d.24xlarge us-east-1", "warning", 22.0),
+    ]
+    filters = {entry["Field"]: entry["Value"] for entry in aws.asked("GetProducts")[0]["Filters"]}
+    assert (filters["instanceType"], filters["regionCode"]) == ("p4d.24xlarge", "us-east-1")
+
+
+@pytest.mark.parametrize(
+    ("documents", "says"),
+    [
+        ([], "the price list has no p4d.24xlarge in us-east-1"),
+        ([instance_document("p4d.24xlarge", on_demand="0")], "a price is above 0 USD"),
+        (["{broken"], "malformed document"),
+    ],
+)
+def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, documents: list[str], says: str) -> None:
+    aws.answers["GetProducts"] = {"PriceList": documents}
+    row = next(check_prices(context(priced(("on-demand p4d.24xlarge", 20.0)))))
+    assert row.level == "unknown" and says in row.found
+
+
+def test_a_reserved_price_that_aws_does_not_sell_is_unknown(aws: FakeAws) -> None:
+    row = next(check_prices(context(priced(("reserved, one year p4d.24xlarge", 14.0)))))
+    assert row.level == "unknown" and "sells no one-year no-upfront term" in row.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (DENIED_EC2, "ec2:DescribeSpotPriceHistory is missing"),
+        (THROTTLED, "AWS throttled the calls"),
+        ({"SpotPriceHistory": []}, "p4d.24xlarge has no spot price in use1-az2"),
+        ({"SpotPriceHistory": [spot_price("free")]}, "has no spot price"),
+    ],
+)
+def test_an_unknown_price_leaves_the_budget_to_the_plans(aws: FakeAws, answer: Any, says: str) -> None:
+    aws.answers["DescribeSpotPriceHistory"] = answer
+    price, budget = check_prices(context(priced(ONLY_SPOT)))
+    assert price.level == "unknown" and says in price.found
+    assert budget.level == "ok" and "at the plan's prices, as none of today's is known" in budget.found
+
+
+@pytest.mark.parametrize(
+    ("budget", "ceiling", "level", "limit"),
+    [
+        (3000, None, "ok", 3000),
+        (3000, 125, "ok", 125),
+        (120, 3000, "ok", 120),
+        (119, 3000, "warning", 119),
+        (99, None, "error", 99),
+        (None, 99, "error", 99),
+        (None, None, "warning", None),
+    ],
+)
+def test_the_smaller_of_budget_and_ceiling_binds(
+    aws: FakeAws, budget: float | None, ceiling: float | None, level: str, limit: float | None
+) -> None:
+    plan = priced(ONLY_SPOT, job={"budget_usd": budget})
+    row = list(check_prices(context(plan, ceiling_usd=ceiling)))[-1]
+    assert (row.check, row.level, row.value, row.limit) == ("budget", level, 120.0, limit)
+
+
+def test_todays_price_moves_the_cost_by_the_share_of_the_nodes(aws: FakeAws) -> None:
+    # Two spot nodes at twice the price: of 100 USD the nodes are 95, so 195; of 120 at the 95th percentile 234.
+    aws.answers["DescribeSpotPriceHistory"] = {"SpotPriceHistory": [spot_price("20.00")]}
+    plan = priced(ONLY_SPOT, purchase={"on_demand_base": 0})
+    row = list(check_prices(context(plan)))[-1]
+    assert row.found.startswith("195.00 USD expected and 234.00 at the 95th percentile at today's prices (+95.0%)")
+
+
+def test_the_base_is_paid_at_its_own_price(aws: FakeAws) -> None:
+    # One node on demand at 20, one on spot at 10: spot doubles, so the fleet goes from 30 to 40 an hour.
+    aws.answers["DescribeSpotPriceHistory"] = {"SpotPriceHistory": [spot_price("20.00")]}
+    aws.answers["GetProducts"] = {"PriceList": [instance_document("p4d.24xlarge", on_demand="20")]}
+    plan = priced(("spot p4d.24xlarge", 10.0), ("on-demand p4d.24xlarge", 20.0))
+    row = list(check_prices(context(plan)))[-1]
+    assert row.found.startswith(f"{100 * (1 + 0.95 / 3):.2f} USD expected")
+
+
+def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> None:
+    def answer(params: dict[str, Any]) -> dict[str, Any]:
+        (name,) = params["InstanceTypes"]
+        return {"SpotPriceHistory": [spot_price({"p4d.24xlarge": "10", "p4de.24xlarge": "30"}[name], name=name)]}
+
+    aws.answers["DescribeSpotPriceHistory"] = answer
+    purchase = {"on_demand_base": 0, "spot_types": ["p4de.24xlarge"]}
+    plan = priced(("spot p4d.24xlarge", 10.0), ("spot p4de.24xlarge", 15.0), purchase=purchase)
+    rows = list(check_prices(context(plan)))
+    assert [row.level for row in rows] == ["ok", "warning", "ok"]
+    assert "(+95.0%)" in rows[-1].found
+
+
+def budget(name: str, limit: str, spent: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "BudgetName": name,
+        "BudgetType": "COST",
+        "TimeUnit": "MONTHLY",
+        "BudgetLimit": {"Amount": limit, "Unit": "USD"},
+        "CalculatedSpend": {"ActualSpend": {"Amount": spent, "Unit": "USD"}},
+        **changes,
+    }
+
+
+def test_an_aws_budget_that_would_be_exceeded_is_a_warning(aws: FakeAws) -> None:
+    aws.answers["DescribeBudgets"] = [
+        {"Budgets": [budget("all", "1000", "880"), budget("tight", "1000", "880.01")]},
+        {
+            "Budgets": [
+                budget("hours", "1", "0", BudgetType="USAGE"),
+                budget("yen", "1", "0", BudgetLimit={"Amount": "1", "Unit": "JPY"}),
+                budget("new", "50", "0", CalculatedSpend={"ActualSpend": {"Amount": "0", "Unit": "USD"}}),
+            ]
+        },
+    ]
+    rows = list(check_aws_budgets(context()))
+    assert levels(rows) == [("AWS budget tight", "warning"), ("AWS budget new", "warning")]
+    assert "119.99 USD of 1,000.00 are left of it (MONTHLY)" in rows[0].found
+
+
+def test_budgets_with_room_are_counted(aws: FakeAws) -> None:
+    aws.answers["DescribeBudgets"] = {"Budgets": [budget("all", "1000", "0")]}
+    assert only(check_aws_budgets(context())).found == "none of the account's 1 cost budgets is too small for the run"
+    aws.answers["DescribeBudgets"] = {"Budgets": []}
+    assert only(check_aws_budgets(context())).found == "the account has none"
+
+
+def test_without_an_account_there_are_no_budgets_to_ask_for(aws: FakeAws) -> None:
+    assert only(check_aws_budgets(context(account=None))).level == "unknown"
+    assert aws.calls == [] and DENIED.status == 403

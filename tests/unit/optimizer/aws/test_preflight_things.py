@@ -1,0 +1,361 @@
+"""Image, key, bucket and network: what must be there, or must not be in the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from optimizer.aws.preflight.bucket import check_bucket
+from optimizer.aws.preflight.image import check_image
+from optimizer.aws.preflight.key import check_key, check_volume_encryption
+from optimizer.aws.preflight.network import PLACEMENT_GROUPS, check_network, check_placement_groups, subnet_zones
+from optimizer.plan import INTERFACE_ENDPOINTS
+from tests.plans import sample_plan
+from tests.unit.optimizer.aws.preflight_account import (
+    ACCOUNT,
+    DENIED,
+    DENIED_EC2,
+    IMAGE,
+    ROLE,
+    FakeAws,
+    Refusal,
+    aws,
+    context,
+    image,
+    key_policy,
+    levels,
+    only,
+)
+
+__all__ = ["aws"]
+
+BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
+
+
+def test_the_pinned_image_is_there(aws: FakeAws) -> None:
+    row = only(check_image(context()))
+    assert (row.level, row.value) == ("ok", "ami-0123456789abcdef0")
+    (asked,) = aws.asked("DescribeImages")
+    assert asked == {
+        "Owners": ["amazon"],
+        "IncludeDeprecated": True,
+        "Filters": [{"Name": "name", "Values": [IMAGE]}],
+    }
+
+
+def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
+    assert only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name=""))).level == "ok"
+    assert aws.asked("DescribeImages") == [{"ImageIds": ["ami-0123456789abcdef0"], "IncludeDeprecated": True}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({"Architecture": "arm64"}, "error", "is for arm64, and p4d.24xlarge is x86_64"),
+        ({"State": "disabled"}, "error", "is disabled"),
+        ({"EnaSupport": False}, "error", "not registered with ENA support"),
+        ({"DeprecationTime": "2026-11-01T00:00:00.000Z"}, "warning", "is deprecated since 2026-11-01"),
+    ],
+)
+def test_an_image_that_does_not_fit(aws: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
+    aws.answers["DescribeImages"] = {"Images": [image(**changes)]}
+    row = only(check_image(context()))
+    assert row.level == level and says in row.found and row.next_step
+
+
+def test_a_root_volume_cannot_be_smaller_than_the_images(aws: FakeAws) -> None:
+    mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 300}}
+    other = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 900}}
+    aws.answers["DescribeImages"] = {"Images": [image(BlockDeviceMappings=[mapping, other])]}
+    ok, error = check_image(context())
+    assert (ok.level, error.level, error.value, error.limit) == ("ok", "error", 200, 300)
+
+
+@pytest.mark.parametrize("images", [[], [image(), image(ImageId="ami-2")]])
+def test_none_or_two_images_of_a_name_are_an_error(aws: FakeAws, images: list[Any]) -> None:
+    aws.answers["DescribeImages"] = {"Images": images}
+    row = only(check_image(context()))
+    assert (row.level, row.value, row.limit) == ("error", len(images), 1)
+
+
+@pytest.mark.parametrize("code", ["InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed"])
+def test_an_id_that_is_no_images(aws: FakeAws, code: str) -> None:
+    aws.answers["DescribeImages"] = Refusal(code)
+    assert only(check_image(context(ami_id="ami-1", ami_name=""))).level == "error"
+
+
+def test_a_plan_without_an_image_is_an_error_without_a_call(aws: FakeAws) -> None:
+    row = only(check_image(context(ami_problem="p3.2xlarge has V100 GPUs")))
+    assert (row.level, row.found, aws.calls) == ("error", "p3.2xlarge has V100 GPUs", [])
+
+
+def test_an_encrypted_image_of_ones_own_needs_its_key(aws: FakeAws) -> None:
+    mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 75, "Encrypted": True}}
+    aws.answers["DescribeImages"] = {"Images": [image(BlockDeviceMappings=[mapping])]}
+    assert only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name=""))).level == "warning"
+
+
+def test_the_stacks_key_works(aws: FakeAws) -> None:
+    assert levels(check_key(context())) == [("KMS key", "ok"), ("KMS key rotation", "ok"), ("KMS grants", "ok")]
+    assert aws.asked("DescribeKey") == [{"KeyId": "alias/gpufleet-dev"}]
+
+
+def test_a_key_that_is_yet_to_be_made_is_unknown(aws: FakeAws) -> None:
+    aws.answers["DescribeKey"] = Refusal("NotFoundException")
+    row = only(check_key(context()))
+    assert row.level == "unknown" and "CreateKey has no dry run" in row.why
+
+
+@pytest.mark.parametrize("state", ["Disabled", "PendingDeletion"])
+def test_a_key_that_is_off_is_an_error_and_the_rest_is_looked_at(aws: FakeAws, state: str) -> None:
+    aws.answers["DescribeKey"] = {"KeyMetadata": {"KeyId": "1234", "KeyState": state}}
+    rows = list(check_key(context()))
+    assert levels(rows) == [("KMS key", "error"), ("KMS key rotation", "ok"), ("KMS grants", "ok")]
+    assert "aws kms cancel-key-deletion --key-id 1234" in rows[0].next_step
+
+
+def test_rotation_and_policy_are_each_judged_or_unknown(aws: FakeAws) -> None:
+    aws.answers["GetKeyRotationStatus"] = {"KeyRotationEnabled": False}
+    aws.answers["GetKeyPolicy"] = Refusal("AccessDeniedException")
+    rows = list(check_key(context()))
+    assert levels(rows) == [("KMS key", "ok"), ("KMS key rotation", "warning"), ("KMS grants", "unknown")]
+    assert "kms:GetKeyPolicy is missing" in rows[2].found
+    aws.answers["GetKeyRotationStatus"] = Refusal("AccessDeniedException")
+    assert levels(check_key(context()))[1] == ("KMS key rotation", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing"),
+    [
+        (key_policy(role="AROAEXAMPLE"), "kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext"),
+        (key_policy(actions=("kms:Decrypt",)), "kms:GenerateDataKeyWithoutPlaintext"),
+        (json.dumps({"Statement": []}), "kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext"),
+    ],
+)
+def test_a_policy_without_the_service_role_is_an_error(aws: FakeAws, policy: str, missing: str) -> None:
+    aws.answers["GetKeyPolicy"] = {"Policy": policy}
+    row = list(check_key(context()))[2]
+    assert (row.level, row.value) == ("error", missing) and ROLE in row.found
+
+
+def test_a_denial_gives_nothing(aws: FakeAws) -> None:
+    policy = json.loads(key_policy())
+    policy["Statement"][1]["Effect"] = "Deny"
+    aws.answers["GetKeyPolicy"] = {"Policy": json.dumps(policy)}
+    assert list(check_key(context()))[2].level == "error"
+
+
+@pytest.mark.parametrize("lacking", ["stack", "account"])
+def test_without_stack_or_account_no_name_is_known(aws: FakeAws, lacking: str) -> None:
+    nameless = context(**{lacking: None})  # type: ignore[arg-type]
+    assert only(check_key(nameless)).level == only(check_bucket(nameless)).level == "unknown"
+    assert aws.calls == []
+
+
+@pytest.mark.parametrize(("by_default", "value"), [(False, "off"), (True, "alias/aws/ebs")])
+def test_the_accounts_own_encryption_is_no_hindrance(aws: FakeAws, by_default: bool, value: str) -> None:
+    aws.answers["GetEbsEncryptionByDefault"] = {"EbsEncryptionByDefault": by_default}
+    aws.answers["GetEbsDefaultKmsKeyId"] = {"KmsKeyId": "alias/aws/ebs"}
+    row = only(check_volume_encryption(context()))
+    assert (row.level, row.value) == ("ok", value)
+
+
+def buckets(aws: FakeAws, listed: Any, head: Any) -> None:
+    aws.answers["ListBuckets"] = listed if isinstance(listed, Refusal) else {"Buckets": listed}
+    aws.answers["HeadBucket"] = head
+
+
+@pytest.mark.parametrize(
+    ("listed", "head", "level", "says"),
+    [
+        ([{"Name": BUCKET}], {}, "ok", "is this account's"),
+        ([], Refusal("404", 404), "ok", "is free"),
+        ([{"Name": f"{BUCKET}-old"}], Refusal("404", 404), "ok", "is free"),
+        ([], Refusal("403", 403), "error", "is another account's"),
+        ([], Refusal("301", 301), "error", "is another account's"),
+        ([], {}, "error", "is another account's"),
+        (DENIED, Refusal("404", 404), "ok", "is free"),
+        (DENIED, Refusal("403", 403), "unknown", "s3:ListAllMyBuckets is missing"),
+        (DENIED, {}, "unknown", "s3:ListAllMyBuckets is missing"),
+    ],
+)
+def test_whose_the_buckets_name_is(aws: FakeAws, listed: Any, head: Any, level: str, says: str) -> None:
+    buckets(aws, listed, head)
+    row = only(check_bucket(context()))
+    assert row.level == level and says in row.found and BUCKET in row.found
+
+
+def test_all_pages_of_buckets_are_read(aws: FakeAws) -> None:
+    pages: dict[int, dict[str, Any]] = {
+        0: {"Buckets": [{"Name": f"{BUCKET}0"}], "ContinuationToken": "1"},
+        1: {"Buckets": [{"Name": BUCKET}]},
+    }
+    aws.answers["ListBuckets"] = lambda params: pages[int(params.get("ContinuationToken", 0))]
+    assert only(check_bucket(context())).level == "ok"
+    assert aws.asked("HeadBucket") == []
+
+
+@pytest.mark.parametrize(
+    ("taken", "level"),
+    [("172.31.0.0/16", "ok"), ("10.42.128.0/20", "warning"), ("10.0.0.0/8", "warning")],
+)
+def test_a_range_that_another_vpc_has_is_a_warning(aws: FakeAws, taken: str, level: str) -> None:
+    associations = [{"CidrBlock": "192.168.0.0/24"}, {"CidrBlock": taken}]
+    aws.answers["DescribeVpcs"] = [
+        {"Vpcs": []},
+        {"Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": associations}]},
+    ]
+    row = only(check_network(context()))
+    assert (row.check, row.level) == ("VPC range", level)
+    assert ("vpc-9" in row.found) == (level == "warning")
+
+
+def test_the_stacks_own_vpc_has_its_range_by_right(aws: FakeAws) -> None:
+    own = {"Key": "gpufleet:stack", "Value": "dev"}
+    vpc = {"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}], "Tags": [own]}
+    aws.answers["DescribeVpcs"] = {"Vpcs": [vpc]}
+    assert only(check_network(context())).level == "ok"
+    assert only(check_network(context(stack=None))).level == "warning"
+
+
+def subnet(**changes: Any) -> dict[str, Any]:
+    return {
+        "SubnetId": "subnet-1",
+        "VpcId": "vpc-1",
+        "State": "available",
+        "AvailabilityZoneId": "use1-az2",
+        "AvailableIpAddressCount": 100,
+        "MapPublicIpOnLaunch": False,
+        **changes,
+    }
+
+
+@pytest.fixture
+def vpc(aws: FakeAws) -> FakeAws:
+    """An existing VPC with everything a fleet needs."""
+    aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1"}]}
+    aws.answers["DescribeSubnets"] = {"Subnets": [subnet()]}
+    dns(aws, support=True, names=True)
+    routes(aws, gateway="nat-1")
+    return aws
+
+
+def dns(aws: FakeAws, *, support: bool, names: bool) -> None:
+    values = {"enableDnsSupport": support, "enableDnsHostnames": names}
+    aws.answers["DescribeVpcAttribute"] = lambda asked: {
+        asked["Attribute"][0].upper() + asked["Attribute"][1:]: {"Value": values[asked["Attribute"]]}
+    }
+
+
+def routes(aws: FakeAws, *, gateway: str, main: bool = True, state: str = "active") -> None:
+    key = "GatewayId" if gateway.startswith("igw") else "NatGatewayId"
+    out = {"DestinationCidrBlock": "0.0.0.0/0", key: gateway, "State": state}
+    association = {"Main": True} if main else {"SubnetId": "subnet-1"}
+    local = {"DestinationCidrBlock": "10.0.0.0/16", "GatewayId": "local", "State": "active"}
+    aws.answers["DescribeRouteTables"] = [
+        {"RouteTables": [{"Associations": [{"SubnetId": "subnet-2"}], "Routes": [local]}]},
+        {"RouteTables": [{"Associations": [association], "Routes": [local, out]}]},
+    ]
+
+
+def endpoints(aws: FakeAws, *services: str) -> None:
+    aws.answers["DescribeVpcEndpoints"] = {
+        "VpcEndpoints": [{"ServiceName": f"com.amazonaws.us-east-1.{service}"} for service in services]
+    }
+
+
+def existing(**changes: Any) -> Any:
+    return context(vpc_id="vpc-1", subnet_ids=("subnet-1",), subnet_zones=("use1-az2",), **changes)
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_a_vpc_with_nat_will_do(vpc: FakeAws, main: bool) -> None:
+    routes(vpc, gateway="nat-1", main=main)
+    assert levels(check_network(existing())) == [
+        ("VPC DNS", "ok"),
+        ("subnet subnet-1", "ok"),
+        ("way to AWS", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(("gateway", "state"), [("igw-1", "active"), ("nat-1", "blackhole")])
+def test_a_vpc_without_a_way_out_needs_every_endpoint(vpc: FakeAws, gateway: str, state: str) -> None:
+    routes(vpc, gateway=gateway, state=state)
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS[1:])
+    row = list(check_network(existing()))[-1]
+    assert (row.level, row.value) == ("error", INTERFACE_ENDPOINTS[0])
+    assert "subnet-1 no way out" in row.found
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
+    assert list(check_network(existing()))[-1].level == "ok"
+
+
+def test_half_known_ways_are_unknown(vpc: FakeAws) -> None:
+    vpc.answers["DescribeRouteTables"] = DENIED_EC2
+    row = list(check_network(existing()))[-1]
+    assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.found
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
+    assert list(check_network(existing()))[-1].level == "ok"
+    routes(vpc, gateway="igw-1")
+    vpc.answers["DescribeVpcEndpoints"] = DENIED_EC2
+    assert list(check_network(existing()))[-1].level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("support", "names", "level"), [(False, False, "error"), (True, False, "warning"), (False, True, "error")]
+)
+def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, level: str) -> None:
+    dns(vpc, support=support, names=names)
+    row = next(check_network(existing()))
+    assert (row.check, row.level) == ("VPC DNS", level) and "modify-vpc-attribute" in row.next_step
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({"AvailableIpAddressCount": 1}, "error", "has 1 free addresses for 2 nodes"),
+        ({"AvailableIpAddressCount": 3}, "warning", "has 3 free addresses for 2 nodes"),
+        ({"VpcId": "vpc-2"}, "error", "is in vpc-2"),
+        ({"State": "pending"}, "error", "is pending"),
+        ({"MapPublicIpOnLaunch": True}, "warning", "gives public addresses"),
+    ],
+)
+def test_a_subnet_that_does_not_fit(vpc: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
+    vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(**changes)]}
+    rows = [row for row in check_network(existing()) if row.check == "subnet subnet-1" and row.level != "ok"]
+    assert only(rows).level == level and says in only(rows).found
+
+
+def test_one_of_several_subnets_may_be_full(vpc: FakeAws) -> None:
+    full = subnet(SubnetId="subnet-2", AvailableIpAddressCount=0)
+    vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(), full]}
+    rows = {row.check: row.level for row in check_network(existing())}
+    assert rows["subnet subnet-2"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"), [("DescribeVpcs", "InvalidVpcID.NotFound"), ("DescribeSubnets", "InvalidSubnetID.NotFound")]
+)
+def test_a_network_that_is_not_there(vpc: FakeAws, operation: str, code: str) -> None:
+    vpc.answers[operation] = Refusal(code, message="The id does not exist")
+    row = only(check_network(existing()))
+    assert (row.level, row.found) == ("error", f"{code}: The id does not exist")
+
+
+def test_zones_come_in_the_order_of_the_subnets(aws: FakeAws) -> None:
+    aws.answers["DescribeSubnets"] = {"Subnets": [subnet(SubnetId="subnet-2", AvailabilityZoneId="use1-az6"), subnet()]}
+    assert subnet_zones(context().ec2, ("subnet-1", "subnet-2")) == ("use1-az2", "use1-az6")
+    assert subnet_zones(context().ec2, ()) == ()
+
+
+@pytest.mark.parametrize(("count", "level"), [(0, "ok"), (PLACEMENT_GROUPS - 1, "ok"), (PLACEMENT_GROUPS, "error")])
+def test_a_gang_needs_a_placement_group(aws: FakeAws, count: int, level: str) -> None:
+    aws.answers["DescribePlacementGroups"] = {"PlacementGroups": [{}] * count}
+    assert only(check_placement_groups(context())).level == level
+
+
+def test_no_placement_group_is_made_for_a_lone_node_or_an_existing_reservation(aws: FakeAws) -> None:
+    purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
+    assert list(check_placement_groups(context(gang=False))) == []
+    assert list(check_placement_groups(context(sample_plan(purchase=purchase)))) == []
