@@ -203,17 +203,17 @@ class Network(pulumi.ComponentResource):
             f"{prefix}-internet", vpc_id=vpc_id, tags={**tags, "Name": prefix}, opts=self._own
         )
         public = aws.ec2.RouteTable(
-            f"{prefix}-public", vpc_id=vpc_id, tags={**tags, "Name": f"{prefix}-public"}, opts=self._own
+            f"{prefix}-public-routes", vpc_id=vpc_id, tags={**tags, "Name": f"{prefix}-public"}, opts=self._own
         )
         out = aws.ec2.Route(
-            f"{prefix}-public",
+            f"{prefix}-public-routes",
             route_table_id=public.id,
             destination_cidr_block="0.0.0.0/0",
             gateway_id=internet.id,
             opts=self._own,
         )
         address = aws.ec2.Eip(
-            f"{prefix}-nat",
+            f"{prefix}-nat-address",
             domain="vpc",
             tags={**tags, "Name": f"{prefix}-nat"},
             # The internet gateway cannot be detached while the VPC has a public address, so it goes last.

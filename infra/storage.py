@@ -14,7 +14,8 @@ from infra.bundle import Bundle
 from infra.config import Settings
 from infra.naming import Names
 
-# A deleted checkpoint can be brought back for a day, S3's shortest; longer would bill every pruned checkpoint.
+# What was deleted or overwritten can be brought back for a day, S3's shortest; longer would bill every pruned
+# checkpoint, and a version a minute of the controller's state.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
@@ -107,9 +108,10 @@ class Storage(pulumi.ComponentResource):
             bucket=bucket.id,
             rules=[
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="pruned-checkpoints",
+                    id="old-versions",
                     status="Enabled",
-                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{names.checkpoint_prefix}/"),
+                    # The whole bucket.
+                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
                     noncurrent_version_expiration=(
                         aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
                             noncurrent_days=NONCURRENT_DAYS

@@ -27,6 +27,7 @@ NEVER_MEANT = (
     "_subscription",
     "_profile",
     "_association",
+    "_route",
     "_target",
     "_template",
 )
