@@ -35,6 +35,7 @@ UnitItem = Literal[
     "lambda-compute",
     "sqs-request",
     "eks-cluster",
+    "system-node",
 ]
 # Clouds whose prices are compared with AWS's; their rows are read by ``clouds.py``, and only when asked for.
 CloudName = Literal["azure", "tencent", "alibaba"]
@@ -68,6 +69,8 @@ UNIT_PER: dict[UnitItem, str] = {
     "lambda-compute": "GiB-second on arm64",
     "sqs-request": "request",
     "eks-cluster": "cluster-hour",
+    # What a cluster needs besides its GPU nodes (infra/eks.py): t4g.small, on demand.
+    "system-node": "t4g.small-hour",
 }
 
 

@@ -197,6 +197,12 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
         usage_type="AmazonEKS-Hours:perCluster",
         units=frozenset({"Hours", "hours", "Hrs"}),
     ),
+    "system-node": _UnitQuery(
+        service=_EC2,
+        filters={"instanceType": "t4g.small", **INSTANCE_ATTRIBUTES},
+        usage_type=r"BoxUsage:t4g\.small",
+        units=frozenset({"Hrs"}),
+    ),
 }
 
 

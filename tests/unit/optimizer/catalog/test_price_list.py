@@ -226,6 +226,14 @@ def test_the_same_price_twice_is_no_news() -> None:
             ],
             0.1,
         ),
+        (
+            "system-node",
+            [
+                unit_document("BoxUsage:t4g.small", "Hrs", ("0", "Inf", "0.0168000000")),
+                unit_document("UnusedBox:t4g.small", "Hrs", ("0", "Inf", "0.0200000000")),
+            ],
+            0.0168,
+        ),
     ],
 )
 def test_unit_prices_are_of_the_first_tier_in_our_units(item: str, documents: list[str], usd: float) -> None:

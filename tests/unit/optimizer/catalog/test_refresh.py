@@ -62,6 +62,7 @@ UNITS = [
     ],
     [unit_document("USW2-Requests-Tier1", "Requests", ("0", "100000000000", "0.0000004"), region=REGION)],
     [unit_document("USW2-AmazonEKS-Hours:perCluster", "hours", ("0", "Inf", "0.1000"), region=REGION)],
+    [unit_document("USW2-BoxUsage:t4g.small", "Hrs", ("0", "Inf", "0.0168"), region=REGION)],
 ]
 
 
