@@ -9,18 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from click.testing import CliRunner
 
-from infra.images import PINNED
+from infra.config import Platform
+from infra.images import PINNED, pinned_name
 from optimizer.cli import cli
 from optimizer.plan import FleetPlan
 from tests.engine import pulumi_cli
 from tests.engine.emulated_aws import emulated_aws
 from tests.engine.inventory import Client, clients
 from tests.engine.pulumi_cli import REPOSITORY, Stack
+from tests.plans import sample_plan
 
 REGION = "us-east-1"
+IMAGES = {
+    pinned_name(sample_plan(node={"cpu_architecture": architecture}), platform): architecture
+    for architecture in PINNED
+    for platform in get_args(Platform)
+}
+"""Machine images that are published: CPU architecture by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +68,7 @@ def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
     plugins = scratch / "plugins"
     plugins.mkdir()
     pulumi_cli.write_plugin(plugins, tools.aws_provider)
-    with emulated_aws(scratch, {image: architecture for architecture, image in PINNED.items()}) as endpoint:
+    with emulated_aws(scratch, IMAGES) as endpoint:
         env = pulumi_cli.environment(
             pulumi=tools.pulumi, plugins=plugins, scratch=scratch, endpoint=endpoint, region=REGION
         )

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.plugin import newer_arguments
+from tests.engine.plugin.schema import Attribute, Block
 from tests.engine.plugin.values import (
     ARCHIVE,
     ASSET,
@@ -147,6 +148,14 @@ def test_unknowns_stay_unknown_in_attributes_and_blocks() -> None:
     assert is_unknown(state["name"])
     assert is_unknown(state["disk"][0])
     assert from_terraform(NODE, state) == {**properties, "rules": []}
+
+
+def test_a_list_that_pulumi_flattens_is_its_only_item() -> None:
+    authority = Attribute(name="ca", pulumi_name="ca", type=["list", ["object", {"data": "string"}]], flat=True)
+    flat = Block(attributes={"ca": authority}, blocks={})
+    assert from_terraform(flat, {"ca": [{"data": "x"}]}) == {"ca": {"data": "x"}}
+    assert from_terraform(flat, {"ca": []}) == {}
+    assert from_terraform(flat, {"ca": UNKNOWN}) == {"ca": PULUMI_UNKNOWN}
 
 
 def test_a_refined_unknown_is_unknown_too() -> None:

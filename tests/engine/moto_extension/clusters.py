@@ -31,6 +31,7 @@ def install() -> None:
         for inner in ("", "/(?P<item>.+)"):
             urls.url_paths[f"{{0}}/clusters/(?P<name>[^/]+)/{kind}{inner}$"] = urls.response.dispatch
     urls.url_paths["{0}/clusters/(?P<name>[^/]+)/updates/(?P<updateId>[^/]+)$"] = urls.response.dispatch
+    urls.url_paths["{0}/addons/supported-versions$"] = urls.response.dispatch
     EKSBackend.tag_resource = tag_resource  # type: ignore[method-assign]
     teach(
         EKSResponse,
@@ -38,6 +39,7 @@ def install() -> None:
         delete_cluster,
         create_nodegroup,
         describe_update,
+        describe_addon_versions,
         create_addon,
         describe_addon,
         delete_addon,
@@ -162,6 +164,20 @@ def tag_resource(self: EKSBackend, resource_arn: str, tags: dict[str, str]) -> N
                     item["tags"] |= tags
                     return
     _tag_resource(self, resource_arn, tags)
+
+
+def describe_addon_versions(self: EKSResponse) -> ActionResult:
+    """DescribeAddonVersions: an older one, which is the default, and a newer one, for every cluster version."""
+    cluster = self._get_param("kubernetesVersion")
+    versions = [
+        {
+            "addonVersion": version,
+            "architecture": ["amd64", "arm64"],
+            "compatibilities": [{"clusterVersion": cluster, "platformVersions": ["*"], "defaultVersion": default}],
+        }
+        for version, default in (("v1.2.0-eksbuild.1", False), ("v1.1.0-eksbuild.1", True))
+    ]
+    return ActionResult({"addons": [{"addonName": self._get_param("addonName"), "addonVersions": versions}]})
 
 
 def create_addon(self: EKSResponse) -> ActionResult:

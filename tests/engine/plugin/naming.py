@@ -32,6 +32,7 @@ RENAMED_PROPERTIES = {
 """Terraform type and path of an attribute → Pulumi property, where pulumi-aws departs from the general rule."""
 
 AT_MOST_ONE = {
+    "aws_eks_cluster.certificate_authority",
     "aws_s3_bucket_lifecycle_configuration.rule.abort_incomplete_multipart_upload",
     "aws_s3_bucket_lifecycle_configuration.rule.expiration",
     "aws_s3_bucket_lifecycle_configuration.rule.filter",
@@ -39,8 +40,8 @@ AT_MOST_ONE = {
     "aws_s3_bucket_lifecycle_configuration.rule.filter.tag",
     "aws_s3_bucket_lifecycle_configuration.rule.noncurrent_version_expiration",
 }
-"""Nested blocks that Pulumi shows as one object although the schema sets no limit: newer resource types of the AWS
-provider limit them by a validator, which the plugin protocol does not carry."""
+"""Nested blocks and lists that Pulumi shows as one object although the schema sets no limit: newer resource types of
+the AWS provider limit them by a validator, which the plugin protocol does not carry, and computed ones have none."""
 
 
 def camel_case(name: str) -> str:

@@ -26,7 +26,10 @@ class Nesting(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Attribute:
-    """One attribute: ``name`` is Terraform's, ``pulumi_name`` is Pulumi's."""
+    """One attribute: ``name`` is Terraform's, ``pulumi_name`` is Pulumi's.
+
+    ``flat`` says that Pulumi shows the list's only item and not the list.
+    """
 
     name: str
     pulumi_name: str
@@ -34,6 +37,7 @@ class Attribute:
     required: bool = False
     optional: bool = False
     computed: bool = False
+    flat: bool = False
 
     @property
     def settable(self) -> bool:
@@ -81,10 +85,12 @@ def block_from_message(message: Any, path: str) -> Block:
     attributes = {}
     for item in message.attributes:
         cty_type = json.loads(item.type)
+        flat = f"{path}.{item.name}" in AT_MOST_ONE
         attributes[item.name] = Attribute(
             name=item.name,
-            pulumi_name=_pulumi_name(path, item.name, many=is_collection(cty_type)),
+            pulumi_name=_pulumi_name(path, item.name, many=is_collection(cty_type) and not flat),
             type=cty_type,
+            flat=flat,
             required=item.required,
             optional=item.optional,
             computed=item.computed,

@@ -175,7 +175,11 @@ def from_terraform(block: Block, state: TerraformObject) -> dict[str, Any]:
             continue
         if name in block.attributes:
             attribute = block.attributes[name]
-            properties[attribute.pulumi_name] = _plain(value, attribute.type)
+            plain = _plain(value, attribute.type)
+            if attribute.flat and isinstance(plain, list):
+                plain = plain[0] if plain else None
+            if plain is not None:
+                properties[attribute.pulumi_name] = plain
             continue
         nested = block.blocks[name]
         if is_unknown(value):
