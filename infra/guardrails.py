@@ -61,7 +61,8 @@ VOLUMES_UNDER_ACCOUNT_KEY = {
 
 # Statements with which an interface or gateway endpoint lets anybody through.
 OPEN_ENDPOINT_STATEMENTS = {
-    "ImageLayers": "ECR signs its links to image layers as itself; reading from its bucket only"
+    "ImageLayers": "ECR signs its links to image layers as itself; reading from its bucket only",
+    "ReadAnywhere": "somebody asked for a NAT gateway, and much of the internet is kept in S3; reading only",
 }
 
 # Resource types that hold data, and where each says with which key. A type in neither list is a violation: whoever adds

@@ -173,7 +173,7 @@ class Network(pulumi.ComponentResource):
             ]
         if args.settings.nat:
             self._nat(routes, zones[0], nat_range)
-        self._gateway_endpoint(routes, image_layers=eks)
+        self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints)
 
     def _subnet(
@@ -234,11 +234,14 @@ class Network(pulumi.ComponentResource):
             opts=self._own,
         )
 
-    def _gateway_endpoint(self, routes: aws.ec2.RouteTable, *, image_layers: bool) -> None:
+    def _gateway_endpoint(self, routes: aws.ec2.RouteTable) -> None:
+        settings = self._args.settings
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = self._endpoint(
             "s3",
-            policies.s3_endpoint_policy(self._args.names, image_layers=image_layers),
+            policies.s3_endpoint_policy(
+                self._args.names, image_layers=settings.platform == "eks", internet=settings.nat
+            ),
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
         )

@@ -381,7 +381,7 @@ def interface_endpoint_policy(names: Names, service: str) -> dict[str, Any]:
     )
 
 
-def s3_endpoint_policy(names: Names, *, image_layers: bool) -> dict[str, Any]:
+def s3_endpoint_policy(names: Names, *, image_layers: bool, internet: bool) -> dict[str, Any]:
     """Policy of the S3 gateway endpoint: this account's principals, this account's buckets.
 
     The nodes' role bounds what is read and written; this bounds where to, whoever's credentials are used. Buckets of
@@ -392,6 +392,8 @@ def s3_endpoint_policy(names: Names, *, image_layers: bool) -> dict[str, Any]:
         names: the stack.
         image_layers: whether nodes pull images from ECR, which hands out layers from a bucket of its own over signed
             URLs: https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+        internet: whether the nodes have a way to the internet. Much of it is kept in S3 (registry.k8s.io's images,
+            public data sets), whose addresses in this region lead through the endpoint all the same.
     """
     statements: list[Statement] = [
         {
@@ -416,6 +418,16 @@ def s3_endpoint_policy(names: Names, *, image_layers: bool) -> dict[str, Any]:
                 "Principal": "*",
                 "Action": "s3:GetObject",
                 "Resource": f"arn:{names.partition}:s3:::prod-{names.region}-starport-layer-bucket/*",
+            }
+        )
+    if internet:
+        statements.append(
+            {
+                "Sid": "ReadAnywhere",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": ["s3:GetObject", "s3:ListBucket"],
+                "Resource": "*",
             }
         )
     return document(*statements)

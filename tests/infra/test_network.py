@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from infra.config import ConfigError
 from optimizer.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, deploy, reserved
+from tests.infra.deployed import ALARM, EXISTING_VPC, LONE_NODE, Deployed, capacity_block, deploy, on_demand, reserved
+from tests.infra.test_guardrails import EKS
 
 
 def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:
@@ -33,7 +36,7 @@ def test_zones_come_from_ec2_where_the_plan_has_none() -> None:
 
 
 def test_nothing_leads_to_or_from_the_internet() -> None:
-    stack = deploy(config={"gpufleet:alarmEmail": "ops@example.com"})
+    stack = deploy(config=ALARM)
     for kind in ("InternetGateway", "NatGateway", "Eip", "Route", "KeyPair"):
         assert not stack.all(kind), kind
     assert all(subnet.inputs["mapPublicIpOnLaunch"] is False for subnet in stack.all("Subnet"))
@@ -54,6 +57,98 @@ def test_the_endpoints_are_those_the_plan_pays_for() -> None:
             assert endpoint.inputs["privateDnsEnabled"] is True
             assert len(endpoint.inputs["subnetIds"]) == 1, "billed per zone"
             assert endpoint.inputs["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
+
+
+NAT = {"gpufleet:nat": "true"}
+
+
+def test_a_nat_gateway_is_a_way_out_and_none_in() -> None:
+    stack = deploy(config=NAT)
+    to_internet, to_gateway = stack.one("Route", "-public-routes"), stack.one("Route", "-private")
+    assert to_internet["gatewayId"] == "gpufleet-dev-internet-id"
+    assert to_gateway["natGatewayId"] == "gpufleet-dev-nat-id"
+    assert to_internet["destinationCidrBlock"] == to_gateway["destinationCidrBlock"] == "0.0.0.0/0"
+    assert stack.one("NatGateway")["subnetId"] == "gpufleet-dev-public-id"
+    # Only the gateway is in the subnet with a route to the internet gateway, in the fleet's own zone.
+    tables = {each.inputs["subnetId"]: each.inputs["routeTableId"] for each in stack.all("RouteTableAssociation")}
+    assert tables == {
+        "gpufleet-dev-use1-az2-id": "gpufleet-dev-private-id",
+        "gpufleet-dev-public-id": "gpufleet-dev-public-routes-id",
+    }
+    assert stack.one("Subnet", "-public")["availabilityZone"] == stack.one("Subnet", "-use1-az2")["availabilityZone"]
+    assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az2-id"]
+    (anywhere,) = [
+        rule.inputs for rule in stack.all("SecurityGroupEgressRule") if rule.inputs.get("cidrIpv4") == "0.0.0.0/0"
+    ]
+    assert (anywhere["ipProtocol"], anywhere["fromPort"], anywhere["toPort"]) == ("tcp", 443, 443)
+    assert [rule.name for rule in stack.all("SecurityGroupIngressRule")] == [
+        rule.name for rule in deploy().all("SecurityGroupIngressRule")
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, LONE_NODE], ids=["gang", "lone"])
+def test_turning_the_nat_gateway_on_moves_no_subnet_of_nodes(changes: dict[str, Any]) -> None:
+    def ranges(stack: Deployed) -> dict[str, str]:
+        return {subnet.name: subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")}
+
+    without, with_ = ranges(deploy(changes)), ranges(deploy(changes, NAT))
+    assert with_.items() - without.items() == {("gpufleet-dev-public", "10.42.255.208/28")}
+
+
+def endpoint_policy(stack: Deployed, service: str) -> dict[str, dict[str, Any]]:
+    return stack.policy("VpcEndpoint", f"-{service}")
+
+
+def test_the_endpoints_are_for_this_account_alone() -> None:
+    stack = deploy()
+    for service in INTERFACE_ENDPOINTS:
+        (statement,) = endpoint_policy(stack, service).values()
+        assert statement["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "000000000000"}}
+        assert statement["Action"] == ("cloudwatch:*" if service == "monitoring" else f"{service}:*")
+    (statement,) = endpoint_policy(stack, "s3").values()
+    # Neither a stranger's credentials, nor a stranger's bucket.
+    assert statement["Condition"] == {
+        "StringEquals": {"aws:PrincipalAccount": "000000000000", "aws:ResourceAccount": "000000000000"}
+    }
+
+
+def test_what_lies_elsewhere_in_s3_is_read_only_where_somebody_asked_for_a_way_out() -> None:
+    assert endpoint_policy(deploy(), "s3").keys() == {"OwnBuckets"}
+    assert endpoint_policy(deploy(config=NAT), "s3")["ReadAnywhere"]["Action"] == ["s3:GetObject", "s3:ListBucket"]
+    layers = endpoint_policy(deploy(on_demand(), {**EKS, **NAT}), "s3")["ImageLayers"]
+    assert layers["Action"] == "s3:GetObject"
+    assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
+
+
+def test_what_the_nodes_do_goes_through_an_endpoint_they_have() -> None:
+    """No NAT gateway is needed for AWS: every action of the nodes' role has a door."""
+    stack = deploy()
+    doors = {
+        action.removesuffix(":*")
+        for endpoint in stack.all("VpcEndpoint")
+        for statement in stack.policy("VpcEndpoint", endpoint.name).values()
+        for action in [statement["Action"]]
+    }
+    statements = stack.policy("RolePolicy", "-node").values()
+    actions = [
+        action
+        for each in statements
+        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    ]
+    # KMS is called by S3 and Parameter Store, not by the node (kms:ViaService).
+    assert {action.split(":")[0] for action in actions} - {"kms"} == doors
+
+
+def test_a_kubernetes_control_plane_has_small_subnets_in_two_zones() -> None:
+    stack = deploy(on_demand(), {**EKS, **NAT})
+    found = [subnet.inputs for subnet in stack.all("Subnet") if "-control-plane-" in subnet.name]
+    assert {subnet["availabilityZone"] for subnet in found} == {"us-east-1a", "us-east-1b"}
+    assert {subnet["cidrBlock"] for subnet in found} == {"10.42.255.224/28", "10.42.255.240/28"}
+    assert not [subnet for subnet in deploy().all("Subnet") if "-control-plane-" in subnet.name]
+
+
+def test_a_capacity_block_is_in_one_zone() -> None:
+    assert len(deploy({**LONE_NODE, **capacity_block()}).all("Subnet")) == 1
 
 
 def test_an_existing_vpc_is_used_and_nothing_is_added_to_it() -> None:
