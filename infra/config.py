@@ -205,13 +205,13 @@ def load(*, need_wheels: bool) -> Settings:
     if (
         need_wheels
         and settings.platform == "ec2"
-        and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id)
+        and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat)
     ):
         problems.append(
             "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
             "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, or name an image with "
-            "torch 2.11 in gpufleet:amiName"
+            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
+            "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
         )
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))

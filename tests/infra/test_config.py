@@ -192,6 +192,7 @@ def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_mone
         archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     for way_out in (
         {"gpufleet:wheels": str(tmp_path / "wheels.tar")},
+        {"gpufleet:nat": "true"},
         {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},
         {"gpufleet:amiId": "ami-0123456789abcdef0"},
         EXISTING_VPC,
