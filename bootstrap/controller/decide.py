@@ -96,8 +96,9 @@ def decide(settings: Settings, before: State | None, facts: Facts, now: datetime
     state = _obey(state, facts, now)
     changes: list[tuple[Phase, str]] = []
     while (following := _next(settings, state, facts, now)) is not state:
+        if (following.phase, following.reason) != (state.phase, state.reason):
+            changes.append((following.phase, following.reason))
         state = following
-        changes.append((state.phase, state.reason))
     group = facts.group
     state = replace(
         state,

@@ -1,4 +1,4 @@
-"""What Auto Scaling tried and how it went, which moto 5.2 does not record; a test that wants a failed launch says so."""
+"""What Auto Scaling tried and how it went. moto 5.2 does not record it; a test that wants a failed launch says so."""
 
 from __future__ import annotations
 

@@ -1,0 +1,165 @@
+"""A stack's group, hooks, bucket and queue in moto, and ticks of the controller over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import moto
+import pytest
+from moto.autoscaling.models import FakeAutoScalingGroup, autoscaling_backends
+from moto.autoscaling.responses import AutoScalingResponse
+
+from bootstrap.controller.aws import Clients
+from bootstrap.controller.handler import tick
+from bootstrap.controller.settings import Settings
+from bootstrap.controller.state import State
+from tests.engine.moto_extension import activities, lifecycle, mixed_instances
+from tests.unit.bootstrap.controller.world import settings
+
+REGION = "us-east-1"
+# moto's.
+ACCOUNT = "123456789012"
+
+
+@dataclass
+class Stack:
+    """What is deployed, and the clock."""
+
+    config: Settings
+    clients: Clients
+    now: datetime
+
+    def tick(self, minutes: float = 1) -> State:
+        """Time passes, then a tick."""
+        self.now += timedelta(minutes=minutes)
+        return tick(self.clients, self.config, self.now)
+
+    @property
+    def group(self) -> FakeAutoScalingGroup:
+        """moto's own group."""
+        return autoscaling_backends[ACCOUNT][REGION].autoscaling_groups[self.config.group]
+
+    def members(self, *states: str) -> list[str]:
+        """Ids of the group's instances in these states, or all."""
+        found = self.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.config.group])
+        return [
+            member["InstanceId"]
+            for member in found["AutoScalingGroups"][0]["Instances"]
+            if not states or member["LifecycleState"] in states
+        ]
+
+    def complete(self, hook: str, result: str, *instances: str) -> None:
+        """What a node, or its bootstrap, says to a hook."""
+        for instance in instances:
+            self.clients.autoscaling.complete_lifecycle_action(
+                AutoScalingGroupName=self.config.group,
+                LifecycleHookName=hook,
+                InstanceId=instance,
+                LifecycleActionResult=result,
+            )
+
+    def trained(self) -> list[str]:
+        """All nodes in service, and the controller knows."""
+        self.tick()
+        nodes = self.members("Pending:Wait")
+        self.complete(self.config.launch_hook, "CONTINUE", *nodes)
+        assert self.tick().phase == "running"
+        return nodes
+
+    def put(self, key: str, value: Any) -> None:
+        """An object under control/."""
+        body = value if isinstance(value, str) else json.dumps(value)
+        self.clients.s3.put_object(Bucket=self.config.bucket, Key=f"control/{key}", Body=body.encode())
+
+    def read(self) -> dict[str, Any]:
+        """control/state.json."""
+        found = self.clients.s3.get_object(Bucket=self.config.bucket, Key="control/state.json")
+        return dict(json.loads(found["Body"].read()))
+
+    def ask(self, want: str) -> None:
+        """A person's request."""
+        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.put("request.json", {"schema_version": 1, "want": want, "at": at, "by": "arn:aws:iam::1:user/ann"})
+
+    def say(self, instance: str, state: str) -> None:
+        """A node's report."""
+        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        report = {"schema_version": 1, "run": self.config.run, "state": state, "exit_status": 0, "step": "", "at": at}
+        self.put(f"nodes/{instance}.json", report)
+
+    def send(self, kind: str, instance: str) -> None:
+        """An event of EC2, as EventBridge puts it into the queue."""
+        body = {"detail-type": kind, "source": "aws.ec2", "detail": {"instance-id": instance}}
+        self.clients.sqs.send_message(QueueUrl=self.config.queue_url, MessageBody=json.dumps(body))
+
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
+        found = self.clients.cloudwatch.list_metrics(Namespace=self.config.metric_namespace)["Metrics"]
+        out = {}
+        for name in {metric["MetricName"] for metric in found}:
+            data = self.clients.cloudwatch.get_metric_statistics(
+                Namespace=self.config.metric_namespace,
+                MetricName=name,
+                StartTime=self.now - timedelta(seconds=30),
+                EndTime=self.now + timedelta(seconds=30),
+                Period=60,
+                Statistics=["Maximum"],
+            )["Datapoints"]
+            if data:
+                out[name] = data[-1]["Maximum"]
+        return out
+
+
+@contextmanager
+def taught() -> Iterator[None]:
+    """moto with what it lacks, and afterwards, for the other tests of this process, without."""
+    before = {owner: dict(vars(owner)) for owner in (FakeAutoScalingGroup, AutoScalingResponse)}
+    for module in (activities, lifecycle, mixed_instances):
+        module.install()
+    try:
+        yield
+    finally:
+        for owner, own in before.items():
+            for name in [name for name in vars(owner) if name not in own]:
+                delattr(owner, name)
+            for name, value in own.items():
+                if vars(owner)[name] is not value:
+                    setattr(owner, name, value)
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """Three on-demand nodes of 30 USD/h, with hooks, and no ceiling."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    # Thousands of images nobody here starts.
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+    with taught(), moto.mock_aws():
+        session = boto3.session.Session()
+        clients = Clients.of(session, REGION)
+        clients.s3.create_bucket(Bucket="gpufleet-dev")
+        clients.s3.put_bucket_versioning(Bucket="gpufleet-dev", VersioningConfiguration={"Status": "Enabled"})
+        queue_url = clients.sqs.create_queue(QueueName="gpufleet-dev-node-events")["QueueUrl"]
+        config = settings(queue_url=queue_url, prices={"on-demand": {"p4d.24xlarge": 30.0}})
+        template: Any = {"ImageId": "ami-0123456789abcdef0", "InstanceType": "p4d.24xlarge"}
+        clients.ec2.create_launch_template(LaunchTemplateName="node", LaunchTemplateData=template)
+        clients.autoscaling.create_auto_scaling_group(
+            AutoScalingGroupName=config.group,
+            LaunchTemplate={"LaunchTemplateName": "node", "Version": "1"},
+            MinSize=0,
+            MaxSize=3,
+            AvailabilityZones=["us-east-1a"],
+            NewInstancesProtectedFromScaleIn=True,
+        )
+        for hook, transition in ((config.launch_hook, "LAUNCHING"), (config.terminate_hook, "TERMINATING")):
+            clients.autoscaling.put_lifecycle_hook(
+                AutoScalingGroupName=config.group,
+                LifecycleHookName=hook,
+                LifecycleTransition=f"autoscaling:EC2_INSTANCE_{transition}",
+            )
+        yield Stack(config=config, clients=clients, now=datetime.now(UTC).replace(microsecond=0))

@@ -1,0 +1,339 @@
+"""Ticks against an emulated AWS: what is read, written and called, and what happens when AWS refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from bootstrap.controller import aws
+from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, StateError
+from bootstrap.controller.handler import TickError, handler, tick
+from bootstrap.controller.settings import VARIABLE
+from tests.engine.moto_extension.activities import fail_launch
+from tests.unit.bootstrap.controller.conftest import Stack
+
+
+def events(output: str, kind: str) -> list[dict[str, Any]]:
+    """The log lines of one kind."""
+    return [line for line in map(json.loads, output.splitlines()) if line["event"] == kind]
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str, code: str = "Throttling") -> None:
+    """AWS answers one operation with an error from now on."""
+
+    def call(**_: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {}}, operation)  # type: ignore[typeddict-item]
+
+    monkeypatch.setattr(client, operation, call)
+
+
+def test_a_gang_is_started_metered_and_ended_when_done(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stack.tick().phase == "starting"
+    assert stack.group.desired_capacity == 3
+    nodes = stack.members("Pending:Wait")
+    assert len(nodes) == 3
+    stack.complete(stack.config.launch_hook, "CONTINUE", *nodes)
+    assert stack.tick().phase == "running"
+    written = stack.read()
+    assert written["nodes"] == {"wanted": 3, "in_service": 3, "pending": 0, "terminating": 0}
+    assert set(written["instances"]) == set(nodes)
+    assert written["usd_per_hour"] == 90.0
+    assert {metric["lifecycle"] for metric in written["instances"].values()} == {"on-demand"}
+    assert stack.metrics()["NodesInService"] == 3
+
+    state = stack.tick(60)
+    assert state.spent_usd == pytest.approx(90 * 61 / 60, abs=2)
+    for node in nodes:
+        stack.say(node, "done")
+    state = stack.tick()
+    assert (state.phase, state.after) == ("draining", "done")
+    assert stack.group.desired_capacity == 0
+    assert sorted(stack.members("Terminating:Wait")) == sorted(nodes)
+    stack.complete(stack.config.terminate_hook, "CONTINUE", *nodes)
+    state = stack.tick()
+    assert state.phase == "done"
+    assert state.usd_per_hour == 0
+    assert all(instance.ended_at for instance in state.instances.values())
+    assert stack.tick(600).spent_usd == state.spent_usd
+    phases = [line["phase"] for line in events(capsys.readouterr().out, "phase")]
+    assert phases == ["starting", "running", "draining", "done"]
+
+
+def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> None:
+    nodes = stack.trained()
+    stack.ask("stop")
+    stack.tick()
+    for _ in range(5):
+        assert stack.tick().phase == "draining"
+    # The first tick that sees them wait, and five minutes: then they are ended, and the next one sees it.
+    stack.tick()
+    assert stack.members() == []
+    assert stack.tick().phase == "stopped"
+    states = stack.clients.ec2.describe_instances(InstanceIds=nodes)["Reservations"]
+    assert {found["State"]["Name"] for page in states for found in page["Instances"]} == {"terminated"}
+    stack.ask("run")
+    assert stack.tick().phase == "starting"
+
+
+def test_the_ceiling_drains_the_fleet(stack: Stack) -> None:
+    stack.config = replace(stack.config, ceiling_usd=100.0)
+    stack.trained()
+    state = stack.tick(60)
+    assert (state.phase, state.after) == ("draining", "over-budget")
+    stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
+    state = stack.tick()
+    assert state.phase == "over-budget"
+    assert state.spent_usd < 100
+
+
+def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stack) -> None:
+    stack.tick()
+    first, *others = stack.members("Pending:Wait")
+    stack.complete(stack.config.launch_hook, "CONTINUE", first)
+    for _ in range(45):
+        stack.tick()
+    assert stack.members("Pending:Wait") == []
+    assert stack.members("Terminating:Wait") == [first]
+    stack.complete(stack.config.terminate_hook, "CONTINUE", first)
+    state = stack.tick()
+    assert (state.phase, state.unfit_nodes) == ("waiting", 0)
+    assert {state.instances[key].ended_at is None for key in [first, *others]} == {False}
+    assert stack.tick(5).phase == "starting"
+
+
+def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
+    nodes = stack.trained()
+    stack.send(INTERRUPTION, nodes[0])
+    stack.send(INTERRUPTION, "i-0123456789abcdef0")
+    stack.send(REBALANCE, nodes[1])
+    stack.send("EC2 Instance State-change Notification", nodes[1])
+    stack.clients.sqs.send_message(QueueUrl=stack.config.queue_url, MessageBody="hello")
+    state = stack.tick()
+    assert (state.interruptions, state.rebalance_notices) == (1, 1)
+    assert state.instances[nodes[0]].interrupted
+    attributes = stack.clients.sqs.get_queue_attributes(
+        QueueUrl=stack.config.queue_url,
+        AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
+    )
+    assert set(attributes["Attributes"].values()) == {"0"}
+    assert stack.metrics()["Interruptions"] == 1
+
+
+def test_a_reclaimed_node_is_replaced_and_its_dollars_are_kept(stack: Stack) -> None:
+    nodes = stack.trained()
+    stack.complete(stack.config.launch_hook, "CONTINUE")
+    stack.clients.ec2.terminate_instances(InstanceIds=[nodes[0]])
+    stack.group.instance_states = [found for found in stack.group.instance_states if found.instance_id != nodes[0]]
+    spent = stack.read()["instances"][nodes[0]]["spent_usd"]
+    state = stack.tick()
+    assert state.instances[nodes[0]].ended_at
+    assert state.instances[nodes[0]].spent_usd >= spent
+    assert state.incomplete_since == stack.now
+
+
+def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
+    stack.tick()
+    fail_launch(stack.group, stack.now + timedelta(seconds=30), "We currently do not have sufficient p4d capacity.")
+    state = stack.tick()
+    assert state.failed_launches == 1
+    assert "sufficient p4d" in state.last_failure
+    # The activity is still listed, and counted once.
+    assert stack.tick().failed_launches == 1
+    assert stack.metrics()["FailedLaunches"] == 1
+
+
+def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.trained()
+    gather = aws.gather
+    other: list[Any] = []
+
+    def slow(*args: Any) -> Any:
+        found = gather(*args)
+        if not other:
+            other.append(None)
+            other[0] = tick(stack.clients, stack.config, stack.now + timedelta(seconds=30))
+        return found
+
+    monkeypatch.setattr(aws, "gather", slow)
+    stack.ask("stop")
+    calls: list[Any] = []
+    monkeypatch.setattr(aws, "carry_out", lambda *args: calls.append(args))
+    state = stack.tick()
+    # The slower one found the state written, and did nothing.
+    assert state == other[0]
+    assert stack.read()["updated_at"] == other[0].updated_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert len({id(call) for call in calls}) == len([*other[0].instances]) - 1
+
+
+def test_the_first_state_is_written_once(stack: Stack) -> None:
+    state = stack.tick()
+    with pytest.raises(ConflictError):
+        aws.save_state(stack.clients, stack.config, state, None)
+    with pytest.raises(ConflictError):
+        aws.save_state(stack.clients, stack.config, state, '"of-another-version"')
+
+
+@pytest.mark.parametrize("content", ["{torn", "[]", '{"schema_version": 2}', "{}"])
+def test_a_corrupted_state_starts_no_node_and_is_never_overwritten(
+    stack: Stack, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack.put("state.json", content)
+    with pytest.raises(StateError, match="bring an earlier version back"):
+        stack.tick()
+    assert stack.group.desired_capacity == 0
+    found = stack.clients.s3.get_object(Bucket=stack.config.bucket, Key="control/state.json")
+    assert found["Body"].read().decode() == content
+    assert events(capsys.readouterr().out, "state-unreadable")
+
+
+def test_nodes_whose_dollars_nobody_knows_are_ended_with_their_checkpoint(stack: Stack) -> None:
+    stack.trained()
+    good = json.dumps(stack.read())
+    stack.put("state.json", "{torn")
+    with pytest.raises(StateError):
+        stack.tick()
+    assert stack.group.desired_capacity == 0
+    assert len(stack.members("Terminating:Wait")) == 3
+    # The earlier version is brought back: the fleet goes on, and nothing of what was spent is lost.
+    stack.put("state.json", good)
+    stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members())
+    state = stack.tick(5)
+    assert state.spent_usd > 0
+    assert len(state.instances) == 3
+
+
+def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.trained()
+    headers = {"x-amz-delete-marker": "true"}
+
+    def deleted(**_: Any) -> None:
+        # As S3 answers; moto's 404 lacks the header: https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
+        answer: Any = {"Error": {"Code": "NoSuchKey"}, "ResponseMetadata": {"HTTPHeaders": headers}}
+        raise ClientError(answer, "GetObject")
+
+    with monkeypatch.context() as patch, pytest.raises(StateError, match="was deleted"):
+        patch.setattr(stack.clients.s3, "get_object", deleted)
+        aws.load_state(stack.clients, stack.config)
+    headers.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.clients.s3, "get_object", deleted)
+        assert aws.load_state(stack.clients, stack.config) == (None, None)
+
+
+@pytest.mark.parametrize("code", ["Throttling", "AccessDenied"])
+@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
+def test_without_the_facts_nothing_is_done(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, operation: str, code: str
+) -> None:
+    stack.trained()
+    before = stack.read()
+    with monkeypatch.context() as patch:
+        refuse(patch, stack.clients.autoscaling, operation, code)
+        stack.ask("stop")
+        with pytest.raises(ClientError, match=code):
+            stack.tick()
+    assert stack.read() == before
+    state = stack.tick()
+    assert state.phase == "draining"
+    # The minute nobody looked is charged all the same.
+    assert state.spent_usd == pytest.approx(before["spent_usd"] + 3.0)
+
+
+def test_an_action_that_fails_is_told_does_not_stop_the_others_and_is_tried_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack.trained()
+    stack.ask("stop")
+    with monkeypatch.context() as patch:
+        refuse(patch, stack.clients.autoscaling, "set_desired_capacity")
+        with pytest.raises(TickError, match=r"SetGroup.*Throttling"):
+            stack.tick()
+    output = capsys.readouterr().out
+    assert [line["action"] for line in events(output, "failed")] == ["SetGroup"]
+    assert "LiftProtection" in [line["action"] for line in events(output, "action")]
+    assert stack.read()["phase"] == "draining"
+    stack.tick()
+    assert stack.group.desired_capacity == 0
+
+
+def test_metrics_that_are_not_taken_stop_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        refuse(patch, stack.clients.cloudwatch, "put_metric_data", "AccessDenied")
+        with pytest.raises(TickError, match="AccessDenied"):
+            stack.tick()
+    assert stack.group.desired_capacity == 3
+
+
+def test_a_garbled_word_of_a_node_or_a_person_changes_nothing(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = stack.trained()
+    stack.put(f"nodes/{nodes[0]}.json", "[1]")
+    stack.put(f"nodes/{nodes[1]}.json", {"schema_version": 1, "run": stack.config.run, "state": "finished"})
+    stack.put("request.json", {"schema_version": 1, "want": "explode"})
+    assert stack.tick().phase == "running"
+    assert len(events(capsys.readouterr().out, "unreadable")) == 3
+
+
+def test_spot_falls_back_by_the_groups_own_policy(stack: Stack) -> None:
+    name = stack.config.group
+    stack.clients.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=name,
+        MixedInstancesPolicy={
+            "LaunchTemplate": {
+                "LaunchTemplateSpecification": {"LaunchTemplateName": "node", "Version": "1"},
+                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
+            },
+            "InstancesDistribution": {
+                "OnDemandBaseCapacity": 0,
+                "OnDemandPercentageAboveBaseCapacity": 0,
+                "SpotAllocationStrategy": "price-capacity-optimized",
+            },
+        },
+    )
+    stack.config = replace(
+        stack.config,
+        fallback_on_demand=True,
+        prices={"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
+    )
+    sent: list[dict[str, Any]] = []
+    stack.clients.autoscaling.meta.events.register(
+        "provide-client-params.auto-scaling.UpdateAutoScalingGroup", lambda params, **_: sent.append(params)
+    )
+    stack.tick()
+    for _ in range(46):
+        state = stack.tick()
+    assert state.on_demand
+    assert sent[0] == {
+        "AutoScalingGroupName": name,
+        "DesiredCapacity": 3,
+        "MixedInstancesPolicy": {
+            "InstancesDistribution": {
+                "OnDemandBaseCapacity": 3,
+                "OnDemandPercentageAboveBaseCapacity": 0,
+                "SpotAllocationStrategy": "price-capacity-optimized",
+            }
+        },
+    }
+
+
+def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
+    stack.config = replace(stack.config, mode="workers", min_nodes=1)
+    assert stack.tick().phase == "running"
+    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
+    assert (stack.group.min_size, stack.group.max_size, stack.group.desired_capacity) == (1, 3, 1)
+    assert stack.tick().nodes.in_service == 1
+    stack.ask("stop")
+    stack.tick()
+    assert (stack.group.min_size, stack.group.max_size, stack.group.desired_capacity) == (0, 0, 0)
+
+
+def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootstrap.controller.codec import to_json
+
+    monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
+    assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
+    assert stack.group.desired_capacity == 3
