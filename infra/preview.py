@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pulumi
@@ -35,6 +35,7 @@ class Resource:
         parent: logical name of the component it belongs to; empty at the top.
         inputs: its arguments.
         protected: whether destroy refuses to delete it.
+        physical_id: what AWS calls it; empty for one that is declared only.
     """
 
     type: str
@@ -42,6 +43,7 @@ class Resource:
     parent: str
     inputs: Mapping[str, Any]
     protected: bool
+    physical_id: str = ""
 
     @property
     def kind(self) -> str:
@@ -57,29 +59,49 @@ class Resource:
 _STACK = "pulumi:pulumi:Stack"
 
 
-class Answers(mocks.Mocks):
-    """AWS's part, made up to suit a plan: identifiers and look-ups."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What AWS answered for a stack that is deployed, where a preview makes it up otherwise.
 
-    def __init__(self, plan: FleetPlan) -> None:
+    Attributes:
+        account: AWS account.
+        zones: zone id to its name in this account.
+        image: id of the machine image the nodes start from.
+        attributes: type and name of a resource to its attributes, "id" among them.
+    """
+
+    account: str = PLACEHOLDER_ACCOUNT
+    zones: Mapping[str, str] = field(default_factory=dict)
+    image: str = "ami-00000000000000000"
+    attributes: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Answers(mocks.Mocks):
+    """AWS's part, made up to suit a plan where nothing else is known: identifiers and look-ups."""
+
+    def __init__(self, plan: FleetPlan, known: Known | None = None) -> None:
         self._plan = plan
+        self._known = known or Known()
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         """A resource's identifier and attributes: its arguments and what AWS would add."""
-        known = {
+        made_up: dict[str, Any] = {
             "arn": f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}",
             "keyId": f"{args.name}-id",
-            "url": f"https://sqs.{self._plan.region}.amazonaws.com/{PLACEHOLDER_ACCOUNT}/{args.name}",
+            "url": f"https://sqs.{self._plan.region}.amazonaws.com/{self._known.account}/{args.name}",
             "latestVersion": 1,
             "prefixListId": "pl-00000000",
             "name": args.name,
         }
-        answer = {**known, **args.inputs}
         if args.typ == "aws:eks/cluster:Cluster":
-            answer["vpcConfig"] = {**answer["vpcConfig"], "clusterSecurityGroupId": f"{args.name}-group"}
-            answer["certificateAuthority"] = {"data": "Q0E="}
-            answer["endpoint"] = f"https://{args.name}"
-            answer["kubernetesNetworkConfig"] = {"serviceIpv4Cidr": "172.20.0.0/16"}
-        return f"{args.name}-id", answer
+            made_up |= {
+                "vpcConfig": {"clusterSecurityGroupId": f"{args.name}-group"},
+                "certificateAuthority": {"data": "Q0E="},
+                "endpoint": f"https://{args.name}",
+                "kubernetesNetworkConfig": {"serviceIpv4Cidr": "172.20.0.0/16"},
+            }
+        known = self._known.attributes.get((args.typ, args.name), {})
+        return known.get("id", f"{args.name}-id"), _laid_over(_laid_over(made_up, known), args.inputs)
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """The answer to a look-up, and no failures."""
@@ -91,11 +113,12 @@ class Answers(mocks.Mocks):
         zone_ids = plan.zone_ids or tuple(f"{plan.region.replace('-', '')}-az{number}" for number in (1, 2, 3))
         match token.split(":")[-1]:
             case "getCallerIdentity":
-                return {"accountId": PLACEHOLDER_ACCOUNT}
+                return {"accountId": self._known.account}
             case "getPartition":
                 return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
             case "getAvailabilityZones":
-                return {"names": [f"{plan.region}{chr(97 + n)}" for n in range(len(zone_ids))], "zoneIds": zone_ids}
+                names = [self._known.zones.get(zone, f"{plan.region}{chr(97 + n)}") for n, zone in enumerate(zone_ids)]
+                return {"names": names, "zoneIds": zone_ids}
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":
@@ -107,13 +130,22 @@ class Answers(mocks.Mocks):
                 (wanted,) = filter_["values"]
                 is_id = filter_["name"] == "image-id"
                 return {
-                    "id": wanted if is_id else "ami-00000000000000000",
+                    "id": wanted if is_id else self._known.image,
                     "name": wanted,
                     "architecture": plan.node.cpu_architecture,
                     "rootDeviceName": "/dev/sda1",
                     "blockDeviceMappings": [],
                 }
         raise AssertionError(f"infra calls {token}, and the preview has no answer for it")
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``, objects inside objects too: what AWS adds to an argument stays."""
+    out = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            out[key] = _laid_over(below[key], above[key])
+    return out
 
 
 class Recorder(mocks.MockMonitor):
@@ -174,20 +206,23 @@ def stand_in(
     return recorder
 
 
-def resources(plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None) -> list[Resource]:
+def resources(
+    plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, known: Known | None = None
+) -> list[Resource]:
     """Every resource of ``stack`` carrying out ``plan``: component by component, by name, each before its children.
 
     Args:
         plan: the plan.
         stack: stack name, for the names of things.
         config: as ``stand_in``.
+        known: what a deployed stack knows; by default everything is made up.
 
     Raises:
         infra.config.ConfigError: the program refuses the plan or configuration.
     """
     from infra.__main__ import main
 
-    recorder = stand_in(plan, stack=stack, config=config)
+    recorder = stand_in(plan, stack=stack, config=config, answers=Answers(plan, known))
     run: Callable[[], None] = mocks.test(functools.partial(main, need_wheels=False))  # type: ignore[no-untyped-call]
     run()
     # Sorted, as they register whenever their inputs have resolved.

@@ -1,0 +1,147 @@
+"""A deployed stack, as ``pulumi stack export`` writes it: what it declared, and what AWS answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from infra.preview import PLACEHOLDER_ACCOUNT, Known, Resource
+
+# How Pulumi marks secrets, assets and archives inside JSON:
+# https://github.com/pulumi/pulumi/blob/master/sdk/go/common/resource/sig/sig.go
+SIGNATURE = "4dabf18193072939515e22adb298388d"
+# A provider's own defaults are inputs too, listed under this name.
+DEFAULTS = "__defaults"
+_HIDDEN = object()
+
+
+class ExportError(ValueError):
+    """Text that is not what ``pulumi stack export`` writes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A deployed stack.
+
+    Attributes:
+        stack: its name.
+        region: where its Auto Scaling group, key or VPC is; empty where nothing tells.
+        resources: what it declared.
+        known: what AWS answered.
+    """
+
+    stack: str
+    region: str
+    resources: tuple[Resource, ...]
+    known: Known
+
+
+def is_export(data: Any) -> bool:
+    """Whether parsed JSON looks like an export."""
+    return isinstance(data, dict) and isinstance(data.get("deployment"), dict)
+
+
+def read_export(data: Mapping[str, Any]) -> Export:
+    """The stack of a parsed export.
+
+    Raises:
+        ExportError: a resource in it is not what Pulumi writes.
+    """
+    try:
+        found = [entry for entry in data["deployment"].get("resources", []) if _is_ours(entry)]
+        stacks = {entry["urn"].split("::")[0].removeprefix("urn:pulumi:") for entry in found}
+        resources = tuple(_resource(entry) for entry in found)
+        attributes = {(entry["type"], _name(entry["urn"])): _attributes(entry) for entry in found}
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ExportError(f"a resource in it is not what Pulumi writes: {error!r}") from error
+    if not found:
+        raise ExportError("it holds no resource: nothing is deployed")
+    arns = [str(known["arn"]).split(":") for known in attributes.values() if str(known.get("arn", "")).count(":") >= 5]
+    images = [str(resource.inputs["imageId"]) for resource in resources if "imageId" in resource.inputs]
+    return Export(
+        stack=", ".join(sorted(stacks)),
+        region=next((arn[3] for arn in arns if arn[3]), ""),
+        resources=resources,
+        known=Known(
+            account=next((arn[4] for arn in arns if arn[4].isdigit()), PLACEHOLDER_ACCOUNT),
+            # A subnet's name ends with its zone's id.
+            zones={
+                "-".join(resource.name.split("-")[-2:]): str(resource.inputs["availabilityZone"])
+                for resource in resources
+                if resource.kind == "Subnet"
+            },
+            image=images[0] if images else Known().image,
+            attributes=attributes,
+        ),
+    )
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    kind = entry["type"]
+    return not (kind.startswith("pulumi:") or entry.get("delete"))
+
+
+def _name(urn: str) -> str:
+    return urn.rpartition("::")[2]
+
+
+def _resource(entry: Mapping[str, Any]) -> Resource:
+    parent = entry.get("parent", "")
+    return Resource(
+        type=entry["type"],
+        name=_name(entry["urn"]),
+        parent="" if "pulumi:pulumi:Stack::" in parent else _name(parent),
+        inputs=_declared(entry.get("inputs", {})),
+        protected=bool(entry.get("protect")),
+        physical_id=str(entry.get("id", "")),
+    )
+
+
+def _attributes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    known = _declared(entry.get("outputs", {}))
+    return {**known, "id": entry["id"]} if "id" in entry else known
+
+
+def _declared(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program declared: without the provider's defaults and without what cannot be read."""
+    defaults = set(value.get(DEFAULTS, ()))
+    kept = ((key, _plain(item)) for key, item in value.items() if key != DEFAULTS and key not in defaults)
+    return {key: item for key, item in kept if item is not _HIDDEN}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if SIGNATURE in value:
+            return _HIDDEN
+        return _declared(value)
+    if isinstance(value, list):
+        return [item for item in map(_plain, value) if item is not _HIDDEN]
+    return value
+
+
+def flat(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each input with its value as text that compares: 2 and 2.0 are the same, and so is JSON in other words."""
+    for key, value in inputs.items():
+        yield key, _comparable(value)
+
+
+def _comparable(value: Any) -> str:
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with suppress(ValueError):
+            value = json.loads(value)
+    return json.dumps(_normal(value), sort_keys=True, default=str)
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _normal(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_normal(item) for item in value]
+    if isinstance(value, bool) or value in ("true", "false"):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return float(value)
+    return value
