@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import base64
+import email
+import email.policy
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from infra.config import ConfigError
+from infra.eks import LOG_TYPES, node_config, pod_identity_trust, statements
+from infra.images import EKS_RELEASE_VERSION, KUBERNETES_VERSION
+from infra.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
+from infra.naming import Names
+from infra.policies import node_policy
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, deploy, on_demand, reserved
+
+ADMIN = "arn:aws:iam::111122223333:role/ml"
+PLATFORM = {"gpufleet:platform": "eks"}
+NAMES = Names(stack="dev", account_id="111122223333", region="us-east-1", partition="aws")
+# By hand, beside infra.network: what the nodes of a cluster call.
+ENDPOINTS = {"ecr.api", "ecr.dkr", "eks-auth"}
+
+
+def eks(**changes: Any) -> dict[str, str]:
+    """Configuration of platform eks with changes to gpufleet:eks."""
+    return {**PLATFORM, "gpufleet:nat": "true", "gpufleet:eks": json.dumps({"adminArns": [ADMIN], **changes})}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Deployed:
+    return deploy(config=eks())
+
+
+def user_data(found: Deployed) -> str:
+    """User data of a GPU node."""
+    return base64.b64decode(found.one("LaunchTemplate", "dev-node")["userData"]).decode()
+
+
+def test_the_control_plane_is_private_encrypted_logged_and_pinned(cluster: Deployed) -> None:
+    found = cluster.one("Cluster", "-cluster")
+    assert found["version"] == KUBERNETES_VERSION
+    assert found["vpcConfig"]["endpointPrivateAccess"] is True
+    assert found["vpcConfig"]["endpointPublicAccess"] is False
+    assert "publicAccessCidrs" not in found["vpcConfig"]
+    assert len(found["vpcConfig"]["subnetIds"]) == 2
+    assert found["encryptionConfig"] == {
+        "provider": {"keyArn": "arn:aws:kms:::gpufleet-dev-key"},
+        "resources": ["secrets"],
+    }
+    assert found["accessConfig"] == {"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False}
+    assert found["enabledClusterLogTypes"] == list(LOG_TYPES) and len(LOG_TYPES) == 5
+    assert found["upgradePolicy"] == {"supportType": "STANDARD"}
+    assert found["bootstrapSelfManagedAddons"] is False
+    logs = cluster.one("LogGroup", "-control-plane")
+    # EKS writes into the group of this name, and into no other.
+    assert logs["name"] == f"/aws/eks/{found['name']}/cluster"
+    assert logs["kmsKeyId"] == "arn:aws:kms:::gpufleet-dev-key" and logs["retentionInDays"] == 90
+    key = json.loads(cluster.one("Key")["policy"])
+    assert logs["name"] in json.dumps(key)
+
+
+def test_the_api_is_public_only_for_those_who_are_named() -> None:
+    found = deploy(config=eks(publicAccessCidrs=["203.0.113.0/24"])).one("Cluster", "-cluster")["vpcConfig"]
+    assert found["endpointPublicAccess"] is True and found["publicAccessCidrs"] == ["203.0.113.0/24"]
+    assert found["endpointPrivateAccess"] is True
+
+
+def test_the_image_and_the_system_nodes_are_of_one_release(cluster: Deployed) -> None:
+    assert EKS_RELEASE_VERSION.startswith(f"{KUBERNETES_VERSION}.")
+    group = cluster.one("NodeGroup")
+    assert (group["version"], group["releaseVersion"]) == (KUBERNETES_VERSION, EKS_RELEASE_VERSION)
+    assert group["capacityType"] == "ON_DEMAND"
+    assert group["scalingConfig"] == {"minSize": 2, "maxSize": 2, "desiredSize": 2}
+    template = cluster.one("LaunchTemplate", "-system-node")
+    assert template["metadataOptions"]["httpTokens"] == "required"
+    assert template["metadataOptions"]["httpPutResponseHopLimit"] == 1
+    assert template["blockDeviceMappings"][0]["ebs"]["encrypted"] == "true"
+    # EKS chooses image, role and security group of a managed node group itself, and refuses a template with them.
+    for absent in ("imageId", "iamInstanceProfile", "instanceType", "networkInterfaces", "userData"):
+        assert absent not in template
+
+
+def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(cluster: Deployed) -> None:
+    group = cluster.one("Group")
+    assert group["minSize"] == 0 and "desiredCapacity" not in group
+    assert {"key": "kubernetes.io/cluster/gpufleet-dev", "value": "owned", "propagateAtLaunch": True} in group["tags"]
+    template = cluster.one("LaunchTemplate", "dev-node")
+    assert len(template["networkInterfaces"]) == 4
+    assert template["metadataOptions"]["httpPutResponseHopLimit"] == 1
+    assert template["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-gpu-node"}
+    message = email.message_from_string(user_data(cluster), policy=email.policy.default)
+    config, script = message.iter_parts()
+    assert (config.get_content_type(), script.get_content_type()) == ("application/node.eks.aws", "text/x-shellscript")
+    spec = json.loads(config.get_content())["spec"]
+    assert spec["cluster"]["name"] == "gpufleet-dev"
+    assert spec["cluster"].keys() == {"name", "apiServerEndpoint", "certificateAuthority", "cidr"}
+    text: str = script.get_content()
+    assert text.startswith("#!/bin/bash\n")
+    assert text.rstrip().endswith("exec /opt/gpufleet/bootstrap/kubernetes/node_init.sh")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("changes", [on_demand(), reserved(), LONE_NODE], ids=["on-demand", "reserved", "one node"])
+def test_every_purchase_option_comes_with_a_cluster(changes: dict[str, Any]) -> None:
+    assert len(deploy(changes, eks()).all("NodeGroup")) == 1
+
+
+def test_a_node_is_labelled_tainted_and_uses_its_disks() -> None:
+    known = {"endpoint": "https://e", "authority": "Q0E=", "service_cidr": "172.20.0.0/16"}
+    spec = json.loads(node_config(NAMES, nvme=True, **known))["spec"]
+    key, value, effect = GPU_TAINT
+    assert spec["kubelet"]["flags"] == [
+        f"--node-labels={STACK_LABEL}=dev",
+        f"--register-with-taints={key}={value}:{effect}",
+    ]
+    assert spec["instance"] == {"localStorage": {"strategy": "RAID0"}}
+    assert "instance" not in json.loads(node_config(NAMES, nvme=False, **known))["spec"]
+
+
+def test_a_gpu_node_has_no_right_on_checkpoints_and_the_container_none_on_the_group(cluster: Deployed) -> None:
+    node = cluster.policy("RolePolicy", "dev-gpu-node")
+    training = cluster.policy("RolePolicy", "dev-training")
+    assert "ActInOwnGroup" in node and not {"KeepCheckpoints", "ListCheckpoints", "ReadParameters"} & node.keys()
+    assert "KeepCheckpoints" in training and "PublishMetrics" in training
+    assert not {"ActInOwnGroup", "FindPeers", "SessionManagerChannels"} & training.keys()
+    both = node_policy(NAMES, key_arn="k")
+    allowed = {statement["Sid"] for statement in both["Statement"]}
+    assert node.keys() | training.keys() <= allowed
+    with pytest.raises(KeyError):
+        statements(both, ("NoSuchStatement",))
+
+
+def test_roles_have_only_the_managed_policies_eks_asks_for(cluster: Deployed) -> None:
+    attached: dict[str, set[str]] = {}
+    for found in cluster.all("RolePolicyAttachment"):
+        attached.setdefault(found.inputs["role"], set()).add(found.inputs["policyArn"].rpartition("/")[2])
+    node = {"AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"}
+    assert attached == {
+        "gpufleet-dev-cluster": {"AmazonEKSClusterPolicy"},
+        "gpufleet-dev-gpu-node": node,
+        "gpufleet-dev-system-node": node,
+        "gpufleet-dev-cni": {"AmazonEKS_CNI_Policy"},
+    }
+
+
+def test_the_training_role_is_for_one_service_account_of_one_cluster(cluster: Deployed) -> None:
+    association = cluster.one("PodIdentityAssociation")
+    assert (association["namespace"], association["serviceAccount"]) == (NAMESPACE, SERVICE_ACCOUNT)
+    (statement,) = pod_identity_trust(NAMES, NAMESPACE, SERVICE_ACCOUNT)["Statement"]
+    assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
+    assert statement["Condition"]["StringEquals"] == {
+        "aws:RequestTag/eks-cluster-arn": "arn:aws:eks:us-east-1:111122223333:cluster/gpufleet-dev",
+        "aws:RequestTag/kubernetes-namespace": "gpufleet",
+        "aws:RequestTag/kubernetes-service-account": "gpufleet-train",
+    }
+
+
+def test_add_ons_keep_the_version_they_were_made_with(cluster: Deployed) -> None:
+    addons = {found.inputs["addonName"]: found.inputs for found in cluster.all("Addon")}
+    assert addons.keys() == {"vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns"}
+    assert all(found["addonVersion"] for found in addons.values())
+    settings = json.loads(addons["vpc-cni"]["configurationValues"])["env"]
+    assert settings == {"MINIMUM_IP_TARGET": "4", "WARM_IP_TARGET": "1"}
+    assert addons["vpc-cni"]["podIdentityAssociations"][0]["serviceAccount"] == "aws-node"
+
+
+def test_traffic_between_nodes_and_cluster_is_four_ports(cluster: Deployed) -> None:
+    rules = [found for found in cluster.all("SecurityGroupIngressRule") if found.parent == "cluster"]
+    ports = {(found.inputs["ipProtocol"], found.inputs["fromPort"], found.inputs["toPort"]) for found in rules}
+    assert ports == {("tcp", 443, 443), ("udp", 53, 53), ("tcp", 53, 53), ("tcp", 10250, 10250)}
+    (kubelet,) = [found.inputs for found in rules if found.inputs["fromPort"] == 10250]
+    assert kubelet["referencedSecurityGroupId"] == "gpufleet-dev-cluster-group"
+    assert kubelet["securityGroupId"] == "gpufleet-dev-nodes-id"
+    assert not any("cidrIpv4" in found.inputs for found in rules)
+
+
+def test_nodes_reach_registry_and_pod_identity_without_the_internet(cluster: Deployed) -> None:
+    services, plain = (
+        {found.inputs["serviceName"].removeprefix("com.amazonaws.us-east-1.") for found in stack.all("VpcEndpoint")}
+        for stack in (cluster, deploy())
+    )
+    assert services - plain == ENDPOINTS and plain < services
+
+
+def test_no_node_starts_before_a_person_says_so(cluster: Deployed) -> None:
+    from bootstrap.controller.state import read_request
+
+    found = cluster.one("BucketObjectv2", "-request")
+    assert found["key"] == "control/request.json"
+    request = read_request(found["content"], "request.json")
+    assert request.want == "stop"
+    # Any request a person makes is newer.
+    assert request.at.year == 2000
+
+
+def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> None:
+    entries = {found.inputs["principalArn"]: found.inputs["type"] for found in cluster.all("AccessEntry")}
+    assert entries == {ADMIN: "STANDARD", "arn:aws:iam:::gpufleet-dev-gpu-node": "EC2_LINUX"}
+    (granted,) = cluster.all("AccessPolicyAssociation")
+    assert granted.inputs["principalArn"] == ADMIN
+    assert granted.inputs["policyArn"].endswith("cluster-access-policy/AmazonEKSClusterAdminPolicy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({}, {**PLATFORM, "gpufleet:nat": "true"}, "no adminArns"),
+        ({}, eks(publicAccessCidrs=["0.0.0.0/0"]), "publicAccessCidrs has 0.0.0.0/0"),
+        ({}, eks(publicAccessCidrs=["128.0.0.0/1"]), "/8 and narrower"),
+        ({}, {**eks(), "gpufleet:nat": "false"}, "neither gpufleet:nat nor gpufleet:eks registry"),
+        ({}, {**eks(), "gpufleet:mode": "workers"}, "does not go with gpufleet:platform eks"),
+        ({}, eks(adminArns=["arn:aws:sts::111122223333:assumed-role/ml/me"]), "adminArns"),
+        ({}, eks(subnetIds=["subnet-0123456789abcdef0"]), "subnetIds goes with gpufleet:vpcId"),
+        ({}, {**eks(), "gpufleet:nat": "false", **EXISTING_VPC}, "0 subnets of the existing VPC"),
+        ({"instance_type": "p3.16xlarge", "node": {"gpu": "V100"}}, eks(), "starts with Turing"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused_before_anything_exists(
+    changes: dict[str, Any], config: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        deploy(changes, config)
+
+
+def test_a_mirror_or_an_existing_vpc_does_without_nat() -> None:
+    mirrored = {**eks(registry="111122223333.dkr.ecr.us-east-1.amazonaws.com/mirror"), "gpufleet:nat": "false"}
+    assert not deploy(config=mirrored).all("NatGateway")
+    two = ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]
+    own = {**eks(subnetIds=two), "gpufleet:nat": "false", **EXISTING_VPC}
+    assert deploy(config=own).one("Cluster", "-cluster")["vpcConfig"]["subnetIds"] == two
+
+
+def test_platform_ec2_has_nothing_of_it() -> None:
+    found = deploy()
+    assert not found.all("NodeGroup") and not found.all("AccessEntry")
+    assert found.user_data.startswith("#!/bin/bash")
