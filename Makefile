@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
-.PHONY: help demo demo-training test engine-tools lint docs benchmark clean
+.PHONY: help demo demo-training test engine-tools checkov lint docs benchmark clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -42,7 +42,16 @@ demo-training: $(VENV)/.torch ## Train on two CPU processes, interrupt twice, en
 engine-tools: ## Build the Pulumi CLI and Python language host the engine test uses, where none is on PATH
 	@$(MAKE) --no-print-directory -f tools/engine.mk
 
-test: $(VENV)/.dev engine-tools ## Run every test that needs no GPU and no AWS account
+# In an environment of its own, as it pins many packages that the project needs in other versions.
+.tools/checkov/.done: tests/infra/checkov-constraints.txt
+	@echo "Installing checkov into .tools/checkov (once) ..."
+	@$(PYTHON) -m venv .tools/checkov
+	@.tools/checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $< checkov
+	@touch $@
+
+checkov: .tools/checkov/.done ## Install checkov, which the tests scan the declared resources with
+
+test: $(VENV)/.dev engine-tools checkov ## Run every test that needs no GPU and no AWS account
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift

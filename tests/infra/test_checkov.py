@@ -1,0 +1,130 @@
+"""checkov over the equivalent Terraform: each failed check is argued in docs/security.md, each argument is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.guardrails import kind_of
+from infra.preview import Resource
+from tests.engine import provider_binary
+from tests.engine.conftest import unavailable
+from tests.engine.plugin.terraform import TerraformProvider
+from tests.infra.terraform import terraform
+from tests.infra.test_guardrails import VARIANTS, setting, variant_of_program, with_changes
+
+# Together they declare every type of resource there is.
+SCANNED = ("nat", "existing vpc", "workers", "reserved", "eks")
+HOW_TO_GET_IT = "run `make checkov`, put checkov on PATH, or set GPUFLEET_CHECKOV to it"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What checkov found.
+
+    Attributes:
+        failed: by folder, check and resource ("aws_s3_bucket.checkpoints", without the stack's prefix).
+        passed: how many checks passed.
+    """
+
+    failed: dict[str, set[tuple[str, str]]]
+    passed: int
+
+
+def checkov() -> str:
+    """The program.
+
+    Raises:
+        pytest.skip.Exception: it is not installed (a failure in CI).
+    """
+    own = Path(__file__).parents[2] / ".tools/checkov/bin/checkov"
+    found = os.environ.get("GPUFLEET_CHECKOV") or (str(own) if own.exists() else shutil.which("checkov"))
+    return found or unavailable(f"no checkov: {HOW_TO_GET_IT}")
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerraformProvider]:
+    binary = provider_binary.find_provider_binary(os.environ, tmp_path_factory.mktemp("terraform-init"))
+    if binary is None:
+        unavailable(f"no terraform-provider-aws: {provider_binary.HOW_TO_GET_IT}")
+    provider = TerraformProvider(binary)
+    yield provider
+    provider.close()
+
+
+def without_care() -> list[Resource]:
+    """The program with three of its guards removed, to see that the scan sees."""
+    careless = with_changes(variant_of_program("nat"), "Queue", "-node-events", setting("kmsMasterKeyId", to=None))
+    careless = with_changes(
+        careless, "LaunchTemplate", "-node", setting("metadataOptions", "httpPutResponseHopLimit", to=5)
+    )
+    return [each for each in careless if kind_of(each) != "BucketPublicAccessBlock"]
+
+
+@pytest.fixture(scope="module")
+def scan(provider: TerraformProvider, tmp_path_factory: pytest.TempPathFactory) -> Scan:
+    """One run over all variants, as most of a run is checkov's start."""
+    program, folder = checkov(), tmp_path_factory.mktemp("terraform")
+    assert set(SCANNED) < set(VARIANTS)
+    for name, found in {**{name: variant_of_program(name) for name in SCANNED}, "careless": without_care()}.items():
+        (folder / name).mkdir()
+        (folder / name / "main.tf").write_text(terraform(found, provider))
+    return run(program, folder)
+
+
+def run(program: str, folder: Path) -> Scan:
+    """checkov's findings in ``folder``; it reaches nothing but this machine."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        # It would fetch explanations of its checks; a closed port keeps whatever it may try besides on this machine.
+        **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"),
+    }
+    arguments = ("--framework", "terraform", "--skip-download", "--compact", "--output", "json")
+    done = subprocess.run([program, "-d", folder, *arguments], capture_output=True, text=True, env=environment)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["summary"]["parsing_errors"] == 0
+    failed: dict[str, set[tuple[str, str]]] = {}
+    for check in report["results"]["failed_checks"]:
+        resource = check["resource"].replace(".gpufleet-dev-", ".")
+        failed.setdefault(Path(check["file_path"]).parent.name, set()).add((check["check_id"], resource))
+    return Scan(failed=failed, passed=report["summary"]["passed"])
+
+
+def argued(page: Path) -> dict[tuple[str, str], str]:
+    """Check and resource of each row of the table in docs/security.md, with its reason."""
+    found = {}
+    for check, resources, reason in re.findall(
+        r"^\| (CKV2?_AWS_\d+) \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.M
+    ):
+        for resource in re.findall(r"`([^`]+)`", resources):
+            found[check, resource] = reason.strip()
+    return found
+
+
+def test_each_failed_check_is_argued_and_each_argument_is_needed(scan: Scan, repository: Path) -> None:
+    failed = set().union(*(found for variant, found in scan.failed.items() if variant != "careless"))
+    arguments = argued(repository / "docs/security.md")
+    assert failed - arguments.keys() == set(), "fix it, or argue it in docs/security.md"
+    assert arguments.keys() - failed == set(), "an argument that nothing needs hides the next failure"
+    assert all(len(reason) > 20 for reason in arguments.values())
+
+
+def test_the_scan_sees_what_is_wrong(scan: Scan) -> None:
+    """Enough was read, and a queue without a key, five hops to the metadata and an open bucket are each found."""
+    assert scan.passed > 500
+    new = scan.failed["careless"] - scan.failed["nat"]
+    assert {
+        ("CKV_AWS_27", "aws_sqs_queue.node-events"),
+        ("CKV_AWS_341", "aws_launch_template.node"),
+        ("CKV2_AWS_6", "aws_s3_bucket.checkpoints"),
+    } <= new
