@@ -96,7 +96,6 @@ def main(*, need_wheels: bool = True) -> None:
             bundle_key=storage.bundle_key,
             train_archive=storage.train_archive,
             bucket=storage.bucket,
-            queue_url=observability.queue_url,
             log_group=observability.log_group,
             key_arn=security.key_arn,
             service_role_arn=security.service_role_arn,

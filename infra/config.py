@@ -242,6 +242,8 @@ def plan_refusals(plan: FleetPlan) -> list[str]:
 
 def refusals(settings: Settings, *, region: str) -> list[str]:
     """Everything that stops the stack from being deployed, not only the first; empty when nothing does."""
+    from infra.controller import node_prices  # it imports this module, and pulumi_aws, which `stack set` does without
+
     plan = settings.plan
     found = plan_refusals(plan)
     if region != plan.region:
@@ -272,6 +274,10 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
     if settings.nat and settings.vpc_id:
         found.append("gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one")
+    try:
+        node_prices(plan)
+    except ConfigError as error:
+        found.append(str(error))
     found += place_refusals(settings)
     found += scaling_refusals(settings)
     if settings.platform == "eks":

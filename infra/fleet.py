@@ -38,7 +38,6 @@ class FleetArgs:
     bundle_key: pulumi.Input[str]
     train_archive: pulumi.Input[str]
     bucket: pulumi.Input[str]
-    queue_url: pulumi.Input[str]
     log_group: pulumi.Input[str]
     key_arn: pulumi.Input[str]
     service_role_arn: pulumi.Input[str]
@@ -191,7 +190,6 @@ class Fleet(pulumi.ComponentResource):
             bundle_key=args.bundle_key,
             train_archive=args.train_archive,
             key_arn=args.key_arn,
-            queue_url=args.queue_url,
             log_group=args.log_group,
         )
         return known.apply(

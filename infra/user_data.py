@@ -32,7 +32,6 @@ class NodeFacts:
     bucket: str
     checkpoint_prefix: str
     key_arn: str
-    queue_url: str
     log_group: str
     metric_namespace: str
     train_archive: str
@@ -65,7 +64,6 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_BUCKET": facts.bucket,
         "GPUFLEET_CHECKPOINT_PREFIX": facts.checkpoint_prefix,
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
-        "GPUFLEET_QUEUE_URL": facts.queue_url,
         "GPUFLEET_LOG_GROUP": facts.log_group,
         "GPUFLEET_METRIC_NAMESPACE": facts.metric_namespace,
         "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),

@@ -24,6 +24,10 @@ from tests.plans import SPOT_P4D, sample_plan
             "p95 is 23.5 h and the Capacity Block from 2099-06-01 09:00 to 2099-06-02 09:00 UTC has 23.4 h",
         ),
         (capacity_block(end="2099-06-01T09:10:00Z"), "has 0.0 h to train in"),
+        (
+            {"purchase": {"fallback": "on-demand"}, "prices": SPOT_P4D["prices"][:1]},
+            "no price 'on-demand p4d.24xlarge us-east-1', so nobody could meter",
+        ),
         ({"purchase": {"spot_types": ["p4d.24xlarge"]}}, "spot_types p4d.24xlarge has a type twice"),
         ({"region": "cn-north-1"}, "China partition"),
         ({"node": {"network_cards": 32, "efa_cards": 8}}, "efa_cards is 8 of 32"),
