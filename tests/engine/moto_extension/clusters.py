@@ -181,14 +181,19 @@ def describe_addon_versions(self: EKSResponse) -> ActionResult:
 
 
 def create_addon(self: EKSResponse) -> ActionResult:
-    """CreateAddon: active at once."""
+    """CreateAddon: active at once, and its pod identities with it."""
     name, cluster = self._get_param("addonName"), self.path.split("/")[2]
+    identities = [
+        _associate(self, "kube-system", item["serviceAccount"], item["roleArn"])
+        for item in self._get_param("podIdentityAssociations") or []
+    ]
     addon = {
         "addonName": name,
         "addonArn": _arn(self, f"addon/{cluster}/{name}/{secrets.token_hex(8)}"),
         "addonVersion": self._get_param("addonVersion") or "v1.0.0-eksbuild.1",
         "serviceAccountRoleArn": self._get_param("serviceAccountRoleArn"),
         "configurationValues": self._get_param("configurationValues"),
+        "podIdentityAssociations": [item["associationArn"] for item in identities],
         "status": "ACTIVE",
     }
     return ActionResult({"addon": _add(self, "addons", name, addon)})
@@ -200,8 +205,10 @@ def describe_addon(self: EKSResponse) -> ActionResult:
 
 
 def delete_addon(self: EKSResponse) -> ActionResult:
-    """DeleteAddon."""
+    """DeleteAddon takes its pod identities along."""
     addon = _find(self, "addons", _by_name(self))
+    for arn in addon["podIdentityAssociations"]:
+        _kept(self, "pod_identities").pop(arn.rpartition("/")[2], None)
     return ActionResult({"addon": _kept(self, "addons").pop(addon["addonName"])})
 
 
@@ -265,15 +272,20 @@ def disassociate_access_policy(self: EKSResponse) -> ActionResult:
 
 def create_pod_identity_association(self: EKSResponse) -> ActionResult:
     """CreatePodIdentityAssociation."""
-    id_, cluster = f"a-{secrets.token_hex(9)[:17]}", self.path.split("/")[2]
+    given = (self._get_param(name) for name in ("namespace", "serviceAccount", "roleArn"))
+    return ActionResult({"association": _associate(self, *given)})
+
+
+def _associate(response: EKSResponse, namespace: str, service_account: str, role_arn: str) -> dict[str, Any]:
+    id_, cluster = f"a-{secrets.token_hex(9)[:17]}", response.path.split("/")[2]
     association = {
         "associationId": id_,
-        "associationArn": _arn(self, f"podidentityassociation/{cluster}/{id_}"),
-        "namespace": self._get_param("namespace"),
-        "serviceAccount": self._get_param("serviceAccount"),
-        "roleArn": self._get_param("roleArn"),
+        "associationArn": _arn(response, f"podidentityassociation/{cluster}/{id_}"),
+        "namespace": namespace,
+        "serviceAccount": service_account,
+        "roleArn": role_arn,
     }
-    return ActionResult({"association": _add(self, "pod_identities", id_, association)})
+    return _add(response, "pod_identities", id_, association)
 
 
 def describe_pod_identity_association(self: EKSResponse) -> ActionResult:

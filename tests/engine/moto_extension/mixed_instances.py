@@ -11,17 +11,22 @@ from typing import Any
 
 from moto.autoscaling.models import FakeAutoScalingGroup
 
-_set: Callable[..., None] = FakeAutoScalingGroup._set_launch_configuration
+_update: Callable[..., None] = FakeAutoScalingGroup.update
 
 
 def install() -> None:
     """Let moto's groups keep their template."""
-    FakeAutoScalingGroup._set_launch_configuration = set_launch_configuration  # type: ignore[method-assign, assignment]
+    FakeAutoScalingGroup.update = update  # type: ignore[method-assign]
 
 
-def set_launch_configuration(self: FakeAutoScalingGroup, *args: Any, **given: Any) -> None:
-    """Set where instances come from; a policy without a launch template keeps the group's."""
-    policy = given.get("mixed_instances_policy") or next((found for found in args[2:] if found), None)
-    if policy and "LaunchTemplate" not in policy:
-        policy["LaunchTemplate"] = (self.mixed_instances_policy or {})["LaunchTemplate"]
-    _set(self, *args, **given)
+def update(self: FakeAutoScalingGroup, *args: Any, **given: Any) -> None:
+    """Update a group; a policy without a launch template keeps the group's."""
+    present = self.mixed_instances_policy
+    policy = given.get("mixed_instances_policy") or next((found for found in args[10:] if found), None)
+    if policy and present and "LaunchTemplate" not in policy:
+        kept = present["LaunchTemplate"]
+        specification = dict(kept["LaunchTemplateSpecification"])
+        # Described with both, taken with one.
+        specification.pop("LaunchTemplateName", None)
+        policy["LaunchTemplate"] = {**kept, "LaunchTemplateSpecification": specification}
+    _update(self, *args, **given)
