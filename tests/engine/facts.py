@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pulumi._types import resource_types
 
+from bootstrap.controller.settings import Settings
 from optimizer.plan import FleetPlan
-from tests.engine.deployment import Deployment
+from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
 from tests.engine.plugin.terraform import TerraformProvider
+
+ACCOUNT = "123456789012"  # moto's
 
 # Arguments of terraform-provider-aws 5.x that 6.x, and so pulumi-aws 7, no longer has; the program uses none of them.
 GONE_IN_6 = {
@@ -32,23 +36,34 @@ def group(deployed: Deployment) -> dict[str, Any]:
 
 
 def check(deployed: Deployment, plan: FleetPlan) -> None:
-    """Every fact below."""
+    """Every fact of a training gang that has just been deployed."""
+    found = group(deployed)
+    # Whoever pays for a node has a meter first: the controller, not `up`, asks for it.
+    assert (found["MinSize"], found["MaxSize"], found["DesiredCapacity"]) == (0, plan.node_count, 0)
+    assert found["Instances"] == []
+    # The scheduled action that drains a Capacity Block in time must be able to.
+    assert found["NewInstancesProtectedFromScaleIn"] is (plan.purchase.option != "capacity-block")
     check_group(deployed, plan)
     check_hooks(deployed)
     check_template(deployed, plan)
     check_network(deployed)
+    check_reservation(deployed, plan)
+    check_all_stacks(deployed)
+
+
+def check_all_stacks(deployed: Deployment) -> None:
+    """The facts that hold whatever the nodes are."""
     check_bucket(deployed)
     check_key(deployed)
     check_events(deployed)
-    check_reservation(deployed, plan)
+    check_controller(deployed)
+    check_watching(deployed)
+    check_roles(deployed)
 
 
 def check_group(deployed: Deployment, plan: FleetPlan) -> None:
-    """As many nodes as the plan says, bought as it says, in one zone, that nothing but themselves may stop."""
+    """Nodes bought as the plan says, in one zone, that no process of Auto Scaling's takes away to even out zones."""
     found = group(deployed)
-    assert (found["MinSize"], found["MaxSize"], found["DesiredCapacity"]) == (plan.node_count,) * 3
-    assert len(found["Instances"]) == plan.node_count
-    assert found["NewInstancesProtectedFromScaleIn"] is True
     assert len(found["VPCZoneIdentifier"].split(",")) == 1, "EFA does not cross zones"
     assert [item["ProcessName"] for item in found["SuspendedProcesses"]] == ["AZRebalance"]
     assert "AWSServiceRoleForAutoScaling_" in found["ServiceLinkedRoleARN"]
@@ -61,7 +76,8 @@ def check_group(deployed: Deployment, plan: FleetPlan) -> None:
         assert distribution["OnDemandBaseCapacity"] == plan.purchase.on_demand_base
         assert distribution["OnDemandPercentageAboveBaseCapacity"] == 0
         assert distribution["SpotAllocationStrategy"] == "price-capacity-optimized"
-        assert [item["InstanceType"] for item in policy["LaunchTemplate"]["Overrides"]] == [plan.instance_type]
+        types = [plan.instance_type, *plan.purchase.spot_types]
+        assert [item["InstanceType"] for item in policy["LaunchTemplate"]["Overrides"]] == types
     else:
         assert "MixedInstancesPolicy" not in found
         assert found["LaunchTemplate"]["LaunchTemplateId"] == deployed.stack.outputs()["launch_template_id"]
@@ -75,6 +91,7 @@ def check_hooks(deployed: Deployment) -> None:
         "EC2_INSTANCE_LAUNCHING",
         "EC2_INSTANCE_TERMINATING",
     }
+    assert {hook["LifecycleHookName"] for hook in hooks} == {"gpufleet-launch", "gpufleet-terminate"}
     for hook in hooks:
         assert hook["DefaultResult"] == "ABANDON"
         assert "NotificationTargetARN" not in hook
@@ -100,12 +117,20 @@ def check_template(deployed: Deployment, plan: FleetPlan) -> None:
     assert [item["NetworkCardIndex"] for item in interfaces] == list(range(plan.node.efa_cards))
     assert [item["InterfaceType"] for item in interfaces] == ["efa"] + ["efa-only"] * (plan.node.efa_cards - 1)
     assert {item["ResourceType"] for item in data["TagSpecifications"]} == {"instance", "volume", "network-interface"}
-    placement_groups = deployed.aws("ec2").describe_placement_groups(GroupNames=[data["Placement"]["GroupName"]])
-    assert placement_groups["PlacementGroups"][0]["Strategy"] == "cluster"
+    if not plan.purchase.capacity_reservation_id:  # which belongs to a placement group of its own, or to none
+        placement_groups = deployed.aws("ec2").describe_placement_groups(GroupNames=[data["Placement"]["GroupName"]])
+        assert placement_groups["PlacementGroups"][0]["Strategy"] == "cluster"
+    market = data.get("InstanceMarketOptions", {}).get("MarketType")
+    assert market == ("capacity-block" if plan.purchase.option == "capacity-block" else None)
+    target = data.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    assert target.get("CapacityReservationId") == outputs["capacity_reservation_id"]
 
 
 def check_network(deployed: Deployment) -> None:
-    """No way in from outside: no internet gateway, no public address, no rule for an address outside the VPC."""
+    """No way in from outside: no public address, no rule for an address outside the VPC, and its flows are logged.
+
+    An internet gateway exists only where a NAT gateway, which answers nobody from outside, needs one.
+    """
     ec2 = deployed.aws("ec2")
     subnet = group(deployed)["VPCZoneIdentifier"]
     described = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]
@@ -113,7 +138,10 @@ def check_network(deployed: Deployment) -> None:
     assert described["MapPublicIpOnLaunch"] is False
     own = ipaddress.IPv4Network(ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlock"])
     by_vpc = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
-    assert ec2.describe_internet_gateways(Filters=by_vpc)["InternetGateways"] == []
+    gateways = ec2.describe_internet_gateways(Filters=by_vpc)["InternetGateways"]
+    assert bool(gateways) is bool(ec2.describe_nat_gateways()["NatGateways"])
+    for log in ec2.describe_flow_logs()["FlowLogs"]:
+        assert (log["TrafficType"], log["FlowLogStatus"]) == ("ALL", "ACTIVE")
     groups = ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["SecurityGroups"]
     for permission in (permission for item in groups for permission in item["IpPermissions"]):
         for allowed in permission["IpRanges"]:
@@ -127,7 +155,7 @@ def check_network(deployed: Deployment) -> None:
 
 
 def check_bucket(deployed: Deployment) -> None:
-    """Checkpoints: versioned, under the stack's key, never public, only over TLS; the nodes' files are there."""
+    """Checkpoints: versioned, under the stack's key, never public, only over TLS; the code that runs is there too."""
     s3, outputs = deployed.aws("s3"), deployed.stack.outputs()
     name = outputs["bucket"]
     assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
@@ -141,11 +169,11 @@ def check_bucket(deployed: Deployment) -> None:
     conditions = [statement["Condition"] for statement in policy["Statement"] if statement["Effect"] == "Deny"]
     assert {"Bool": {"aws:SecureTransport": "false"}} in conditions
     assert s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
-    objects = s3.list_objects_v2(Bucket=name)["Contents"]
-    assert [item["Key"] for item in objects if not item["Key"].endswith(".tar.gz")] == ["bootstrap/wheels.tar"]
-    assert [item["Key"].split("/")[0] for item in objects] == ["bootstrap"] * 2
-    for item in objects:
-        assert s3.head_object(Bucket=name, Key=item["Key"])["SSEKMSKeyId"] == outputs["key_arn"]
+    keys = [item["Key"] for item in s3.list_objects_v2(Bucket=name, Prefix="bootstrap/")["Contents"]]
+    kinds = sorted(re.sub(r"[0-9a-f]{64}", "SHA256", key) for key in keys)
+    assert kinds == ["bootstrap/SHA256.tar.gz", "bootstrap/controller-SHA256.zip", "bootstrap/wheels.tar"]
+    for key in keys:
+        assert s3.head_object(Bucket=name, Key=key)["SSEKMSKeyId"] == outputs["key_arn"]
 
 
 def check_key(deployed: Deployment) -> None:
@@ -163,7 +191,9 @@ def check_events(deployed: Deployment) -> None:
     assert json.loads(attributes["RedrivePolicy"])["maxReceiveCount"] > 0
     kinds: set[str] = set()
     for rule in events.list_rules()["Rules"]:
-        kinds.update(json.loads(rule["EventPattern"])["detail-type"])
+        if "EventPattern" not in rule:
+            continue
+        kinds.update(kind for kind in json.loads(rule["EventPattern"])["detail-type"] if isinstance(kind, str))
         targets = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
         assert [target["Arn"] for target in targets] == [attributes["QueueArn"]]
     assert {
@@ -174,10 +204,93 @@ def check_events(deployed: Deployment) -> None:
     } <= kinds
 
 
+def check_controller(deployed: Deployment) -> None:
+    """The function runs every minute, may be called by its rule only, and understands what it is told."""
+    functions, events = deployed.aws("lambda"), deployed.aws("events")
+    (found,) = functions.list_functions()["Functions"]
+    settings = Settings.from_environment(found["Environment"]["Variables"])
+    assert (settings.group, settings.stack) == (group(deployed)["AutoScalingGroupName"], deployed.stack.name)
+    assert settings.bucket == deployed.stack.outputs()["bucket"]
+    assert settings.queue_url == deployed.stack.outputs()["queue_url"]
+    assert found["KMSKeyArn"] == deployed.stack.outputs()["key_arn"]
+    (rule,) = [item for item in events.list_rules()["Rules"] if "ScheduleExpression" in item]
+    assert (rule["ScheduleExpression"], rule["State"]) == ("rate(1 minute)", "ENABLED")
+    (target,) = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
+    assert target["Arn"] == found["FunctionArn"]
+    (permission,) = json.loads(functions.get_policy(FunctionName=found["FunctionName"])["Policy"])["Statement"]
+    assert permission["Principal"] == {"Service": "events.amazonaws.com"}
+    assert permission["Condition"]["ArnLike"]["AWS:SourceArn"] == rule["Arn"]
+    invoked = functions.get_function_event_invoke_config(FunctionName=found["FunctionName"])
+    assert invoked["MaximumRetryAttempts"] == 0, "two ticks of one minute are in each other's way"
+
+
+def check_watching(deployed: Deployment) -> None:
+    """Logs are kept for a time and under the stack's key; dashboard, alarms and budget show and tell."""
+    key, aws = deployed.stack.outputs()["key_arn"], deployed.aws
+    for log_group in aws("logs").describe_log_groups()["logGroups"]:
+        assert log_group["retentionInDays"] > 0
+        assert log_group["kmsKeyId"] == key
+    cloudwatch = aws("cloudwatch")
+    (entry,) = cloudwatch.list_dashboards()["DashboardEntries"]
+    widgets = json.loads(cloudwatch.get_dashboard(DashboardName=entry["DashboardName"])["DashboardBody"])["widgets"]
+    graphs = [widget["properties"] for widget in widgets if widget["type"] == "metric"]
+    assert len(graphs) >= 6, "GPU utilisation, memory, tokens/s, interruptions, dollars an hour, nodes"
+    assert {graph["region"] for graph in graphs} == {REGION}
+    (topic,) = [item["TopicArn"] for item in aws("sns").list_topics()["Topics"]]
+    told = [alarm for alarm in cloudwatch.describe_alarms()["MetricAlarms"] if topic in alarm["AlarmActions"]]
+    assert len(told) >= 5
+    (budget,) = aws("budgets").describe_budgets(AccountId=ACCOUNT)["Budgets"]
+    assert float(budget["BudgetLimit"]["Amount"]) > 0
+    assert budget["CostFilters"] == {"TagKeyValue": [f"user:gpufleet:stack${deployed.stack.name}"]}
+    notices = aws("budgets").describe_notifications_for_budget(AccountId=ACCOUNT, BudgetName=budget["BudgetName"])
+    assert {item["NotificationType"] for item in notices["Notifications"]} == {"ACTUAL", "FORECASTED"}
+
+
+def check_roles(deployed: Deployment) -> None:
+    """Every role's policies are documents that AWS can read, and none allows every action."""
+    iam = deployed.aws("iam")
+    for role in iam.list_roles(PathPrefix="/gpufleet/")["Roles"] or iam.list_roles()["Roles"]:
+        for name in iam.list_role_policies(RoleName=role["RoleName"])["PolicyNames"]:
+            document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName=name)["PolicyDocument"]
+            assert document["Version"] == "2012-10-17"
+            for statement in document["Statement"]:
+                actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+                assert statement["Effect"] == "Deny" or "*" not in actions
+
+
+def check_scaling(deployed: Deployment, schedules: int) -> None:
+    """Workers: alarms that call step policies, or target tracking on the nodes' own metric; schedules."""
+    scaling, name = deployed.aws("autoscaling"), group(deployed)["AutoScalingGroupName"]
+    policies = scaling.describe_policies(AutoScalingGroupName=name)["ScalingPolicies"]
+    called = {
+        action
+        for alarm in deployed.aws("cloudwatch").describe_alarms()["MetricAlarms"]
+        for action in alarm["AlarmActions"]
+    }
+    for policy in policies:
+        if policy["PolicyType"] == "StepScaling":
+            assert policy["PolicyARN"] in called
+            assert 0 < len(policy["StepAdjustments"]) <= 20
+        else:
+            metric = policy["TargetTrackingConfiguration"]["CustomizedMetricSpecification"]
+            assert metric["MetricName"] == "GpuUtilizationPercent"
+            assert metric["Namespace"] == controller_settings_namespace(deployed)
+    assert policies
+    assert (
+        len(scaling.describe_scheduled_actions(AutoScalingGroupName=name)["ScheduledUpdateGroupActions"]) == schedules
+    )
+
+
+def controller_settings_namespace(deployed: Deployment) -> str:
+    """Namespace of the stack's metrics, as the deployed controller publishes them."""
+    (found,) = deployed.aws("lambda").list_functions()["Functions"]
+    return Settings.from_environment(found["Environment"]["Variables"]).metric_namespace
+
+
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:
     """A reserved fleet has a reservation of its size that only its template uses; no other fleet pays for one."""
     found = deployed.aws("ec2").describe_capacity_reservations()["CapacityReservations"]
-    if plan.purchase.option != "reserved":
+    if plan.purchase.option != "reserved" or plan.purchase.capacity_reservation_id:
         assert found == []
         return
     (reservation,) = found

@@ -236,6 +236,17 @@ class TestAutoScalingGroups:
         found = self.describe(scaling, "kept")
         assert (found["DefaultInstanceWarmup"], found["InstanceMaintenancePolicy"]) == (90, policy)
 
+    def test_a_refresh_is_over_at_once_and_keeps_what_was_asked(self, aws: Client) -> None:
+        scaling = self.create(aws, "refreshed")
+        instances = self.describe(scaling, "refreshed")["Instances"]
+        asked = {"ScaleInProtectedInstances": "Ignore", "SkipMatching": True}
+        scaling.start_instance_refresh(AutoScalingGroupName="refreshed", Preferences=asked)
+        (found,) = scaling.describe_instance_refreshes(AutoScalingGroupName="refreshed")["InstanceRefreshes"]
+        assert (found["Status"], found["Preferences"]) == ("Successful", asked)
+        assert self.describe(scaling, "refreshed")["Instances"] == instances
+        with refusal("ActiveInstanceRefreshNotFound"):
+            scaling.cancel_instance_refresh(AutoScalingGroupName="refreshed")
+
     def test_a_policy_is_enabled_and_predicts_nothing(self, aws: Client) -> None:
         scaling = self.create(aws, "policed")
         step = {"ScalingAdjustment": 1, "MetricIntervalLowerBound": 0.0}
@@ -428,6 +439,9 @@ class TestClusters:
         eks.delete_addon(clusterName="parts", addonName="vpc-cni")
         with refusal("ResourceNotFoundException"):
             eks.describe_addon(clusterName="parts", addonName="vpc-cni")
+        (offered,) = eks.describe_addon_versions(addonName="vpc-cni", kubernetesVersion="1.35")["addons"]
+        defaults = [item["compatibilities"][0]["defaultVersion"] for item in offered["addonVersions"]]
+        assert defaults.count(True) == 1
 
         entry = {"clusterName": "parts", "principalArn": self.ROLE}
         policy = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
@@ -444,6 +458,14 @@ class TestClusters:
 
         identity = {"namespace": "gpufleet", "serviceAccount": "train", "roleArn": self.ROLE}
         made = eks.create_pod_identity_association(clusterName="parts", **identity)["association"]
+        own = [{"serviceAccount": "aws-node", "roleArn": self.ROLE}]
+        addon = eks.create_addon(clusterName="parts", addonName="vpc-cni", podIdentityAssociations=own)["addon"]
+        (arn,) = addon["podIdentityAssociations"]
+        of_addon = {"clusterName": "parts", "associationId": arn.rpartition("/")[2]}
+        assert eks.describe_pod_identity_association(**of_addon)["association"]["serviceAccount"] == "aws-node"
+        eks.delete_addon(clusterName="parts", addonName="vpc-cni")
+        with refusal("ResourceNotFoundException"):
+            eks.describe_pod_identity_association(**of_addon)
         key = {"clusterName": "parts", "associationId": made["associationId"]}
         found = eks.describe_pod_identity_association(**key)["association"]
         assert {name: found[name] for name in identity} == identity

@@ -117,9 +117,13 @@ def test_a_difference_is_named_and_updates_in_place() -> None:
     assert response.deleteBeforeReplace is False
 
 
-@pytest.mark.parametrize(("defaults", "old_first"), [({}, True), ({DEFAULTS: ["name"]}, False)])
-def test_a_replaced_resource_goes_first_where_its_name_is_fixed(defaults: dict[str, Any], old_first: bool) -> None:
-    response = diff({"name": "a", "subnetIds": ["x"]}, {"name": "a", "subnetIds": ["y"], **defaults})
+@pytest.mark.parametrize(
+    ("name", "old_first"),
+    [({"name": "a"}, True), ({"name": "a", DEFAULTS: ["name"]}, False), ({"name": "b"}, False), ({}, False)],
+    ids=["fixed", "made up", "changed", "none"],
+)
+def test_a_replaced_resource_goes_first_where_its_name_is_fixed(name: dict[str, Any], old_first: bool) -> None:
+    response = diff({"name": "a", "subnetIds": ["x"]}, {"subnetIds": ["y"], **name})
     assert list(response.replaces) == ["subnetIds"]
     assert response.deleteBeforeReplace is old_first
 

@@ -74,6 +74,18 @@ def name_argument(terraform: str, block: Block, properties: Properties) -> str |
     return argument
 
 
+def name_is_taken(terraform: str, block: Block, inputs: Properties, prior: State) -> bool:
+    """Whether a replacement would have the very name of the resource it replaces, so that the old one must go first.
+
+    As nameRequiresDeleteBeforeReplace of Pulumi's bridge: only where Pulumi could have made the name up, and did not.
+    What else two resources cannot share (a subnet's range) is for the program to say, with ``delete_before_replace``.
+    """
+    argument = name_argument(terraform, block, {})
+    if argument is None or argument not in inputs or argument in inputs.get(DEFAULTS, ()):
+        return False
+    return bool(inputs[argument] == prior.value[block.terraform_names[argument]])
+
+
 def physical_name(terraform: str, urn: str) -> str:
     """A new physical name from the program's name for the resource, as Pulumi makes them."""
     name = f"{logical_name(urn)}-{secrets.token_hex(4)[:7]}"
@@ -222,8 +234,7 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
             replaces=sorted(_pulumi_name(block, key) for key in replaces),
             detailedDiff=details,
             hasDetailedDiff=True,
-            # Two resources cannot share a name that the program fixed, so the old one goes first.
-            deleteBeforeReplace=bool(replaces) and not inputs.get(DEFAULTS),
+            deleteBeforeReplace=bool(replaces) and name_is_taken(name, block, inputs, prior),
         )
 
     @_reported

@@ -1,0 +1,98 @@
+"""Whether all that a stack made carries its tags, read service by service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.engine.deployment import Deployment
+from tests.engine.facts import ACCOUNT
+from tests.engine.inventory import Client, Inventory, inventory, left_behind
+
+Reader = Callable[[str], dict[str, str]]
+"""Tags of a resource, by its id as the inventory has it."""
+
+UNTAGGABLE = ("dashboard", "key alias", "subscription")
+MADE_BY_AWS = ("network interface", "security group rule")
+"""Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule."""
+
+
+def _tags_by_call(call: Callable[..., Any], parameter: str, field: str) -> Reader:
+    """Reader of a resource's tags: ``call`` with the resource's name or ARN as ``parameter`` answers with ``field``."""
+
+    def read(item: str) -> dict[str, str]:
+        found = call(**{parameter: item})[field]
+        if isinstance(found, dict):
+            return found
+        return {(tag.get("Key") or tag["TagKey"]): (tag.get("Value") or tag["TagValue"]) for tag in found}
+
+    return read
+
+
+def readers(aws: Client) -> dict[str, Reader]:
+    """How each kind of resource shows its tags; EC2's show them alike."""
+    iam = aws("iam")
+    ec2 = aws("ec2")
+
+    def of_ec2(item: str) -> dict[str, str]:
+        tags = ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [item]}])["Tags"]
+        return {tag["Key"]: tag["Value"] for tag in tags}
+
+    def of_group(item: str) -> dict[str, str]:
+        groups = aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[item])["AutoScalingGroups"]
+        return {tag["Key"]: tag["Value"] for tag in groups[0]["Tags"]}
+
+    def by_name(reader: Reader) -> Reader:
+        return lambda arn: reader(arn.rpartition("/")[2])
+
+    of_budget = _tags_by_call(aws("budgets").list_tags_for_resource, "ResourceARN", "ResourceTags")
+    of_log_group = _tags_by_call(aws("logs").list_tags_for_resource, "resourceArn", "tags")
+    own = {
+        "Auto Scaling group": of_group,
+        "alarm": _tags_by_call(aws("cloudwatch").list_tags_for_resource, "ResourceARN", "Tags"),
+        "bucket": _tags_by_call(aws("s3").get_bucket_tagging, "Bucket", "TagSet"),
+        "budget": lambda item: of_budget(f"arn:aws:budgets::{ACCOUNT}:budget/{item}"),
+        "cluster": lambda item: dict(aws("eks").describe_cluster(name=item)["cluster"]["tags"]),
+        "event rule": _tags_by_call(aws("events").list_tags_for_resource, "ResourceARN", "Tags"),
+        "function": _tags_by_call(aws("lambda").list_tags, "Resource", "Tags"),
+        "identity provider": _tags_by_call(iam.list_open_id_connect_provider_tags, "OpenIDConnectProviderArn", "Tags"),
+        "instance profile": by_name(_tags_by_call(iam.list_instance_profile_tags, "InstanceProfileName", "Tags")),
+        "key": _tags_by_call(aws("kms").list_resource_tags, "KeyId", "Tags"),
+        "log group": lambda item: of_log_group(item.removesuffix(":*")),
+        "queue": _tags_by_call(aws("sqs").list_queue_tags, "QueueUrl", "Tags"),
+        "role": by_name(_tags_by_call(iam.list_role_tags, "RoleName", "Tags")),
+        "topic": _tags_by_call(aws("sns").list_tags_for_resource, "ResourceArn", "Tags"),
+    }
+    of_these = (
+        "NAT gateway",
+        "VPC endpoint",
+        "address",
+        "capacity reservation",
+        "flow log",
+        "internet gateway",
+        "launch template",
+        "placement group",
+        "route table",
+        "security group",
+        "subnet",
+        "vpc",
+    )
+    return {**own, **dict.fromkeys(of_these, of_ec2)}
+
+
+def check_tags(deployed: Deployment, empty: Inventory) -> None:
+    """Whatever is new in the account carries the stack's tag and the user's, so that Cost Explorer shows its cost."""
+    made, ec2 = left_behind(empty, inventory(deployed.aws)), deployed.aws("ec2")
+    main = ec2.describe_route_tables(Filters=[{"Name": "association.main", "Values": ["true"]}])["RouteTables"]
+    groups = ec2.describe_security_groups()["SecurityGroups"]
+    by_aws = {item["RouteTableId"] for item in main}
+    by_aws |= {item["GroupId"] for item in groups if item["GroupName"].startswith(("default", "eks-cluster-sg-"))}
+    known = readers(deployed.aws)
+    for kind, items in made.items():
+        if kind in (*UNTAGGABLE, *MADE_BY_AWS):
+            continue
+        for item in items:
+            if item not in by_aws:
+                tags = known[kind](item)
+                assert tags.get("gpufleet:stack") == deployed.stack.name, f"{kind} {item} has tags {tags}"
+                assert tags.get("team") == "research", f"{kind} {item} has tags {tags}"
