@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import bundle, policies
+from infra import bundle, eks, policies
 from infra.config import ConfigError, Settings
 from infra.draining import terminate_timeout_s
 from infra.naming import Names
@@ -30,6 +31,9 @@ LIFECYCLES: dict[PurchaseOption, str] = {
     "reserved": "on-demand",
     "capacity-block": "capacity-block",
 }
+# What the plan's prices call a node of each option (optimizer.assemble). A reservation has several names, and without
+# one the price it is billed at, which is the on-demand price.
+LABELS: dict[PurchaseOption, str] = {"on-demand": "on-demand", "spot": "spot", "capacity-block": "capacity block"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,36 +56,29 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
     Raises:
         ConfigError: the plan has nodes whose price it does not say: they could not be metered.
     """
-    types = (plan.instance_type, *plan.purchase.spot_types)
-    found: dict[str, dict[str, float]] = {}
-    own: float | None = None
+    purchase, own_type = plan.purchase, plan.instance_type
+    by_label: dict[str, dict[str, float]] = {}
     for price in plan.prices:
-        label, _, place = price.item.rpartition(" ")
-        label, _, instance_type = label.rpartition(" ")
-        if price.per != "hour" or place != plan.region or instance_type not in types:
-            continue
-        if own is None and instance_type == plan.instance_type:
-            # The plan's own option comes first (FleetPlan.compute_usd_per_hour).
-            own = price.usd
-        if label in ("on-demand", "spot"):
-            found.setdefault(label, {}).setdefault(instance_type, price.usd)
-    if own is None:
-        raise ConfigError(
-            f"the plan has no hourly price of {plan.instance_type} in {plan.region}, so nobody could meter its nodes: "
-            "make it anew with `gpufleet recommend`"
-        )
-    lifecycle = LIFECYCLES[plan.purchase.option]
-    found = {lifecycle: {**found.get(lifecycle, {}), plan.instance_type: own}} | {
-        kind: by_type for kind, by_type in found.items() if kind != lifecycle
-    }
-    on_demand_too = plan.purchase.on_demand_base or plan.purchase.fallback == "on-demand"
-    if on_demand_too and plan.instance_type not in found.get("on-demand", {}):
-        raise ConfigError(
-            f"the plan buys {plan.instance_type} on demand too and has no price 'on-demand {plan.instance_type} "
-            f"{plan.region}', so nobody could meter these nodes: make it anew with `gpufleet recommend`"
-        )
-    kinds = {lifecycle, "on-demand"} if on_demand_too else {lifecycle}
-    return {kind: found[kind] for kind in sorted(kinds)}
+        item, _, region = price.item.rpartition(" ")
+        label, _, instance_type = item.rpartition(" ")
+        if price.per == "hour" and region == plan.region and instance_type in (own_type, *purchase.spot_types):
+            by_label.setdefault(label, {}).setdefault(instance_type, price.usd)
+    found = {LIFECYCLES[purchase.option]: by_label.get(_label(purchase.option, by_label), {})}
+    if purchase.on_demand_base or purchase.fallback == "on-demand":
+        found["on-demand"] = by_label.get("on-demand", {})
+    for lifecycle, by_type in found.items():
+        if own_type not in by_type:
+            raise ConfigError(
+                f"the plan has no hourly price of {lifecycle} {own_type} in {plan.region}, so nobody could meter these "
+                "nodes: make it anew with `gpufleet recommend`"
+            )
+    return dict(sorted(found.items()))
+
+
+def _label(option: PurchaseOption, labels: Iterable[str]) -> str:
+    if option in LABELS:
+        return LABELS[option]
+    return next((label for label in labels if label not in LABELS.values()), "on-demand")
 
 
 def job_id(plan: FleetPlan) -> str:
@@ -121,7 +118,8 @@ def control_settings(
         "min_nodes": settings.min_nodes,
         "prices": node_prices(plan),
         "volume_usd_per_node_hour": _rate(cost.volumes, hours * plan.node_count),
-        "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours),
+        "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours)
+        + (eks.FIXED_USD_PER_HOUR if settings.platform == "eks" else 0.0),
         # An existing reservation is paid by whoever made it, used or not.
         "reserved_nodes": plan.node_count
         if purchase.option == "reserved" and not purchase.capacity_reservation_id

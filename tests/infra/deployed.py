@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.preview import Resource, resources
-from tests.plans import sample_plan
+from tests.plans import SPOT_P4D, sample_plan
 
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}
 EXISTING_VPC = {"gpufleet:vpcId": "vpc-0123456789abcdef0", "gpufleet:subnetIds": '["subnet-0123456789abcdef0"]'}
@@ -40,7 +40,8 @@ BLOCK = {"start": "2099-06-01T09:00:00Z", "end": "2099-06-02T09:00:00Z"}
 def capacity_block(**block: str) -> dict[str, Any]:
     """Changes that make the sample plan run in a Capacity Block, of one day in 2099 by default."""
     purchase = {"option": "capacity-block", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
-    return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"]}
+    price = {**SPOT_P4D["prices"][0], "item": "capacity block p4d.24xlarge us-east-1", "usd": 11.8}
+    return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"], "prices": [price]}
 
 
 LONE_NODE = {"node_count": 1, "parallelism": {"data": 8, "grad_accum": 4}}

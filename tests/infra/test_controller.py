@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from bootstrap.controller.settings import VARIABLE, Settings
+from infra import bundle
+from infra.config import ConfigError
+from infra.controller import job_id, node_prices
+from infra.naming import Names
+from optimizer import assemble
+from optimizer.plan import PurchaseOption
+from tests.infra.deployed import LONE_NODE, WORKERS, Deployed, capacity_block, deploy, on_demand, reserved, workers
+from tests.plans import SPOT_P4D, sample_plan
+
+NAMES = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
+FALLBACK = {"purchase": {"fallback": "on-demand"}}
+
+
+@pytest.fixture(scope="module")
+def stack() -> Deployed:
+    return deploy()
+
+
+def told(deployed: Deployed) -> Settings:
+    """What the function is told, read as it reads it."""
+    variables = deployed.one("Function")["environment"]["variables"]
+    return Settings.from_environment(variables)
+
+
+def test_the_function_is_small_arm_encrypted_and_over_before_the_next_tick(stack: Deployed) -> None:
+    function = stack.one("Function")
+    assert function["name"] == NAMES.controller
+    assert (function["runtime"], function["architectures"]) == ("python3.13", ["arm64"])
+    assert (function["memorySize"], function["timeout"]) == (256, 55)
+    assert function["kmsKeyArn"] == stack.one("LogGroup", "-controller")["kmsKeyId"]
+    assert function["loggingConfig"]["logGroup"] == NAMES.controller_log_group
+    assert stack.one("LogGroup", "-controller")["retentionInDays"] > 0
+    assert function["tags"]["gpufleet:stack"] == "dev"
+
+
+def test_lambdas_limit_of_all_variables_is_kept_with_room() -> None:
+    types = [f"p4d{'x' * 20}{number}.24xlarge" for number in range(20)]
+    prices = [*SPOT_P4D["prices"], *({**SPOT_P4D["prices"][0], "item": f"spot {name} us-east-1"} for name in types)]
+    deployed = deploy({"purchase": {"spot_types": types}, "prices": prices})
+    variables = deployed.one("Function")["environment"]["variables"]
+    # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
+    assert sum(len(name) + len(value) for name, value in variables.items()) < 4096
+    assert len(told(deployed).prices["spot"]) == 21
+
+
+def test_it_runs_every_minute_and_nothing_piles_up(stack: Deployed) -> None:
+    rule = stack.one("EventRule", "-controller")
+    assert rule["scheduleExpression"] == "rate(1 minute)"
+    invoke = stack.one("FunctionEventInvokeConfig")
+    assert (invoke["maximumRetryAttempts"], invoke["maximumEventAgeInSeconds"]) == (0, 60)
+    permission = stack.one("Permission")
+    assert permission["principal"] == "events.amazonaws.com"
+    assert permission["sourceAccount"] == NAMES.account_id
+    assert permission["sourceArn"]
+    assert stack.one("EventTarget", "-controller")["rule"] == rule["name"]
+
+
+def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
+    settings = told(stack)
+    plan = sample_plan()
+    assert (settings.stack, settings.region, settings.group) == ("dev", plan.region, NAMES.group)
+    assert (settings.node_count, settings.mode, settings.ceiling_usd) == (2, "training", 3000)
+    assert settings.prices == {"on-demand": {"p4d.24xlarge": 21.96}, "spot": {"p4d.24xlarge": 10.0}}
+    # 2 USD of volumes over 4.5 h of two nodes; 2 of storage and 1 of transfer over 4.5 h.
+    assert settings.volume_usd_per_node_hour == pytest.approx(2 / 9)
+    assert settings.fixed_usd_per_hour == pytest.approx(3 / 4.5)
+    assert settings.on_demand_base == 1
+    assert (settings.launch_hook, settings.terminate_hook) == (Names.launch_hook, Names.terminate_hook)
+    hook = stack.one("LifecycleHook", Names.terminate_hook)
+    assert settings.drain_s == hook["heartbeatTimeout"]
+    assert settings.gang_window_s == 2700
+    assert (settings.reserved_nodes, settings.block, settings.scheduled) == (0, None, False)
+
+
+def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
+    assert f"GPUFLEET_RUN={told(stack).run}\n" in stack.user_data
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "expected"),
+    [
+        (on_demand(), {}, {"prices": {"on-demand": {"p4d.24xlarge": 21.96}}, "on_demand_base": 0}),
+        (FALLBACK, {}, {"fallback_on_demand": True}),
+        (reserved(), {}, {"reserved_nodes": 2}),
+        (reserved("cr-0123456789abcdef0"), {}, {"reserved_nodes": 0}),
+        (
+            capacity_block(),
+            {},
+            {"prices": {"capacity-block": {"p4d.24xlarge": 11.8}}, "reserved_nodes": 0},
+        ),
+        ({**LONE_NODE, **on_demand()}, {}, {"node_count": 1}),
+        (WORKERS, workers(scaling={"minNodes": 1}), {"mode": "workers", "min_nodes": 1, "scheduled": False}),
+        ({}, {"gpufleet:scaling": '{"schedules": [{"cron": "0 20 * * *", "nodes": 2}]}'}, {"scheduled": True}),
+        ({}, {"gpufleet:ceilingUsd": "50"}, {"ceiling_usd": 50.0}),
+        ({"job": {"budget_usd": None}}, {}, {"ceiling_usd": None}),
+    ],
+    ids=["on-demand", "fallback", "reserved", "own", "block", "lone", "workers", "schedule", "ceiling", "no-ceiling"],
+)
+def test_every_way_to_buy_and_run_is_told(
+    changes: dict[str, Any], config: dict[str, str], expected: dict[str, Any]
+) -> None:
+    settings = told(deploy(changes, config))
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_a_block_is_told_with_its_times() -> None:
+    block = told(deploy(capacity_block())).block
+    assert block
+    assert (block.start.isoformat(), block.end.isoformat()) == (
+        "2099-06-01T09:00:00+00:00",
+        "2099-06-02T09:00:00+00:00",
+    )
+
+
+def test_nodes_without_a_price_are_refused_as_nobody_could_meter_them() -> None:
+    spot, demand = SPOT_P4D["prices"]
+    with pytest.raises(ConfigError, match="no hourly price of on-demand p4d"):
+        node_prices(sample_plan(prices=[spot]))
+    with pytest.raises(ConfigError, match="no hourly price of spot p4d"):
+        node_prices(sample_plan(prices=[demand, {**spot, "per": "month"}]))
+    elsewhere = {**demand, "item": "on-demand p4d.24xlarge eu-west-1"}
+    with pytest.raises(ConfigError, match="in us-east-1"):
+        node_prices(sample_plan(prices=[spot, elsewhere]))
+    with pytest.raises(ConfigError, match="capacity-block"):
+        node_prices(sample_plan(**{**capacity_block(), "prices": [spot, demand]}))
+    with pytest.raises(ConfigError, match="nobody could meter"):
+        deploy({"prices": [spot]})
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("option", get_args(PurchaseOption))
+def test_the_optimizers_names_of_prices_are_understood(option: PurchaseOption, owned: bool) -> None:
+    price = SimpleNamespace(usd_per_hour=7.0, source="test", as_of=date(2026, 1, 21))
+    offer = SimpleNamespace(instance=SimpleNamespace(name="p4d.24xlarge"), region="us-east-1", on_demand=price)
+    way: Any = SimpleNamespace(option=option, offer=offer, price=price, reservation=owned, base=0, fallback=False)
+    prices = [found.model_dump() for found in assemble.node_prices(way)]
+    changes = {"on-demand": on_demand(), "reserved": reserved(), "capacity-block": capacity_block()}
+    plan = sample_plan(**{**changes.get(option, {"purchase": {"on_demand_base": 0}}), "prices": prices})
+    assert list(node_prices(plan).values()) == [{"p4d.24xlarge": 7.0}]
+
+
+def test_the_job_is_the_same_with_another_budget_and_another_with_more_steps() -> None:
+    plan = sample_plan()
+    assert job_id(plan) == job_id(sample_plan(job={"budget_usd": 9, "deadline_hours": None}))
+    assert job_id(plan) != job_id(sample_plan(job={"optimizer": "sgd"}))
+
+
+def test_the_role_reaches_this_stack_alone(stack: Deployed) -> None:
+    assert stack.one("Role", "-controller")["name"] == NAMES.controller_role
+    policy = stack.policy("RolePolicy", "-controller")
+    star = {sid for sid, statement in policy.items() if statement["Resource"] == "*"}
+    assert star == {"SeeNodes", "PublishMetrics"}
+    assert all("Condition" in policy[sid] for sid in star)
+    assert policy["SeeNodes"]["Condition"] == {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}
+    actions = policy["RunGroup"]["Action"]
+    assert policy["RunGroup"]["Resource"] == NAMES.group_arn
+    assert "autoscaling:UpdateAutoScalingGroup" not in actions
+    writes = [statement for statement in policy.values() if statement["Action"] == "s3:PutObject"]
+    assert [statement["Resource"] for statement in writes] == [f"{NAMES.bucket_arn}/control/state.json"]
+    everything = json.dumps(policy)
+    for never in ("Delete", "iam:", "ec2:Run", "ec2:Terminate", "s3:*", "autoscaling:*"):
+        assert never not in everything.replace("sqs:DeleteMessage", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "config"), [(FALLBACK, {}), (WORKERS, workers(scaling={"minNodes": 1}))], ids=["fallback", "workers"]
+)
+def test_only_those_whose_group_it_resizes_let_it_change_the_group(
+    changes: dict[str, Any], config: dict[str, str]
+) -> None:
+    policy = deploy(changes, config).policy("RolePolicy", "-controller")
+    assert "autoscaling:UpdateAutoScalingGroup" in policy["RunGroup"]["Action"]
+
+
+def code(deployed: Deployed) -> bytes:
+    return base64.b64decode(deployed.one("BucketObjectv2", "-controller")["contentBase64"])
+
+
+def test_the_code_is_what_lambda_is_given_and_its_name_is_its_digest(stack: Deployed) -> None:
+    archive = stack.one("BucketObjectv2", "-controller")
+    assert archive["key"] == f"bootstrap/controller-{bundle.controller().sha256}.zip"
+    assert stack.one("Function")["s3Key"] == archive["key"]
+    assert archive["serverSideEncryption"] == "aws:kms"
+    assert code(stack) == bundle.controller().content == bundle.controller().content
+
+
+def test_the_same_files_give_the_same_zip_wherever_they_lie(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place / "controller" / "__pycache__").mkdir(parents=True)
+        (tmp_path / place / "__init__.py").write_text("")
+        (tmp_path / place / "controller" / "handler.py").write_text("handler = None\n")
+        (tmp_path / place / "controller" / "__pycache__" / "handler.pyc").write_text(place)
+        (tmp_path / place / "controller" / "README.md").write_text(place)
+    assert bundle.controller(tmp_path / "a") == bundle.controller(tmp_path / "b")
+    with pytest.raises(FileNotFoundError, match="install gpufleet with its bootstrap package"):
+        bundle.controller(tmp_path / "c")
+
+
+def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(code(stack))) as archive:
+        assert {entry.external_attr >> 16 for entry in archive.infolist()} == {0o644}
+        archive.extractall(tmp_path)
+    module, _, function = stack.one("Function")["handler"].rpartition(".")
+    script = (
+        "import importlib, os, sys\n"
+        f"module = importlib.import_module({module!r})\n"
+        f"assert module.__file__.startswith({str(tmp_path)!r}), module.__file__\n"
+        f"assert callable(getattr(module, {function!r}))\n"
+        "from bootstrap.controller.settings import Settings\n"
+        "print(Settings.from_environment(os.environ).run)\n"
+    )
+    variables = stack.one("Function")["environment"]["variables"]
+    assert set(variables) == {VARIABLE}
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**variables, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == told(stack).run
