@@ -1,0 +1,85 @@
+"""Settings, state, requests and reports as JSON: exactly what is expected, or an error that says what is not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bootstrap.controller.codec import FormatError, from_json, to_json
+from bootstrap.controller.settings import VARIABLE, Settings
+from bootstrap.controller.state import ENDED, PHASES, State, read_request, read_state
+from tests.unit.bootstrap.controller.world import World, settings, trained
+
+REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "by": "arn:aws:iam::1:user/ann"}
+
+
+def test_settings_survive_their_variable() -> None:
+    config = settings(ceiling_usd=100.0)
+    assert Settings.from_environment({VARIABLE: json.dumps(to_json(config))}) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON.*pulumi up"),
+        ("[1]", "must be an object"),
+        ('{"stack": "dev"}', "lacks block, bucket"),
+    ],
+)
+def test_settings_that_are_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        Settings.from_environment({VARIABLE: text})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"node_count": "3"}, r"node_count is '3', and must be a whole number"),
+        ({"node_count": True}, "node_count"),
+        ({"fixed_usd_per_hour": float("nan")}, "fixed_usd_per_hour is 'nan', and must be a number"),
+        ({"mode": "gang"}, "mode is 'gang', and must be 'training' or 'workers'"),
+        ({"schema_version": 2}, "schema_version is '2', and must be 1"),
+        ({"colour": "red"}, "unknown fields: colour"),
+        ({"prices": {"spot": {"p4d.24xlarge": None}}}, r"prices\.spot\.p4d\.24xlarge is 'None'"),
+        ({"scheduled": 1}, "true or false"),
+        ({"block": {"start": "2026-11-21T16:00:00", "end": "2026-11-22T16:00:00Z"}}, "a time with its zone"),
+        ({"block": {"start": "soon", "end": "2026-11-22T16:00:00Z"}}, "must be a time like"),
+        ({"bucket": 1}, "must be a text"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        from_json(Settings, {**to_json(settings()), **change}, "the settings")
+
+
+def test_a_state_survives_its_file() -> None:
+    world = trained(World(settings(ceiling_usd=500.0)))
+    world.ask("stop")
+    world.tick()
+    state = world.known
+    assert read_state(state.to_text(), "the state") == state
+    assert json.loads(state.to_text())["phase"] == "draining"
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("null", "an object"), ("{}", "lacks job, phase")])
+def test_a_state_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        read_state(text, "s3://bucket/control/state.json")
+
+
+def test_a_request_is_read_strictly() -> None:
+    assert read_request(json.dumps(REQUEST), "the request").want == "stop"
+    with pytest.raises(FormatError, match="want is 'halt'"):
+        read_request(json.dumps({**REQUEST, "want": "halt"}), "the request")
+
+
+def test_every_phase_is_described_where_it_is_defined() -> None:
+    import bootstrap.controller.state as module
+
+    assert module.__doc__
+    described = {line.split()[0] for line in module.__doc__.splitlines() if line.startswith("    ")}
+    assert set(PHASES) <= described
+    assert set(ENDED) < set(PHASES)
+    assert State.__doc__
