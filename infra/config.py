@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
+from infra.naming import slug
 from infra.refusals import place_refusals, purchase_refusals, scaling_refusals
+from infra.secret_text import secrets_in
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
 Mode = Literal["training", "workers"]
@@ -270,6 +272,12 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         found.append(f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)")
     if not settings.train_command.isprintable():
         found.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
+    for secret in secrets_in(settings.train_command):
+        found.append(
+            f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "
+            f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
+            "SecureString, and read it in the training code (docs/security.md)"
+        )
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         found.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
     if settings.nat and settings.vpc_id:

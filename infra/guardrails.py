@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +19,7 @@ import pulumi_aws
 
 from infra.naming import PROJECT, slug
 from infra.preview import Resource
+from infra.secret_text import secrets_in
 
 Found = Iterator[tuple[Resource, str]]
 Rule = Callable[["Declared"], Found]
@@ -130,19 +129,6 @@ _HOLDS_NO_DATA = frozenset(
 _TAGS = ("Project", f"{PROJECT}:stack", f"{PROJECT}:model")
 _GUARDED = ("Bucket", "BucketPolicy", "BucketPublicAccessBlock", "BucketServerSideEncryptionConfiguration", "Key")
 _EVERYWHERE = frozenset({"0.0.0.0/0", "::/0"})
-
-# Beginnings of well-known secrets, and assignments to what is called one.
-_SECRETS = re.compile(
-    r"(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z]{20,}|nvapi-[\w-]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}"
-    # A value that is another variable, an ARN or a path says where the secret is.
-    r"|(?i:(?<![a-z])(?:password|passwd|secret|api_?key|access_?key|auth_?token)\w*['\"]?\s*[=:]\s*['\"]?"
-    r"(?!\$|arn:|/|<)[^\s'\"$]{6,})"
-)
-_TOKEN = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
-# Random base64 of 32 characters has about 4.5 bits a character, hexadecimal digests at most 4, paths and words less.
-_RANDOM_BITS = 4.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -469,19 +455,6 @@ def no_secrets(declared: Declared) -> Found:
         variables = (function.inputs.get("environment") or {}).get("variables", {})
         text = "\n".join(f"{name}={value}" for name, value in variables.items())
         yield from ((function, f"environment has what looks like a secret: {found}") for found in secrets_in(text))
-
-
-def secrets_in(text: str) -> list[str]:
-    """What looks like a secret in ``text``, only its first characters, as the finding itself is printed."""
-    found = [match.group() for match in _SECRETS.finditer(text)]
-    found += [token for token in _TOKEN.findall(text) if _looks_random(token)]
-    return [f"{secret[:8]}..." for secret in found]
-
-
-def _looks_random(token: str) -> bool:
-    kinds = sum(any(test(letter) for letter in token) for test in (str.isupper, str.islower, str.isdigit))
-    bits = -sum(count / len(token) * math.log2(count / len(token)) for count in Counter(token).values())
-    return kinds == 3 and bits > _RANDOM_BITS
 
 
 def _statements(declared: Declared) -> Iterator[tuple[Resource, str, Statement]]:

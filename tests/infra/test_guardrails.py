@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from infra import guardrails
+from infra.config import ConfigError
 from infra.guardrails import Declared, violations
 from infra.preview import Resource
+from infra.secret_text import secrets_in
 from tests.infra.deployed import (
     ALARM,
     EXISTING_VPC,
@@ -357,7 +359,7 @@ def test_what_the_program_does_not_have_today_would_be_found(resources: list[Res
 
 
 def test_a_finding_does_not_print_the_secret() -> None:
-    (found,) = guardrails.secrets_in(f"key {AWS_KEY}")
+    (found,) = secrets_in(f"key {AWS_KEY}")
     assert found == f"{AWS_KEY[:8]}..."
 
 
@@ -371,7 +373,12 @@ def test_a_finding_does_not_print_the_secret() -> None:
     ],
 )
 def test_what_is_no_secret_is_left_alone(text: str) -> None:
-    assert guardrails.secrets_in(text) == []
+    assert secrets_in(text) == []
+
+
+def test_a_command_with_a_secret_is_refused_before_anybody_can_read_it() -> None:
+    with pytest.raises(ConfigError, match=r"what looks like a secret, hf_aaaaa\.\.\..*below /gpufleet/dev/"):
+        deploy(config={"gpufleet:trainCommand": "train.py --token hf_" + "a" * 34})
 
 
 def test_every_reason_is_of_a_statement_that_exists() -> None:
