@@ -8,6 +8,7 @@ believed: a code is opaque, and a wrong one would pass for a limit.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,10 +38,10 @@ class Quota:
     market: Literal["on-demand", "spot", "capacity-block", ""] = ""
 
     def increase(self, value: float, region: str) -> str:
-        """The command that asks AWS for ``value``."""
+        """The command that asks AWS for ``value``, in whole units."""
         return (
             f"aws service-quotas request-service-quota-increase --region {region} --service-code {self.service} "
-            f"--quota-code {self.code} --desired-value {value:g}"
+            f"--quota-code {self.code} --desired-value {math.ceil(value)}"
         )
 
 

@@ -151,6 +151,8 @@ def _target(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> tu
 
 def _accepted(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> Row:
     """Whether the Pulumi program takes plan and configuration: asked of the program itself."""
+    from pulumi import RunError
+
     from infra.config import ConfigError, load
     from infra.preview import stand_in
     from optimizer.aws.preflight import Row
@@ -160,7 +162,7 @@ def _accepted(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> 
     stand_in(plan, stack=stack or _NO_STACK, config=values)
     try:
         load(need_wheels=bool(config))
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:  # RunError: Pulumi's own, of a value that is no number
         return Row(
             check="configuration",
             level="error",

@@ -128,17 +128,17 @@ def compare(context: Context, need: Need, limit: float | Unknown, used: float | 
     quota = need.quota
     check = f"quota {quota.name}"
     why = _WHY.get(quota.unit, "pulumi up fails above it")
-    wanted = f"{need.amount:g} {quota.unit} needed for {need.what}"
+    wanted = f"{_number(need.amount)} {quota.unit} needed for {need.what}"
     ask_for = quota.increase(need.amount + (0 if isinstance(used, Unknown) else used), context.region)
     if isinstance(limit, Unknown):
         return limit.row(check, about=wanted, why=why)
     if isinstance(used, Unknown):
         if need.amount <= limit:
-            return used.row(check, about=f"{wanted}, of a quota of {limit:g}, in use unknown", why=why)
+            return used.row(check, about=f"{wanted}, of a quota of {_number(limit)}, in use unknown", why=why)
         return Row(
             check=check,
             level=need.short,
-            found=f"{wanted}, and the quota is {limit:g} ({quota.code})",
+            found=f"{wanted}, and the quota is {_number(limit)} ({quota.code})",
             value=need.amount,
             limit=limit,
             why=why,
@@ -149,12 +149,17 @@ def compare(context: Context, need: Need, limit: float | Unknown, used: float | 
     return Row(
         check=check,
         level="ok" if enough else need.short,
-        found=f"{wanted}, {max(free, 0):g} free: quota {limit:g} ({quota.code}), {used:g} in use",
-        value=need.amount,
-        limit=max(free, 0),
+        found=f"{wanted}, {_number(max(free, 0))} free: quota {_number(limit)} ({quota.code}), {_number(used)} in use",
+        value=round(need.amount, 2),
+        limit=round(max(free, 0), 2),
         why="" if enough else why,
         next_step="" if enough else ask_for,
     )
+
+
+def _number(value: float) -> str:
+    """vCPUs and counts as whole numbers, TiB to the hundredth."""
+    return f"{value:,.2f}".removesuffix("0").removesuffix("0").removesuffix(".")
 
 
 def _needs(context: Context) -> Iterator[Need]:

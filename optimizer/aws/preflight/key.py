@@ -56,7 +56,7 @@ def check_key(context: Context) -> Iterator[Row]:
     else:
         yield Row(check=_CHECK, level="ok", found=f"{names.key_alias} is enabled", value="Enabled", limit="Enabled")
     yield _rotation(ask(lambda: kms.get_key_rotation_status(KeyId=key["KeyId"])["KeyRotationEnabled"]))
-    yield _policy(ask(lambda: kms.get_key_policy(KeyId=key["KeyId"])["Policy"]), names)
+    yield _policy(ask(lambda: kms.get_key_policy(KeyId=key["KeyId"], PolicyName="default")["Policy"]), names)
 
 
 def _rotation(rotated: bool | Unknown) -> Row:

@@ -7,17 +7,16 @@ at the same place (the event "before-call") and checks requests and answers in t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
-import botocore.session
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
-from botocore.loaders import create_loader
 from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
@@ -28,8 +27,6 @@ from optimizer.plan import FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
-# Reads a service's model once for all tests; EC2's takes a second.
-LOADER = create_loader()
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
@@ -70,24 +67,19 @@ class FakeAws:
     behind: bool = False
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def session(self) -> boto3.session.Session:
-        """A session whose clients get these answers and never send a request."""
-        core = botocore.session.Session()
-        core.register_component("data_loader", LOADER)
-        session = boto3.session.Session(botocore_session=core)
-        session.events.register("before-parameter-build", self._note)
-        session.events.register("before-call", self._answer)  # type: ignore[arg-type]  # the stubs know no answer
-        return session
+    def session(self) -> Any:
+        """A session whose clients get these answers."""
+        return _Session(self)
 
     def asked(self, operation: str) -> list[dict[str, Any]]:
         """Parameters of the calls of one operation."""
         return [params for name, params in self.calls if name == operation]
 
-    def _note(self, params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
+    def note(self, params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
         self.calls.append((model.name, dict(params)))
         context["asked"] = dict(params)
 
-    def _answer(self, model: Any, context: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
+    def answer(self, model: Any, context: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
         if self.behind and model.name not in self.answers:
             return None
         assert model.name in self.answers, f"preflight calls {model.name}, which has no answer here"
@@ -110,6 +102,26 @@ class FakeAws:
 
 def _response(status: int) -> AWSResponse:
     return AWSResponse("", status, HTTPHeaders(), None)
+
+
+class _Session:
+    """Makes each client once for all tests, which takes a while, and has it ask the account of the test that runs."""
+
+    clients: ClassVar[dict[tuple[str, str], Any]] = {}
+    asks: ClassVar[FakeAws]
+
+    def __init__(self, fake: FakeAws) -> None:
+        _Session.asks = fake
+
+    def client(self, service: str, *, region_name: str, config: Any) -> Any:
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
+        key = (f"{service} at {endpoint}", region_name)
+        if key not in self.clients:
+            session = boto3.session.Session()
+            session.events.register("before-parameter-build", lambda **given: self.asks.note(**given))
+            session.events.register("before-call", lambda **given: self.asks.answer(**given))  # type: ignore[arg-type]  # the stubs know no answer
+            self.clients[key] = session.client(service, region_name=region_name, config=config)  # type: ignore[call-overload]
+        return self.clients[key]
 
 
 QUOTAS = {

@@ -255,7 +255,8 @@ def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
     aws.answers["DescribeVolumes"] = [{"Volumes": [{"Size": 30 * 1024}]}, {"Volumes": [{"Size": 20 * 1024 - 200}]}]
     row = only(check_storage_quota(context()))
     assert row.level == "error"
-    assert row.found.startswith("0.390625 TiB needed for volumes of 2 nodes, 0.195312 free: quota 50")
+    assert row.found.startswith("0.39 TiB needed for volumes of 2 nodes, 0.2 free: quota 50 (L-7A658B76), 49.8 in use")
+    assert row.next_step.endswith("--service-code ebs --quota-code L-7A658B76 --desired-value 51")
     aws.answers["DescribeVolumes"] = {"Volumes": []}
     assert only(check_storage_quota(context())).level == "ok"
 

@@ -1,0 +1,409 @@
+"""``gpufleet preflight`` from end to end: against answers of AWS's own models, and against an emulated AWS."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from botocore.awsrequest import AWSResponse
+from moto.server import ThreadedMotoServer
+
+from optimizer.aws import clients
+from optimizer.aws.preflight import run as running
+from optimizer.aws.preflight.model import action_of
+from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.unit.optimizer.aws.preflight_account import (
+    ACCOUNT,
+    DENIED,
+    DENIED_EC2,
+    NOW,
+    THROTTLED,
+    FakeAws,
+    Refusal,
+    aws,
+    healthy,
+    quota_answer,
+    target,
+)
+from tests.unit.optimizer.commands.conftest import Gpufleet
+
+__all__ = ["aws"]
+
+GOLDEN = Path(__file__).parent / "golden_preflight.json"
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return NOW
+
+    monkeypatch.setattr(running, "datetime", Frozen)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(SPOT_P4D))
+    return str(path)
+
+
+def write_plan(tmp_path: Path, **changes: Any) -> str:
+    path = tmp_path / "other.json"
+    path.write_text(sample_plan(**changes).to_json())
+    return str(path)
+
+
+def write_stack(directory: Path, stack: str = "dev", **config: Any) -> None:
+    values = {"aws:region": "us-east-1", "gpufleet:plan": sample_plan().model_dump(mode="json", exclude_none=True)}
+    text = yaml.safe_dump({"config": {**values, **{f"gpufleet:{key}": value for key, value in config.items()}}})
+    (directory / f"Pulumi.{stack}.yaml").write_text(text)
+
+
+def rows_of(out: str) -> dict[str, dict[str, Any]]:
+    return {row["check"]: row for row in json.loads(out)["rows"]}
+
+
+@pytest.mark.usefixtures("now")
+def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    """A healthy account but for one failure of each level; a change of the format must be a change of this file."""
+    aws.answers["GetServiceQuota"] = quota_answer({"L-7212CCBC": 0.0})
+    aws.answers["DescribeVpcs"] = {
+        "Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}]}]
+    }
+    aws.answers["DescribeBudgets"] = DENIED
+    write_stack(tmp_path, amiName="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006")
+    code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 22 ok\n")
+    assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("now")
+def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    code, out, err = gpufleet("preflight", plan, "--stack", "dev")
+    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 25 ok\n")
+    assert "note: Pulumi.dev.yaml is not there" in err
+
+
+def test_warnings_and_unknowns_are_no_failure(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    aws.answers["DescribeBudgets"] = DENIED
+    aws.answers["GetKeyRotationStatus"] = {"KeyRotationEnabled": False}
+    code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
+    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 23}
+
+
+def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    aws.answers["GetServiceQuota"] = quota_answer({"L-7212CCBC": 0.0})
+    aws.answers["DescribeBudgets"] = DENIED
+    code, out, _ = gpufleet("preflight", plan, "--stack", "dev")
+    lines = out.splitlines()
+    assert code == 1
+    assert lines[0] == (
+        "error    quota All P4, P3 and P2 Spot Instance Requests: 96 vCPUs needed for 1 x p4d.24xlarge on spot, "
+        "0 free: quota 0 (L-7212CCBC), 0 in use"
+    )
+    assert lines[1].strip().startswith("why: AWS refuses to start instances")
+    assert lines[2].strip().startswith("next: aws service-quotas request-service-quota-increase")
+    assert lines[3].startswith("unknown  AWS budgets: not permitted: budgets:ViewBudget is missing")
+    assert [line.split()[0] for line in lines if not line.startswith(" ") and line][-2] == "ok"
+
+
+def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
+    assert len(rows) == 25 and "0 error" in err
+
+
+def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    code, out, _ = gpufleet("preflight", plan, "--format", "json")
+    assert code == 0
+    assert {check for check, row in rows_of(out).items() if row["level"] == "unknown"} == {"KMS key", "bucket"}
+    assert rows_of(out)["bucket"]["next"] == "gpufleet preflight PLAN --stack NAME"
+
+
+def test_the_stacks_configuration_counts(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    write_stack(tmp_path, zoneId="use1-az6", ceilingUsd=101, vpcCidr="172.31.0.0/20", amiName="my image", nat=True)
+    aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az6", "Score": 8}]}
+    aws.answers["DescribeAddresses"] = {"Addresses": []}
+    code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    rows = rows_of(out)
+    assert code == 0 and "note" not in err
+    assert rows["zones of p4d.24xlarge"]["value"] == "use1-az6"
+    assert rows["spot placement score"]["found"].endswith("in use1-az6")
+    assert (rows["budget"]["level"], rows["budget"]["limit"]) == ("warning", 101)
+    assert rows["VPC range"]["level"] == "warning"
+    assert rows["quota EC2-VPC Elastic IPs"]["level"] == "ok"
+    assert aws.asked("DescribeImages")[0]["Filters"] == [{"Name": "name", "Values": ["my image"]}]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"amiName": "a", "amiId": "ami-0123456789abcdef0"}, "are both set: keep one"),
+        ({"vpcCidr": "10.0.0.0/8"}, "a VPC takes /16 to /28"),
+        ({"subnetIds": ["subnet-1"], "amiName": "a"}, "go together"),
+        ({"ceilingUsd": "much", "amiName": "a"}, "ceilingUsd"),
+        ({}, "gpufleet:wheels is not set"),
+    ],
+)
+def test_a_configuration_the_program_refuses_is_one_error_of_many(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path, config: dict[str, Any], says: str
+) -> None:
+    write_stack(tmp_path, **config)
+    aws.answers["DescribeSubnets"] = DENIED_EC2
+    code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    rows = rows_of(out)
+    assert code == 1 and rows["configuration"]["level"] == "error" and says in rows["configuration"]["found"]
+    assert rows["hardware of p4d.24xlarge"]["level"] == "ok"
+
+
+def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"volumes": {"root_gib": 300}})
+    write_stack(tmp_path, plan=other, amiName="a")
+    code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]
+    assert code == 0 and [row["check"] for row in warnings] == ["configuration"]
+    assert warnings[0]["next"] == "gpufleet stack set PLAN --stack dev"
+
+
+def test_a_plan_no_pinned_image_drives_is_an_error(gpufleet: Gpufleet, aws: FakeAws, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, node={"gpu": "V100"})
+    code, out, _ = gpufleet("preflight", plan, "--format", "json")
+    assert code == 1 and "starts with Turing" in rows_of(out)["image"]["found"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["missing.json"],
+        ["--stack", "a/b"],
+        ["--plan", "0"],
+        ["--plan", "2"],
+        ["--format", "yaml"],
+    ],
+)
+def test_wrong_usage_is_status_2_without_a_call(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, arguments: list[str]
+) -> None:
+    given = arguments if arguments[0] == "missing.json" else [plan, *arguments]
+    code, out, _ = gpufleet("preflight", *given)
+    assert (code, out, aws.calls) == (2, "", [])
+
+
+def test_a_stack_file_that_is_none_is_status_2(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.dev.yaml").write_text("[")
+    code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path))
+    assert (code, out, aws.calls) == (2, "", []) and "cannot be read" in err
+
+
+def test_no_credentials_are_one_clear_error(gpufleet: Gpufleet, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    code, out, err = gpufleet("preflight", plan, "--format", "json")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: nothing was checked: no AWS credentials were found") and err.count("error:") == 1
+
+
+def test_aws_that_cannot_be_reached_is_one_clear_error(
+    gpufleet: Gpufleet, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)
+    code, out, err = gpufleet("preflight", plan)
+    assert (code, out) == (1, "") and "nothing was checked: no answer from AWS" in err
+
+
+@pytest.mark.parametrize("operation", sorted(set(healthy()) - {"GetCallerIdentity"}))
+@pytest.mark.parametrize("refusal", [DENIED_EC2, THROTTLED], ids=lambda refusal: refusal.code)
+def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation: str, refusal: Refusal) -> None:
+    """Whatever call is refused or throttled: at least a row says so, none is an error, and the rest is as it was."""
+    well = {row.check: row.level for row in running.preflight(target(), at=NOW).rows}
+    assert set(well.values()) == {"ok"}
+    aws.answers[operation] = refusal
+    if operation == "ListBuckets":
+        aws.answers["HeadBucket"] = refusal
+    rows = running.preflight(target(), at=NOW).rows
+    unknown = [row for row in rows if row.level == "unknown"]
+    assert unknown and not [row for row in rows if row.level in ("error", "warning")]
+    said = action_of(operation) if refusal is DENIED_EC2 else "throttled"
+    assert any(said in row.found for row in unknown)
+    kept = {row.check for row in rows if row.level == "ok"}
+    assert len(kept) >= len(well) - 6
+
+
+# Without budgets AWS leaves the field out; without buckets it is empty.
+MAY_BE_EMPTY = {"DescribeBudgets", "ListBuckets"}
+
+
+@pytest.mark.parametrize("operation", sorted(set(healthy()) - {"GetCallerIdentity"} - MAY_BE_EMPTY))
+def test_an_empty_answer_never_crashes(aws: FakeAws, operation: str) -> None:
+    """Every field is optional in AWS's models; one that is missing is unknown, or an error of its own."""
+    aws.answers[operation] = {}
+    rows = running.preflight(target(), at=NOW).rows
+    assert {row.level for row in rows} >= {"ok"} and any(row.level in ("unknown", "error") for row in rows)
+    assert all("Traceback" not in row.found for row in rows)
+
+
+def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
+    aws.answers["GetCallerIdentity"] = THROTTLED
+    report = running.preflight(target(), at=NOW)
+    unknown = {row.check for row in report.rows if row.level == "unknown"}
+    assert report.account is None and unknown == {"identity", "KMS key", "bucket", "AWS budgets"}
+
+
+def policy_of(page: Path) -> dict[str, Any]:
+    (block,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    found: dict[str, Any] = json.loads(block)
+    return found
+
+
+def test_the_documented_policy_is_the_calls_that_are_made(aws: FakeAws, repository: Path) -> None:
+    """Three plans, which between them make every call there is."""
+    start = NOW + timedelta(hours=24)
+    times = {"start": start.isoformat(), "end": (start + timedelta(hours=24)).isoformat()}
+    block = sample_plan(purchase={"option": "capacity-block", "on_demand_base": 0, "capacity_block": times})
+    aws.answers |= {
+        "GetServiceQuota": Refusal("NoSuchResourceException"),
+        "GetAWSDefaultServiceQuota": quota_answer(),
+        "DescribeAddresses": {"Addresses": []},
+        "DescribeCapacityBlockOfferings": {"CapacityBlockOfferings": []},
+        "DescribeSubnets": {"Subnets": [{"SubnetId": "subnet-1", "AvailabilityZoneId": "use1-az2"}]},
+        "DescribeRouteTables": {"RouteTables": []},
+        "DescribeVpcAttribute": {"EnableDnsSupport": {"Value": True}, "EnableDnsHostnames": {"Value": True}},
+        "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": True},
+        "GetEbsDefaultKmsKeyId": {"KmsKeyId": "alias/aws/ebs"},
+        "ListBuckets": {"Buckets": []},
+        "HeadBucket": Refusal("404", 404),
+    }
+    aws.answers["DescribeSubnets"] = {
+        "Subnets": [
+            {
+                "SubnetId": "subnet-1",
+                "VpcId": "vpc-1",
+                "State": "available",
+                "AvailabilityZoneId": "use1-az2",
+                "AvailableIpAddressCount": 100,
+            }
+        ]
+    }
+    running.preflight(target(nat=True), at=NOW)
+    running.preflight(target(block, vpc_id="vpc-1", subnet_ids=("subnet-1",)), at=NOW)
+    made = {action_of(operation) for operation, _ in aws.calls}
+    allowed: set[str] = set()
+    for statement in policy_of(repository / "docs" / "preflight.md")["Statement"]:
+        actions = statement["Action"]
+        allowed |= {actions} if isinstance(actions, str) else set(actions)
+    assert made == allowed
+    # Nothing that writes: the names of AWS's reading calls.
+    assert all(re.match(r"[a-z0-9]+:(Describe|Get|List|View)", action) for action in allowed)
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+# What moto lacks, or makes up: its quotas are of another day, its images of another AWS.
+NOT_IN_MOTO = (
+    "DescribeImages",
+    "DescribeCapacityReservations",
+    "DescribePlacementGroups",
+    "GetAccountSettings",
+    "GetProducts",
+    "GetServiceQuota",
+    "GetSpotPlacementScores",
+)
+
+
+@pytest.fixture
+def emulated(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
+    fake = FakeAws({name: healthy()[name] for name in NOT_IN_MOTO}, behind=True)
+    zones = [{"AvailabilityZoneId": f"use1-az{number}", "Score": 9} for number in range(1, 7)]
+    fake.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": zones}
+    monkeypatch.setattr(clients, "_session", fake.session)
+    return fake
+
+
+def test_an_emulated_aws_is_understood(gpufleet: Gpufleet, emulated: FakeAws, plan: str, moto_server: str) -> None:
+    """Real requests and answers over HTTP: an account with an instance, a volume, a key and somebody else's bucket."""
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    ami = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ids = [
+        one["InstanceId"]
+        for one in ec2.run_instances(ImageId=ami, InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)["Instances"]
+    ]
+    ec2.create_volume(AvailabilityZone="us-east-1a", Size=1024, VolumeType="gp3")
+    kms = boto3.client("kms", region_name="us-east-1")
+    key = kms.create_key()["KeyMetadata"]["KeyId"]
+    kms.create_alias(AliasName="alias/gpufleet-dev", TargetKeyId=key)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=f"gpufleet-dev-{ACCOUNT}-us-east-1")
+    try:
+        code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
+    finally:
+        ec2.terminate_instances(InstanceIds=ids)
+    document, rows = json.loads(out), rows_of(out)
+    assert (code, document["account"]) == (1, ACCOUNT)
+    assert rows["region"]["value"] == "opt-in-not-required"
+    assert rows["hardware of p4d.24xlarge"]["level"] == "ok"
+    assert rows["zones of p4d.24xlarge"]["level"] == "ok"
+    assert rows["bucket"]["level"] == "ok"
+    assert "in use" in rows["quota Running On-Demand P instances"]["found"]
+    assert rows["quota Storage for General Purpose SSD (gp3) volumes, in TiB"]["limit"] == pytest.approx(49, abs=0.1)
+    assert rows["KMS key"]["level"] == "ok" and rows["KMS key rotation"]["level"] == "warning"
+    # The key that moto made has the default policy, which names no service-linked role.
+    assert rows["KMS grants"]["level"] == "error"
+    assert rows["AWS budgets"]["level"] == "ok"
+    assert rows["spot placement score"]["level"] == "ok"
+
+
+def test_throttled_calls_are_tried_again(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore's own retries: two refusals, then an answer. No wait is a real one."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
+    busy = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
+    good = b"<DescribePlacementGroupsResponse><placementGroupSet/></DescribePlacementGroupsResponse>"
+    sent: list[str] = []
+
+    def send(request: Any, **_: Any) -> AWSResponse:
+        sent.append(request.url)
+        body, status = (busy, 503) if len(sent) < 3 else (good, 200)
+
+        class Raw:
+            def stream(self, **_: Any) -> Iterator[bytes]:
+                yield body
+
+        return AWSResponse(request.url, status, {}, Raw())  # type: ignore[arg-type]
+
+    del aws.answers["DescribePlacementGroups"]
+    aws.behind = True
+    events = clients.ec2("us-east-1").meta.events
+    events.register("before-send.ec2", send)  # type: ignore[arg-type]  # the stubs know no answer
+    try:
+        rows = {row.check: row for row in running.preflight(target(), at=NOW).rows}
+    finally:
+        events.unregister("before-send.ec2", send)  # type: ignore[arg-type]
+    assert rows["placement groups"].level == "ok" and len(sent) == 3
+
+
+def test_the_time_of_the_check_is_utc(aws: FakeAws) -> None:
+    report = running.preflight(target())
+    assert abs(report.at - datetime.now(UTC)) < timedelta(hours=1) and report.count("ok") == len(report.rows)
+
+
+def test_the_help_has_an_example(gpufleet: Gpufleet) -> None:
+    code, out, _ = gpufleet("preflight", "--help")
+    assert code == 0 and "Example:\n    gpufleet preflight" in out
