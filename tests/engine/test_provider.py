@@ -132,6 +132,13 @@ def test_an_ignored_difference_is_none() -> None:
     assert list(diff({"count": 1}, {"count": 2}, ("count",)).diffs) == []
 
 
+def test_an_ignored_difference_inside_a_block_hides_no_other() -> None:
+    old = {"disks": [{"deviceName": "a", "volumeSize": 1}]}
+    ignored = ("disks.volumeSize",)
+    assert list(diff(old, {"disks": [{"deviceName": "a", "volumeSize": 2}]}, ignored).diffs) == []
+    assert list(diff(old, {"disks": [{"deviceName": "b", "volumeSize": 2}]}, ignored).diffs) == ["disks"]
+
+
 def test_a_defect_of_the_plugin_reaches_the_engine() -> None:
     request = provider_pb2.DiffRequest(urn=URN.replace("node:Node", "unicorn:Unicorn"))
     with pytest.raises(RefusedError, match="aws:ec2/unicorn:Unicorn"):

@@ -295,8 +295,7 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
         assert not problems, f"Check let them through: {problems}"
         if prior is not None:
             for path in ignored:
-                key = block.terraform_names[path.split(".")[0].split("[")[0]]
-                config[key] = prior.value[key]
+                _keep(block, config, prior.value, path.split("."))
         return self._terraform.plan(name, config, prior)
 
 
@@ -312,6 +311,16 @@ def _unfinished(error: UnfinishedError, block: Block, inputs: Struct) -> InitFai
             refresh_before_update=True,
         )
     )
+
+
+def _keep(block: Block, config: TerraformObject, prior: TerraformObject, path: list[str]) -> None:
+    """Put what ``prior`` has at a path of Pulumi's names in the place of ``config``'s."""
+    key = block.terraform_names[path[0].split("[")[0]]
+    if len(path) == 1 or key not in block.blocks:
+        config[key] = prior[key]
+        return
+    for new, old in zip(config[key], prior[key], strict=False):
+        _keep(block.blocks[key].block, new, old, path[1:])
 
 
 def _arguments(inputs: Properties) -> Properties:
