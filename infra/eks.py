@@ -27,6 +27,10 @@ SYSTEM_INSTANCE_TYPE = "t4g.small"
 SYSTEM_AMI_TYPE = "AL2023_ARM_64_STANDARD"
 SYSTEM_VOLUME_GIB = 20
 LOG_RETENTION_DAYS = 90
+# What the meter counts of the cluster from the stack's first hour to its last: control plane 0.10, two t4g.small at
+# 0.0184 with 20 GiB of gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 as
+# the catalog has them (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21). GPU nodes outweigh it a hundredfold.
+FIXED_USD_PER_HOUR = 0.10 + SYSTEM_NODES * (0.0184 + SYSTEM_VOLUME_GIB * 0.088 / 730) + 3 * 0.011
 # All there are: https://docs.aws.amazon.com/eks/latest/userguide/control-plane-logs.html
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 # What a node does for itself, besides being a node of the cluster (policies.node_policy).

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.config import ConfigError
-from infra.eks import LOG_TYPES, node_config, pod_identity_trust, statements
+from infra.eks import FIXED_USD_PER_HOUR, LOG_TYPES, node_config, pod_identity_trust, statements
 from infra.images import EKS_RELEASE_VERSION, KUBERNETES_VERSION
 from infra.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
 from infra.naming import Names
@@ -194,6 +194,16 @@ def test_no_node_starts_before_a_person_says_so(cluster: Deployed) -> None:
     assert request.want == "stop"
     # Any request a person makes is newer.
     assert request.at.year == 2000
+
+
+def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
+    with_cluster, without = (
+        json.loads(stack.one("Function")["environment"]["variables"]["GPUFLEET_CONTROL"])["fixed_usd_per_hour"]
+        for stack in (cluster, deploy())
+    )
+    # A control plane, two small nodes, three endpoints.
+    assert with_cluster - without == pytest.approx(FIXED_USD_PER_HOUR)
+    assert 0.14 < FIXED_USD_PER_HOUR < 0.2
 
 
 def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> None:
