@@ -30,14 +30,14 @@ class Bundle:
 
 
 def build(source: Path = SOURCE) -> Bundle:
-    """Pack the bootstrap package as ``bootstrap/``.
+    """Pack what nodes need of the bootstrap package as ``bootstrap/``; a new controller changes no node.
 
     Raises:
         FileNotFoundError: ``source`` has no node_init.sh, so a node would have nothing to run.
     """
     if not (source / "node_init.sh").is_file():
         raise FileNotFoundError(f"{source}/node_init.sh is missing: install gpufleet with its bootstrap package")
-    return pack(source, "bootstrap")
+    return pack(source, "bootstrap", without=("controller",))
 
 
 def files_of(source: Path) -> list[Path]:
@@ -51,11 +51,19 @@ def files_of(source: Path) -> list[Path]:
     return found
 
 
-def pack(source: Path, root: str) -> Bundle:
-    """Pack a folder's files under ``root/``: the same files give the same bytes, whoever packs them and when."""
+def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
+    """Pack a folder's files under ``root/``: the same files give the same bytes, whoever packs them and when.
+
+    Args:
+        source: the folder.
+        root: what it is called in the archive.
+        without: folders in it to leave out.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in files_of(source):
+            if path.relative_to(source).parts[0] in without:
+                continue
             data = path.read_bytes()
             # TarInfo's defaults are what makes it reproducible: no owner, no times.
             entry = tarfile.TarInfo(f"{root}/{path.relative_to(source).as_posix()}")

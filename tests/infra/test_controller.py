@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
 from datetime import date
 from pathlib import Path
@@ -210,6 +211,13 @@ def test_the_same_files_give_the_same_zip_wherever_they_lie(tmp_path: Path) -> N
     assert bundle.controller(tmp_path / "a") == bundle.controller(tmp_path / "b")
     with pytest.raises(FileNotFoundError, match="install gpufleet with its bootstrap package"):
         bundle.controller(tmp_path / "c")
+
+
+def test_a_new_controller_changes_no_node() -> None:
+    with tarfile.open(fileobj=io.BytesIO(bundle.build().content)) as archive:
+        names = archive.getnames()
+    assert "bootstrap/node_init.sh" in names
+    assert not [name for name in names if name.startswith("bootstrap/controller")]
 
 
 def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
