@@ -22,6 +22,7 @@ PREDICATES = (
     errors.has_bad_credentials,
     errors.is_not_permitted,
     errors.is_region_disabled,
+    errors.is_not_found,
     errors.is_throttled,
     errors.is_unreachable,
     errors.is_server_fault,
@@ -37,6 +38,9 @@ PREDICATES = (
         (_client_error("AuthFailure"), errors.has_bad_credentials, "the region is not enabled"),
         (_client_error("UnauthorizedOperation"), errors.is_not_permitted, "as AWS says it"),
         (_client_error("AccessDeniedException"), errors.is_not_permitted, "may not do this"),
+        (_client_error("403"), errors.is_not_permitted, "may not do this"),
+        (_client_error("404"), errors.is_not_found, "as AWS says it"),
+        (_client_error("NoSuchResourceException"), errors.is_not_found, "as AWS says it"),
         (_client_error("OptInRequired"), errors.is_region_disabled, "has not enabled the region"),
         (_client_error("RequestLimitExceeded"), errors.is_throttled, "try again later"),
         (_client_error("ThrottlingException"), errors.is_throttled, "throttled"),
@@ -80,6 +84,7 @@ def test_no_code_is_classified_twice() -> None:
         errors.BAD_CREDENTIALS,
         errors.NOT_PERMITTED,
         errors.REGION_DISABLED,
+        errors.NOT_FOUND,
         errors.SERVER_FAULT,
     ]
     assert sum(map(len, groups)) == len(frozenset.union(*groups))
