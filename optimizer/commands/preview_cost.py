@@ -180,7 +180,10 @@ class _Bill:
         if of.kind in self._by_kind:
             yield from self._by_kind[of.kind](of)
         else:
-            yield Line(type=of.type, name=of.name, item=of.kind, basis="unpriced", quantity=None, per="", unit_usd=None)
+            yield from self._unpriced(of, of.kind)
+
+    def _unpriced(self, of: Resource, what: str, *, quantity: float | None = None, per: str = "") -> Iterator[Line]:
+        yield Line(type=of.type, name=of.name, item=what, basis="unpriced", quantity=quantity, per=per, unit_usd=None)
 
     def _unit(self, item: UnitItem) -> tuple[float | None, str, date | None, str]:
         """Price, source, date and unit."""

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
+from optimizer.commands.stack import write_stack_config
 from optimizer.errors import InvalidInputError
-from tests.plans import SPOT_P4D, merged
+from tests.plans import SPOT_P4D, merged, sample_plan
 
 RESERVED = merged(SPOT_P4D, {"purchase": {"option": "reserved", "on_demand_base": 0}})
 
@@ -81,7 +82,9 @@ def test_it_says_what_the_training_code_must_do(tmp_path: Path, parallelism: dic
 
 def test_csv_has_one_row_a_resource(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(preview(tmp_path, SPOT_P4D, "--format", "csv"))))
-    assert list(rows[0]) == ["type", "name", "parent", "protected", "detail"]
+    assert list(rows[0]) == ["type", "name", "parent", "protected", "detail", "usd_per_hour", "usd_per_month"]
+    (gateway,) = [row for row in rows if row["name"] == "gpufleet-dev-logs"]
+    assert (gateway["usd_per_hour"], gateway["usd_per_month"]) == ("0.01", "7.3")
     expected = json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["resources"]
     assert [row["name"] for row in rows] == [row["name"] for row in expected]
 
@@ -135,6 +138,115 @@ def test_it_needs_no_cli_no_account_and_no_traceback(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+def test_costs_name_every_price_with_source_and_date(tmp_path: Path) -> None:
+    answer = json.loads(preview(tmp_path, SPOT_P4D, "--config", "nat=true", "--format", "json"))
+    lines = answer["costs"]
+    assert all(line["source"] and line["as_of"] for line in lines if line["unit_usd"] is not None)
+    (nat,) = [line for line in lines if line["item"] == "NAT gateway"]
+    assert (nat["usd_per_hour"], nat["per"], nat["basis"]) == (0.045, "gateway-hour", "always")
+    assert nat["usd_per_month"] == pytest.approx(0.045 * 730)
+    (data,) = [line for line in lines if line["type"].endswith("NatGateway") and line["basis"] == "usage"]
+    assert (data["unit_usd"], data["usd_per_hour"]) == (0.045, None)
+    # The plan's own prices come first; the node on demand, which the plan does not price, has the catalog's.
+    nodes = {line["item"]: line["usd_per_hour"] for line in lines if line["per"] == "node-hour"}
+    assert nodes["p4d.24xlarge, spot"] == 10 and nodes["p4d.24xlarge, on-demand"] > 20
+    always = sum(line["usd_per_hour"] for line in lines if line["basis"] == "always")
+    running = sum(line["usd_per_hour"] for line in lines if line["basis"] == "nodes")
+    assert answer["totals"]["without_nodes_usd_per_hour"] == pytest.approx(always)
+    assert answer["totals"]["usd_per_hour"] == pytest.approx(always + running)
+    assert answer["totals"]["usd_per_month"] == pytest.approx((always + running) * 730)
+
+
+def test_the_table_says_what_is_billed_with_and_without_nodes(tmp_path: Path) -> None:
+    text = preview(tmp_path, SPOT_P4D)
+    assert "6 x VpcEndpoint" in text and "interface endpoint" in text
+    assert "With all nodes: " in text and "Without nodes: " in text
+    assert "at most: as if each run took its 55 s" in text
+
+
+def test_against_another_plan_shows_what_changes_and_the_dollars(tmp_path: Path) -> None:
+    other = tmp_path / "before.json"
+    other.write_text(json.dumps({"plans": [SPOT_P4D]}))
+    more = merged(SPOT_P4D, {"node_count": 4, "parallelism": {"data": 32, "grad_accum": 1}})
+    answer = json.loads(preview(tmp_path, more, "--against", str(other), "--format", "json"))
+    difference = answer["difference"]
+    changed = {change["name"]: change for change in difference["changes"]}
+    assert (
+        changed["gpufleet-dev-nodes"]["kind"] == "changed" and "maxSize" in changed["gpufleet-dev-nodes"]["arguments"]
+    )
+    # Two spot nodes more, their volumes and what they publish.
+    more_usd = difference["after"]["usd_per_hour"] - difference["before"]["usd_per_hour"]
+    assert more_usd == pytest.approx(2 * 10 + 2 * (200 * 0.08 + 125 * 0.04) / 730 + 2 * 60 * 1e-5, rel=1e-3)
+
+
+def test_against_the_same_plan_nothing_differs(tmp_path: Path) -> None:
+    other = tmp_path / "before.json"
+    other.write_text(json.dumps(SPOT_P4D))
+    text = preview(tmp_path, SPOT_P4D, "--against", str(other))
+    assert f"against {other}: no resources differ" in text and "+0.0000" in text
+
+
+def test_against_a_stack_file_uses_its_configuration(tmp_path: Path) -> None:
+    stack = tmp_path / "Pulumi.dev.yaml"
+    write_stack_config(stack, sample_plan())
+    stack.write_text(stack.read_text() + "  gpufleet:nat: true\n  gpufleet:alarmEmail: ops@example.com\n")
+    rows = json.loads(preview(tmp_path, SPOT_P4D, "--against", str(stack), "--format", "json"))
+    assert rows["difference"]["changes"] == []
+    assert any(row["type"].endswith("NatGateway") for row in rows["resources"])
+    # A key of the command line over it: the gateway would go.
+    arguments = ("--against", str(stack), "--config", "nat=false")
+    rows = json.loads(preview(tmp_path, SPOT_P4D, *arguments, "--format", "json"))
+    removed = {change["name"] for change in rows["difference"]["changes"] if change["kind"] == "removed"}
+    assert "gpufleet-dev-nat" in removed
+    saved = rows["difference"]["before"]["usd_per_hour"] - rows["difference"]["after"]["usd_per_hour"]
+    assert saved == pytest.approx(0.045 + 0.005)
+    table = list(csv.DictReader(io.StringIO(preview(tmp_path, SPOT_P4D, *arguments, "--format", "csv"))))
+    assert {row["name"] for row in table if row["change"] == "removed"} == removed
+
+
+def test_replacement_is_told_from_change(tmp_path: Path) -> None:
+    other = tmp_path / "before.json"
+    other.write_text(json.dumps(RESERVED))
+    prices = [{**price, "item": price["item"].replace("p4d.24", "p5.48")} for price in RESERVED["prices"]]
+    node = {"gpu": "H100", "gpu_memory_gib": 80}
+    p5 = merged(RESERVED, {"instance_type": "p5.48xlarge", "node": node, "prices": prices})
+    answer = json.loads(preview(tmp_path, p5, "--against", str(other), "--format", "json"))
+    kinds = {(change["type"].split(":")[-1], change["kind"]) for change in answer["difference"]["changes"]}
+    assert ("CapacityReservation", "replaced") in kinds and ("LaunchTemplate", "changed") in kinds
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{torn", "cannot be used"),
+        ("{}", "cannot be used"),
+        ('{"deployment": {"resources": [{"type": 1}]}}', "not what Pulumi writes"),
+        ('{"deployment": {}}', "nothing is deployed"),
+    ],
+)
+def test_against_what_is_no_stack_ends_with_2(tmp_path: Path, content: str, says: str) -> None:
+    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
+    plan.write_text(json.dumps(SPOT_P4D))
+    other.write_text(content)
+    result = CliRunner().invoke(cli, ["preview", str(plan), "--against", str(other)])
+    assert isinstance(result.exception, InvalidInputError) and says in str(result.exception)
+
+
+def test_another_region_is_another_stack(tmp_path: Path) -> None:
+    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
+    plan.write_text(json.dumps(SPOT_P4D))
+    other.write_text(json.dumps(merged(SPOT_P4D, {"region": "us-west-2", "zone_ids": ["usw2-az1"]})))
+    result = CliRunner().invoke(cli, ["preview", str(plan), "--against", str(other)])
+    assert isinstance(result.exception, InvalidInputError) and "do not move between regions" in str(result.exception)
+
+
+def test_a_config_entry_without_a_value_ends_with_2(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(SPOT_P4D))
+    result = CliRunner().invoke(cli, ["preview", str(path), "--config", "nat"])
+    assert result.exit_code == 2 and "'nat' is not KEY=VALUE" in result.output
 
 
 def test_help_has_an_example() -> None:

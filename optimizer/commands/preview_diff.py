@@ -1,0 +1,148 @@
+"""What would change in a stack: its resources as they are, or as another plan has them, against those of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.commands.stack_file import read_stack_file
+from optimizer.errors import InvalidInputError
+from optimizer.plan import FleetPlan, PlanError, read_plan
+
+if TYPE_CHECKING:
+    from infra.exported import Export
+    from infra.preview import Resource
+
+Kind = Literal["added", "changed", "replaced", "removed"]
+
+# Arguments that cannot be changed in place, so that the provider deletes the resource and makes another ("Forces new
+# resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs), by the last part of the type.
+REPLACING: dict[str, frozenset[str]] = {
+    kind: frozenset(arguments.split())
+    for kind, arguments in {
+        "AccessEntry": "clusterName principalArn type",
+        "Addon": "addonName clusterName",
+        "Alias": "name",
+        "Bucket": "bucket",
+        "BucketObjectv2": "bucket key",
+        "Budget": "name",
+        "CapacityReservation": (
+            "availabilityZone ebsOptimized instancePlatform instanceType outpostArn placementGroupArn tenancy"
+        ),
+        "Cluster": "name roleArn encryptionConfig bootstrapSelfManagedAddons",
+        "Dashboard": "dashboardName",
+        "EventRule": "name",
+        "EventTarget": "rule",
+        "FlowLog": "vpcId trafficType logDestination logDestinationType maxAggregationInterval iamRoleArn",
+        "Function": "name",
+        "Group": "name",
+        "LifecycleHook": "autoscalingGroupName name",
+        "LogGroup": "name",
+        "MetricAlarm": "name",
+        "NatGateway": "allocationId subnetId",
+        "NodeGroup": "amiType capacityType clusterName diskSize instanceTypes nodeRoleArn subnetIds",
+        "Permission": "action function principal sourceAccount sourceArn",
+        "PlacementGroup": "name strategy",
+        "Policy": "autoscalingGroupName name",
+        "Queue": "name",
+        "Role": "name path",
+        "RolePolicy": "role name",
+        "RolePolicyAttachment": "policyArn role",
+        "Route": "destinationCidrBlock routeTableId",
+        "RouteTable": "vpcId",
+        "RouteTableAssociation": "subnetId",
+        "Schedule": "autoscalingGroupName scheduledActionName",
+        "SecurityGroup": "description name vpcId",
+        "SecurityGroupEgressRule": "securityGroupId",
+        "SecurityGroupIngressRule": "securityGroupId",
+        "ServiceLinkedRole": "awsServiceName customSuffix",
+        "Subnet": "availabilityZone cidrBlock vpcId",
+        "Topic": "name",
+        "TopicSubscription": "endpoint protocol topic",
+        "Vpc": "cidrBlock instanceTenancy",
+        "VpcEndpoint": "serviceName vpcEndpointType vpcId",
+    }.items()
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """What a plan is compared with.
+
+    Attributes:
+        origin: where it was read.
+        plan: the plan it carries out; None for an export, which does not hold it.
+        config: the configuration it was deployed with, as far as known; None where nothing is.
+        export: the deployed stack; None for what is a plan only.
+    """
+
+    origin: str
+    plan: FleetPlan | None
+    config: Mapping[str, str] | None = None
+    export: Export | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One resource that is not as it was; ``arguments`` are those whose values differ."""
+
+    kind: Kind
+    type: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+
+def read_before(path: Path, *, stack: str) -> Before:
+    """What ``--against`` names: a plan, recommend's output, a stack's configuration, or a stack's export.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    from infra.exported import ExportError, is_export, read_export
+
+    if path.suffix in (".yaml", ".yml"):
+        file = read_stack_file(path, stack=stack)
+        return Before(origin=str(path), plan=file.plan, config=config_texts(file.settings))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        data = json.loads(text)
+        if is_export(data):
+            return Before(origin=str(path), plan=None, export=read_export(data))
+        return Before(origin=str(path), plan=read_plan(text, origin=str(path)))
+    except (OSError, UnicodeDecodeError, ValueError, PlanError, ExportError) as error:
+        raise InvalidInputError(
+            f"--against {path} cannot be used: {error}",
+            limit="a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`",
+        ) from error
+
+
+def config_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Configuration values as Pulumi hands them to a program: text, with lists and objects as JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+
+
+def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Change]:
+    """Resources added, changed, replaced and removed, by what was declared; in the order of ``after``, removed last.
+
+    Components are no resources of AWS's, and are left out.
+    """
+    from infra.exported import flat
+
+    was = {(resource.type, resource.name): resource for resource in before if resource.parent}
+    found = []
+    for resource in after:
+        if not resource.parent:
+            continue
+        old = was.pop((resource.type, resource.name), None)
+        if old is None:
+            found.append(Change(kind="added", type=resource.type, name=resource.name))
+            continue
+        differ = tuple(sorted({key for key, _ in set(flat(old.inputs)) ^ set(flat(resource.inputs))}))
+        if differ:
+            replaced = REPLACING.get(resource.kind, frozenset()) & set(differ)
+            kind: Kind = "replaced" if replaced else "changed"
+            found.append(Change(kind=kind, type=resource.type, name=resource.name, arguments=differ))
+    return found + [Change(kind="removed", type=old.type, name=old.name) for old in was.values()]

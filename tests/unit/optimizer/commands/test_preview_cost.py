@@ -1,0 +1,150 @@
+"""Costs of a stack's resources, for each variant of the program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from infra.preview import Resource, resources
+from optimizer.catalog import Catalog, load
+from optimizer.commands.preview_cost import FREE, Line, cost_lines, totals
+from optimizer.plan import FleetPlan
+from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers
+from tests.plans import sample_plan
+
+EKS = {
+    "gpufleet:platform": "eks",
+    "gpufleet:nat": "true",
+    "gpufleet:eks": json.dumps({"adminArns": ["arn:aws:iam::111122223333:role/ml"]}),
+}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "spot": ({}, {}),
+    "alarms and nat": ({}, {**ALARM, "gpufleet:nat": "true", "gpufleet:trainCommand": "train.py"}),
+    "on demand": (on_demand(), {}),
+    "reserved": (reserved(), {}),
+    "an existing reservation": (reserved("cr-0123456789abcdef0"), {}),
+    "capacity block": (capacity_block(), {}),
+    "workers": (
+        WORKERS,
+        workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, warmPool="1", trainCommand="serve.py"),
+    ),
+    "workers of a queue": (WORKERS, workers(scaling={"minNodes": 0, "queue": {"name": "q", "messagesPerNode": 10}})),
+    "kubernetes": (on_demand(), EKS),
+}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load()
+
+
+def bill(
+    catalog: Catalog, changes: Mapping[str, Any], config: Mapping[str, str]
+) -> tuple[FleetPlan, list[Resource], list[Line]]:
+    plan = sample_plan(**changes)
+    found = resources(plan, stack="dev", config=config)
+    return plan, found, cost_lines(found, catalog, plan.region, prices=plan.prices, plan=plan)
+
+
+def by_item(lines: list[Line]) -> dict[str, Line]:
+    return {line.item: line for line in lines}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_resource_is_free_or_has_a_price(catalog: Catalog, variant: str) -> None:
+    """A new type of resource must say which; only what AWS sells upfront or by the e-mail has no price here."""
+    _, found, lines = bill(catalog, *VARIANTS[variant])
+    unpriced = {line.item for line in lines if line.basis == "unpriced"}
+    assert unpriced <= {"e-mails of alarms, beyond the first thousand a month", "p4d.24xlarge, capacity block"}
+    billed = {(line.type, line.name) for line in lines}
+    silent = {
+        resource.kind
+        for resource in found
+        if resource.parent and resource.kind not in FREE and (resource.type, resource.name) not in billed
+    }
+    # A launch template's nodes are the group's, a gateway endpoint is free, the flow log's data is the flow log's.
+    assert silent <= {"LaunchTemplate", "VpcEndpoint", "LogGroup"}
+    assert all(line.as_of and line.source for line in lines if line.unit_usd is not None)
+
+
+def test_nodes_are_billed_as_they_are_bought(catalog: Catalog) -> None:
+    _, _, spot = bill(catalog, {}, {})
+    assert by_item(spot)["p4d.24xlarge, spot"].usd_per_hour == 10
+    assert by_item(spot)["p4d.24xlarge, on-demand"].quantity == 1
+    _, _, bought = bill(catalog, on_demand(), {})
+    assert "p4d.24xlarge, spot" not in by_item(bought) and by_item(bought)["p4d.24xlarge, on-demand"].quantity == 2
+
+
+def test_a_reservation_is_billed_without_nodes_and_its_nodes_are_not_billed_again(catalog: Catalog) -> None:
+    _, _, lines = bill(catalog, reserved(), {})
+    line = by_item(lines)["reservation of p4d.24xlarge"]
+    assert line.basis == "always" and line.quantity == 2
+    assert not [line for line in lines if line.per == "node-hour" and line.basis == "nodes"]
+    assert line.usd_per_hour is not None and totals(lines).without_nodes > line.usd_per_hour
+
+
+def test_a_capacity_block_is_paid_before(catalog: Catalog) -> None:
+    price = {"item": "capacity block p4d.24xlarge us-east-1", "usd": 8.0, "per": "hour", "source": "offer"}
+    _, _, lines = bill(catalog, {**capacity_block(), "prices": [{**price, "as_of": "2026-11-21"}]}, {})
+    line = by_item(lines)["p4d.24xlarge, capacity block"]
+    assert line.usd_per_hour == 16 and "when the block was bought" in line.note
+
+
+def test_a_warm_pool_pays_for_its_volumes(catalog: Catalog) -> None:
+    _, _, lines = bill(catalog, *VARIANTS["workers"])
+    pool = [line for line in lines if "warm pool" in line.note]
+    assert [(line.item, line.quantity, line.basis) for line in pool] == [
+        ("gp3 volumes", 200, "always"),
+        ("gp3 throughput", 125, "always"),
+    ]
+
+
+def test_a_cluster_pays_for_its_control_plane_and_small_nodes(catalog: Catalog) -> None:
+    _, _, lines = bill(catalog, on_demand(), EKS)
+    assert by_item(lines)["Kubernetes control plane"].usd_per_hour == 0.1
+    assert by_item(lines)["t4g.small, on-demand"].usd_per_hour == pytest.approx(2 * 0.0168)
+    (log,) = [line for line in lines if line.name == "gpufleet-dev-control-plane"]
+    assert "VendedLog" in log.source
+
+
+def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -> None:
+    _, found, lines = bill(catalog, *VARIANTS["alarms and nat"])
+    (dashboard,) = [resource for resource in found if resource.kind == "Dashboard"]
+    line = by_item(lines)["own metrics"]
+    assert line.quantity is not None and line.quantity >= 8
+    assert "SpentUsd" in dashboard.inputs["dashboardBody"]
+    assert line.usd_per_hour == pytest.approx(line.quantity * 0.3 / 730)
+    # An alarm on an expression is billed for each metric in it.
+    assert {line.name: line.quantity for line in lines if line.item == "metric alarm"}[
+        "gpufleet-dev-missing-nodes"
+    ] == 2
+
+
+def test_a_price_that_is_not_known_is_unpriced_and_never_guessed(catalog: Catalog) -> None:
+    plan, found, _ = bill(catalog, {}, {})
+    without = Catalog(
+        offers=(),
+        instance_types=(),
+        gpus=(),
+        unit_prices=tuple(price for price in catalog.unit_prices if price.item != "vpc-endpoint"),
+        sources=(),
+        made_at=catalog.made_at,
+        as_of=catalog.as_of,
+    )
+    lines = cost_lines(found, without, plan.region, plan=None)
+    endpoint = by_item(lines)["interface endpoint"]
+    assert (endpoint.basis, endpoint.unit_usd, endpoint.usd_per_hour) == ("unpriced", None, None)
+    assert by_item(lines)["p4d.24xlarge, spot"].basis == "unpriced"
+    # Without a plan nobody knows how many checkpoints there will be.
+    assert by_item(lines)["checkpoints kept"].basis == "usage"
+
+
+def test_a_resource_of_a_type_nobody_knows_is_shown_unpriced(catalog: Catalog) -> None:
+    lake = Resource(
+        type="aws:fsx/lustreFileSystem:LustreFileSystem", name="x", parent="storage", inputs={}, protected=False
+    )
+    (line,) = cost_lines([lake], catalog, "us-east-1", plan=None)
+    assert (line.item, line.basis) == ("LustreFileSystem", "unpriced")
