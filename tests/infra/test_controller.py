@@ -223,12 +223,13 @@ def test_a_new_controller_changes_no_node() -> None:
 def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(code(stack))) as archive:
         assert {entry.external_attr >> 16 for entry in archive.infolist()} == {0o644}
-        archive.extractall(tmp_path)
+    path = tmp_path / "code.zip"
+    path.write_bytes(code(stack))
     module, _, function = stack.one("Function")["handler"].rpartition(".")
     script = (
         "import importlib, os, sys\n"
         f"module = importlib.import_module({module!r})\n"
-        f"assert module.__file__.startswith({str(tmp_path)!r}), module.__file__\n"
+        f"assert module.__file__.startswith({str(path)!r}), module.__file__\n"
         f"assert callable(getattr(module, {function!r}))\n"
         "from bootstrap.controller.settings import Settings\n"
         "print(Settings.from_environment(os.environ).run)\n"
@@ -238,7 +239,7 @@ def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env={**variables, "PYTHONPATH": str(tmp_path)},
+        env={**variables, "PYTHONPATH": str(path)},
         capture_output=True,
         text=True,
         check=False,
