@@ -184,7 +184,7 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Sid": "WriteLogs",
             "Effect": "Allow",
             "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-            "Resource": [names.log_group_arn, f"{names.log_group_arn}:*"],
+            "Resource": f"{names.log_group_arn}:*",
         },
         publish_metrics(names),
         {
@@ -349,9 +349,15 @@ def flow_log_policy(names: Names) -> dict[str, Any]:
         {
             "Sid": "WriteFlowLogs",
             "Effect": "Allow",
-            "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+            "Resource": f"{group}:*",
+        },
+        {
+            "Sid": "FindFlowLogs",
+            "Effect": "Allow",
+            "Action": "logs:DescribeLogStreams",
             "Resource": [group, f"{group}:*"],
-        }
+        },
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.guardrails import kind_of
+from infra.guardrails import Declared, _listed, _statements, kind_of
 from infra.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
@@ -117,6 +117,34 @@ def test_each_failed_check_is_argued_and_each_argument_is_needed(scan: Scan, rep
     assert failed - arguments.keys() == set(), "fix it, or argue it in docs/security.md"
     assert arguments.keys() - failed == set(), "an argument that nothing needs hides the next failure"
     assert all(len(reason) > 20 for reason in arguments.values())
+
+
+def action_problems(asked: list[tuple[str, str, list[str]]]) -> list[str]:
+    """As checkov_actions.py finds them."""
+    python = Path(checkov()).resolve().parent / "python"
+    script = Path(__file__).with_name("checkov_actions.py")
+    # -P: nothing of this folder is taken for a module of checkov's.
+    done = subprocess.run([python, "-P", script], input=json.dumps(asked), capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_every_action_of_a_role_exists_and_is_of_such_resources() -> None:
+    # The mocks' ARN of the key has no account.
+    key = "arn:aws:kms:us-east-1:000000000000:key/k"
+    asked = {
+        (statement["Sid"], action, tuple(arn.replace("arn:aws:kms:::gpufleet-dev-key", key) for arn in resources))
+        for variant in VARIANTS
+        for _, kind, statement in _statements(Declared(resources=variant_of_program(variant)))
+        if kind == "role"
+        for resources in [_listed(statement["Resource"])]
+        for action in _listed(statement["Action"])
+    }
+    assert len(asked) > 40
+    assert action_problems([(sid, action, list(resources)) for sid, action, resources in sorted(asked)]) == []
+    bucket = "arn:aws:s3:::gpufleet-dev-000000000000-us-east-1"
+    wrong = [("a", "s3:ReadObject", [bucket]), ("b", "s3:GetObject", [bucket]), ("c", "sqs:ReceiveMessage", ["*"])]
+    assert [problem[0] for problem in action_problems(wrong)] == ["a", "b", "c"]
 
 
 def test_the_scan_sees_what_is_wrong(scan: Scan) -> None:

@@ -89,10 +89,12 @@ def test_all_traffic_of_the_stacks_vpc_is_logged_by_a_role_that_can_do_nothing_e
     assert (log["trafficType"], log["vpcId"]) == ("ALL", "gpufleet-dev-vpc-id")
     assert log["logDestination"] == "arn:aws:cloudwatch:::gpufleet-dev-flow"
     assert log["iamRoleArn"] == "arn:aws:iam:::gpufleet-dev-flow"
-    (statement,) = stack.policy("RolePolicy", "-flow").values()
+    statements = stack.policy("RolePolicy", "-flow")
     group = "arn:aws:logs:us-east-1:000000000000:log-group:/gpufleet/dev/flow"
-    assert statement["Resource"] == [group, f"{group}:*"]
-    assert all(action.startswith("logs:") for action in statement["Action"])
+    assert {name: (each["Action"], each["Resource"]) for name, each in statements.items()} == {
+        "WriteFlowLogs": (["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*"),
+        "FindFlowLogs": ("logs:DescribeLogStreams", [group, f"{group}:*"]),
+    }
     (trust,) = json.loads(stack.one("Role", "-flow")["assumeRolePolicy"])["Statement"]
     assert trust["Principal"] == {"Service": "vpc-flow-logs.amazonaws.com"}
     assert trust["Condition"] == {
