@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.draining import terminate_timeout_s
+from infra.draining import save_limit_s, terminate_timeout_s
 from infra.naming import slug
 from optimizer.plan import FleetPlan, Node
 
@@ -262,7 +262,8 @@ def _pod(
     rank = {"name": "GPUFLEET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{index}']"}}}
     code = {"name": "code", "mountPath": CODE_DIR}
     mounts = [
-        {**code, "readOnly": True},
+        # Writable, as the folder of the training code is where the command starts.
+        code,
         {"name": "run", "mountPath": RUN_DIR},
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 (where NCCL looks)
     ]
@@ -344,6 +345,8 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         "GPUFLEET_RUN_DIR": RUN_DIR,
         "GPUFLEET_PROGRESS_FILE": f"{RUN_DIR}/progress.json",
         "GPUFLEET_LEFT_STATUS": str(LEFT),
+        # After SIGTERM; no systemd ends a pod sooner than its grace period.
+        "GPUFLEET_DRAIN_LIMIT_S": str(save_limit_s(plan)),
         # The metadata service answers over one hop, to the node alone, which passes its notices on in the drain file.
         "AWS_EC2_METADATA_DISABLED": "true",
         "GPUFLEET_BUNDLE_KEY": facts.bundle_key,

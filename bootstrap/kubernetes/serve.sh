@@ -18,8 +18,6 @@ source "$BOOTSTRAP_DIR/fleet.sh"
 : "${KUBELET_LIMIT_S:=600}"
 # A node where nothing has trained for so long is paid for nothing: its pod cannot start, or nobody made one.
 : "${IDLE_LIMIT_S:=1800}"
-# For the last checkpoint while a terminate hook holds the node.
-: "${GPUFLEET_SCALE_IN_LIMIT_S:=${GPUFLEET_DRAIN_LIMIT_S:-900}}"
 # What must be left of a spot notice when the state is saved, as bootstrap/training/drain.py has it.
 : "${SPOT_RESERVE_S:=40}"
 
@@ -108,6 +106,7 @@ leave() {
 }
 
 load_node_env
+require_env GPUFLEET_SCALE_IN_LIMIT_S
 mkdir -p "$GPUFLEET_RUN_DIR"
 leaving="" save_by=0 rebalance="" told="" sick=""
 

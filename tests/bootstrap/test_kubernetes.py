@@ -38,7 +38,7 @@ last=${*: -1}
 echo "${last##*=}" >"$FAKE_STATE/hugepages"
 exit 0
 """
-FAST = {"NOTICE_POLL_S": "0.05", "LEAVE_POLL_S": "0.05", "CHECK_ATTEMPTS": "1"}
+FAST = {"NOTICE_POLL_S": "0.05", "LEAVE_POLL_S": "0.05", "CHECK_ATTEMPTS": "1", "GPUFLEET_SCALE_IN_LIMIT_S": "300"}
 
 
 class KubernetesNode(Node):
@@ -130,7 +130,7 @@ def test_a_node_that_is_scaled_in_lets_the_container_save_and_completes_both_hoo
     (node.run_dir / "state").write_text("training 0\n")
     node.trains(4)
     began = time.time()
-    done = node.run("kubernetes/serve.sh", {**FAST, "GPUFLEET_SCALE_IN_LIMIT_S": "300"})
+    done = node.run("kubernetes/serve.sh", FAST)
     assert done.exit_code == 0, done.output
     save_by, why = (node.run_dir / "drain").read_text().strip().split(" ", 1)
     assert 290 <= int(save_by) - began <= 400
