@@ -45,7 +45,7 @@ class Quota:
         )
 
 
-# By the letters a type begins with; a family no GPU fleet runs on is not here.
+# By the letters a type begins with; a family that neither nodes nor what is beside them run on is not here.
 _ON_DEMAND = {
     letters: Quota(
         service="ec2", code=code, name=f"Running On-Demand {name} instances", unit="vCPUs", market="on-demand"
@@ -53,8 +53,10 @@ _ON_DEMAND = {
     for letters, name, code in (
         ("p", "P", "L-417A185B"),
         ("g", "G and VT", "L-DB2E81BA"),
+        ("standard", "Standard (A, C, D, H, I, M, R, T, Z)", "L-1216C47A"),
     )
 }
+_STANDARD = frozenset({"a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"})
 _SPOT = {
     group: Quota(service="ec2", code=code, name=f"All {name} Spot Instance Requests", unit="vCPUs", market="spot")
     for group, name, code in (
@@ -91,6 +93,9 @@ INTERFACE_ENDPOINTS = Quota(
 GATEWAY_ENDPOINTS = Quota(
     service="vpc", code="L-1B52E74A", name="Gateway VPC endpoints per Region", unit="gateway endpoints"
 )
+INTERNET_GATEWAYS = Quota(
+    service="vpc", code="L-A4707A72", name="Internet gateways per Region", unit="internet gateways"
+)
 ELASTIC_IPS = Quota(service="ec2", code="L-0263D0A3", name="EC2-VPC Elastic IPs", unit="Elastic IP addresses")
 GP3_STORAGE = Quota(
     service="ebs", code="L-7A658B76", name="Storage for General Purpose SSD (gp3) volumes, in TiB", unit="TiB"
@@ -103,14 +108,16 @@ def family(instance_type: str) -> str:
 
 
 def _group(instance_type: str) -> str:
-    """The letters that choose an on-demand quota: "g" also of gr6 and vt1."""
+    """What chooses an on-demand quota: "p", "g" (also of gr6 and vt1), "standard", or the type's own letters."""
     letters = re.match(r"[a-z]+", instance_type)
     found = letters[0] if letters else ""
+    if found in _STANDARD:
+        return "standard"
     return "g" if found in ("g", "gr", "vt") else found
 
 
 def on_demand(instance_type: str) -> Quota | None:
-    """The quota of running on-demand instances of a type; None for a family no GPU fleet runs on."""
+    """The quota of running on-demand instances of a type; None for a family that is not here."""
     return _ON_DEMAND.get(_group(instance_type))
 
 

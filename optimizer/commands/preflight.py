@@ -15,10 +15,11 @@ import click
 from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.commands.stack import read_plan_argument
 from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.aws.preflight import Report, Row, Stack, StackNames, Target
+    from optimizer.commands.stack_file import StackFile
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The program needs a stack's name to look at a plan; where none is given, nothing that is named after it is looked for.
@@ -56,11 +57,11 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
     chosen = read_plan_argument(plan, plan_number)
-    config = _configuration(stack, directory)
+    file = _stack_file(stack, directory)
 
     from optimizer.aws.preflight import LEVELS, preflight
 
-    target, refused = _target(chosen, stack, config)
+    target, refused = _target(chosen, stack, file)
     report = preflight(target)
     rows = sorted((*refused, *report.rows), key=lambda row: LEVELS.index(row.level))
     counts: dict[str, int] = {level: sum(row.level == level for row in rows) for level in LEVELS}
@@ -75,14 +76,14 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
         sys.exit(GpufleetError.exit_code)
 
 
-def _configuration(stack: str | None, directory: Path) -> Mapping[str, Any]:
-    """What Pulumi.NAME.yaml says; empty where there is none yet.
+def _stack_file(stack: str | None, directory: Path) -> StackFile | None:
+    """What Pulumi.NAME.yaml says; None where there is none yet.
 
     Raises:
         InvalidInputError: no stack name, or a file that is no stack's configuration.
     """
     if stack is None:
-        return {}
+        return None
     from infra.naming import slug
     from optimizer.commands.stack_file import read_stack
 
@@ -92,22 +93,25 @@ def _configuration(stack: str | None, directory: Path) -> Mapping[str, Any]:
         raise InvalidInputError(str(error), next_step="choose another --stack NAME") from error
     path = directory / f"Pulumi.{stack}.yaml"
     if path.exists():
-        return read_stack(stack, directory).config
+        return read_stack(stack, directory)
     click.echo(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)
-    return {}
+    return None
 
 
-def _target(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> tuple[Target, list[Row]]:
+def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> tuple[Target, list[Row]]:
     """What to look at, and a row for each way in which the Pulumi program would refuse it.
 
     A refused configuration is looked at all the same, as far as it can be read: its other failures count too.
     """
     from infra.config import DEFAULT_VPC_CIDR, ConfigError
+    from infra.eks import SYSTEM_INSTANCE_TYPE
     from infra.images import pinned_name
+    from infra.network import KUBERNETES_ENDPOINTS, SYSTEM_NODES
     from optimizer.aws.preflight import Row, Target
 
+    config = file.config if file else {}
     rows = [_accepted(plan, stack, config)]
-    if config and config["gpufleet:plan"] != plan.model_dump(mode="json", exclude_none=True):
+    if file and file.plan != plan:
         rows.append(
             Row(
                 check="configuration",
@@ -121,10 +125,11 @@ def _target(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> tu
     def text(key: str, default: str = "") -> str:
         return str(config.get(f"gpufleet:{key}") or default)
 
+    eks = text("platform") == "eks"
     ami_id, ami_name, ami_problem = text("amiId"), text("amiName"), ""
     if not (ami_id or ami_name):
         try:
-            ami_name = pinned_name(plan)
+            ami_name = pinned_name(plan, "eks" if eks else "ec2")
         except ConfigError as error:
             ami_problem = str(error)
     subnets = config.get("gpufleet:subnetIds") or []
@@ -141,6 +146,8 @@ def _target(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> tu
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", DEFAULT_VPC_CIDR),
         nat=text("nat").lower() == "true",
+        endpoints=INTERFACE_ENDPOINTS + (KUBERNETES_ENDPOINTS if eks else ()),
+        beside={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,
         ami_problem=ami_problem,

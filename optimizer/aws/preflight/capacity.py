@@ -10,7 +10,6 @@ from typing import Any
 from optimizer.aws import clients, quotas
 from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
 from optimizer.aws.quotas import Quota
-from optimizer.plan import INTERFACE_ENDPOINTS
 
 _WHY = {
     "vCPUs": "AWS refuses to start instances above it, and a gang needs all of its nodes",
@@ -46,7 +45,11 @@ def check_instance_quotas(context: Context) -> Iterator[Row]:
     running = ask(partial(quotas.running, ec2))
     reserved = ask(partial(quotas.reserved, ec2, context.account.id if context.account else None))
     requested = ask(partial(quotas.requested_spot, ec2)) if target.spot_nodes else []
-    for need in _needs(context):
+    beside = ask(partial(quotas.vcpus, ec2, context.target.beside))
+    if isinstance(beside, Unknown):
+        yield beside.row("quota of what is beside the nodes", about=", ".join(context.target.beside))
+        beside = {}
+    for need in (*_needs(context), *_needs_beside(context, beside)):
         if need.quota.market == "capacity-block":
             used = _used_by_blocks(need.quota, reserved)
         elif need.quota.market == "spot":
@@ -73,10 +76,11 @@ def check_network_quotas(context: Context) -> Iterator[Row]:
     needs: list[tuple[Quota, int, float | Unknown]] = [
         (quotas.VPCS, 1, found if isinstance(found, Unknown) else len(found)),
         # Of the VPC that is made: none is in use.
-        (quotas.INTERFACE_ENDPOINTS, len(INTERFACE_ENDPOINTS), 0),
+        (quotas.INTERFACE_ENDPOINTS, len(target.endpoints), 0),
         (quotas.GATEWAY_ENDPOINTS, 1, ask(partial(_gateway_endpoints, ec2))),
     ]
     if target.nat:
+        needs.append((quotas.INTERNET_GATEWAYS, 1, ask(partial(_internet_gateways, ec2))))
         needs.append((quotas.ELASTIC_IPS, 1, ask(lambda: len(ec2.describe_addresses()["Addresses"]))))
     for quota, amount, used in needs:
         need = Need(quota=quota, amount=amount, what="the stack's network")
@@ -197,6 +201,14 @@ def _needs(context: Context) -> Iterator[Need]:
 Reserved = list[tuple[dict[str, Any], int]]
 
 
+def _needs_beside(context: Context, vcpus: Mapping[str, int]) -> Iterator[Need]:
+    """What the stack starts besides its nodes: a cluster's system nodes."""
+    for name, one in vcpus.items():
+        quota, count = quotas.on_demand(name), context.target.beside[name]
+        if quota:
+            yield Need(quota=quota, amount=one * count, what=f"{count} x {name} beside the nodes")
+
+
 def _used_on_demand(
     context: Context, quota: Quota, running: list[quotas.Running] | Unknown, reserved: Reserved | Unknown
 ) -> float | Unknown:
@@ -264,6 +276,11 @@ def _gateway_endpoints(ec2: Any) -> int:
         Filters=[{"Name": "vpc-endpoint-type", "Values": ["Gateway"]}]
     )
     return sum(len(page["VpcEndpoints"]) for page in pages)
+
+
+def _internet_gateways(ec2: Any) -> int:
+    pages = ec2.get_paginator("describe_internet_gateways").paginate()
+    return sum(len(page["InternetGateways"]) for page in pages)
 
 
 def _own(context: Context, tags: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -81,6 +81,9 @@ class Target:
         vpc_id, subnet_ids: an existing network; empty for one of the stack's own.
         vpc_cidr: IPv4 range of that one.
         nat: whether the stack makes a NAT gateway.
+        endpoints: services with an interface endpoint in a network of the stack's own ("ec2"), which an existing one
+            must reach too.
+        beside: on-demand instances the stack starts besides the nodes, by type.
         ami_id, ami_name: the image, by one of the two.
         ami_problem: why there is no image; empty where there is one.
         ceiling_usd: spend at which the controller drains the fleet; None for no limit.
@@ -94,6 +97,8 @@ class Target:
     subnet_ids: tuple[str, ...]
     vpc_cidr: str
     nat: bool
+    endpoints: tuple[str, ...]
+    beside: Mapping[str, int]
     ami_id: str
     ami_name: str
     ami_problem: str

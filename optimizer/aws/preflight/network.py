@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.aws import errors
 from optimizer.aws.preflight.model import Context, Row, Unknown, ask
-from optimizer.plan import INTERFACE_ENDPOINTS
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -177,14 +176,15 @@ def _routed(ec2: EC2Client, vpc_id: str, subnets: list[Any]) -> list[str]:
 
 
 def _endpoints(ec2: EC2Client, context: Context) -> set[str]:
-    """Last words of the services that the VPC has available endpoints for: "s3", "ec2"."""
+    """Services that the VPC has available endpoints for: "s3", "ecr.api"."""
     pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
         Filters=[
             {"Name": "vpc-id", "Values": [context.target.vpc_id]},
             {"Name": "vpc-endpoint-state", "Values": ["available"]},
         ]
     )
-    return {endpoint["ServiceName"].rpartition(".")[2] for page in pages for endpoint in page["VpcEndpoints"]}
+    own = f"com.amazonaws.{context.region}."
+    return {endpoint["ServiceName"].removeprefix(own) for page in pages for endpoint in page["VpcEndpoints"]}
 
 
 def _reach(context: Context, closed: list[str] | Unknown, endpoints: set[str] | Unknown) -> Row:
@@ -194,7 +194,7 @@ def _reach(context: Context, closed: list[str] | Unknown, endpoints: set[str] | 
         return Row(check=check, level="ok", found="the subnets have a way out (NAT or the like)")
     if isinstance(endpoints, Unknown):
         return endpoints.row(check, why=why)
-    missing = [service for service in ("s3", *INTERFACE_ENDPOINTS) if service not in endpoints]
+    missing = [service for service in ("s3", *context.target.endpoints) if service not in endpoints]
     if not missing:
         return Row(check=check, level="ok", found=f"{context.target.vpc_id} has an endpoint for each service used")
     about = f"{context.target.vpc_id} has no endpoint for {', '.join(missing)}"

@@ -23,7 +23,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from optimizer.aws import clients
 from optimizer.aws.preflight import Account, Row, Stack, StackNames, Target
 from optimizer.aws.preflight.model import Context, Unknown
-from optimizer.plan import FleetPlan
+from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
@@ -134,6 +134,8 @@ QUOTAS = {
     "L-F678F1CE": ("VPCs per Region", 5.0),
     "L-29B6F2EB": ("Interface VPC endpoints per VPC", 50.0),
     "L-1B52E74A": ("Gateway VPC endpoints per Region", 20.0),
+    "L-A4707A72": ("Internet gateways per Region", 5.0),
+    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5.0),
     "L-0263D0A3": ("EC2-VPC Elastic IPs", 5.0),
     "L-7A658B76": ("Storage for General Purpose SSD (gp3) volumes, in TiB", 50.0),
 }
@@ -274,6 +276,8 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "subnet_ids": (),
         "vpc_cidr": "10.42.0.0/16",
         "nat": False,
+        "endpoints": INTERFACE_ENDPOINTS,
+        "beside": {},
         "ami_id": "",
         "ami_name": IMAGE,
         "ami_problem": "",

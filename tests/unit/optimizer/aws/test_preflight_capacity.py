@@ -64,7 +64,11 @@ def by_check(rows: Any) -> dict[str, Row]:
         ("g6e.xlarge", "L-DB2E81BA", "L-3819A6DF", None),
         ("gr6.4xlarge", "L-DB2E81BA", "L-3819A6DF", None),
         ("vt1.3xlarge", "L-DB2E81BA", "L-3819A6DF", None),
-        ("m5.large", None, None, None),
+        ("m5.large", "L-1216C47A", None, None),
+        ("t4g.small", "L-1216C47A", None, None),
+        ("is4gen.medium", "L-1216C47A", None, None),
+        ("inf2.xlarge", None, None, None),
+        ("hpc7a.12xlarge", None, None, None),
         ("trn1.32xlarge", None, None, None),
     ],
 )
@@ -267,12 +271,24 @@ def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
     aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 5.0})
     aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [{}] * 20}
     aws.answers["DescribeAddresses"] = {"Addresses": [{}] * 5}
+    aws.answers["DescribeInternetGateways"] = [{"InternetGateways": [{}] * 3}, {"InternetGateways": [{}] * 2}]
     assert levels(check_network_quotas(context(nat=True))) == [
         ("quota VPCs per Region", "error"),
         ("quota Interface VPC endpoints per VPC", "error"),
         ("quota Gateway VPC endpoints per Region", "error"),
+        ("quota Internet gateways per Region", "error"),
         ("quota EC2-VPC Elastic IPs", "error"),
     ]
+
+
+def test_a_clusters_own_nodes_count_too(aws: FakeAws) -> None:
+    aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [{"InstanceType": "m5.large"}]}]}
+    row = list(check_instance_quotas(context(beside={"t4g.small": 2})))[-1]
+    assert row.level == "error"
+    assert row.found.startswith("4 vCPUs needed for 2 x t4g.small beside the nodes, 3 free: quota 5 (L-1216C47A)")
+    aws.answers["DescribeInstanceTypes"] = DENIED_EC2
+    rows = list(check_instance_quotas(context(beside={"t4g.small": 2})))
+    assert levels(rows)[0] == ("quota of what is beside the nodes", "unknown")
 
 
 def test_a_network_that_is_there_needs_no_quota(aws: FakeAws) -> None:

@@ -289,6 +289,10 @@ def test_a_vpc_without_a_way_out_needs_every_endpoint(vpc: FakeAws, gateway: str
     assert "subnet-1 no way out" in row.found
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
     assert list(check_network(existing()))[-1].level == "ok"
+    cluster = existing(endpoints=(*INTERFACE_ENDPOINTS, "ecr.api"))
+    assert list(check_network(cluster))[-1].value == "ecr.api"
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS, "ecr.api")
+    assert list(check_network(cluster))[-1].level == "ok"
 
 
 def test_half_known_ways_are_unknown(vpc: FakeAws) -> None:

@@ -136,6 +136,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, aws: FakeAws, plan:
     write_stack(tmp_path, zoneId="use1-az6", ceilingUsd=101, vpcCidr="172.31.0.0/20", amiName="my image", nat=True)
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az6", "Score": 8}]}
     aws.answers["DescribeAddresses"] = {"Addresses": []}
+    aws.answers["DescribeInternetGateways"] = {"InternetGateways": []}
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     rows = rows_of(out)
     assert code == 0 and "note" not in err
@@ -175,6 +176,20 @@ def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws
     warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]
     assert code == 0 and [row["check"] for row in warnings] == ["configuration"]
     assert warnings[0]["next"] == "gpufleet stack set PLAN --stack dev"
+
+
+def test_a_cluster_has_its_own_image_endpoints_and_nodes(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
+) -> None:
+    write_stack(tmp_path, platform="eks", nat=True)
+    aws.answers["DescribeAddresses"] = {"Addresses": []}
+    aws.answers["DescribeInternetGateways"] = {"InternetGateways": []}
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    rows = rows_of(out)
+    assert aws.asked("DescribeImages")[0]["Filters"][0]["Values"][0].startswith("amazon-eks-node-al2023-x86_64-nvidia-")
+    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 9
+    standard = rows["quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"]
+    assert (standard["level"], standard["value"]) == ("ok", 4)
 
 
 def test_a_plan_no_pinned_image_drives_is_an_error(gpufleet: Gpufleet, aws: FakeAws, tmp_path: Path) -> None:
@@ -276,6 +291,7 @@ def test_the_documented_policy_is_the_calls_that_are_made(aws: FakeAws, reposito
         "GetServiceQuota": Refusal("NoSuchResourceException"),
         "GetAWSDefaultServiceQuota": quota_answer(),
         "DescribeAddresses": {"Addresses": []},
+        "DescribeInternetGateways": {"InternetGateways": []},
         "DescribeCapacityBlockOfferings": {"CapacityBlockOfferings": []},
         "DescribeSubnets": {"Subnets": [{"SubnetId": "subnet-1", "AvailabilityZoneId": "use1-az2"}]},
         "DescribeRouteTables": {"RouteTables": []},
