@@ -147,6 +147,11 @@ class Settings:
             return 0
         return self.scaling.min_nodes if self.scaling else self.plan.node_count
 
+    @property
+    def moving_bounds(self) -> bool:
+        """Whether the controller moves the group's bounds, as something else than it moves the size between them."""
+        return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
+
     def run_id(self, train_archive: str) -> str:
         """12 hex digits that name what is trained: other code, command, amount or layout is another run.
 

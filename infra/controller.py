@@ -169,7 +169,7 @@ class Controller(pulumi.ComponentResource):
             tags=args.tags,
             opts=self._own,
         )
-        resizes = settings.mode == "workers" or settings.plan.purchase.fallback == "on-demand"
+        resizes = settings.moving_bounds or settings.plan.purchase.fallback == "on-demand"
         permissions = aws.iam.RolePolicy(
             self._name,
             role=role.name,

@@ -327,8 +327,8 @@ class Fleet(pulumi.ComponentResource):
         """Properties that `up` does not set back."""
         # The provider reads and updates the hooks only as resources of their own.
         left = ["initialLifecycleHooks"]
-        if self._args.settings.mode == "workers":
-            # The controller's: policies move the desired size between these, so it starts and drains workers by them.
+        if self._args.settings.moving_bounds:
+            # The controller's: policies and schedules move the desired size between these, so it stops nodes by them.
             left += ["minSize", "maxSize"]
         if self._args.settings.plan.purchase.fallback == "on-demand":
             # The controller's, which buys the gang on demand when spot does not come.

@@ -245,7 +245,10 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
         return _waiting(settings, state, facts, now)
     if state.phase == "paused":
         if facts.group and facts.group.desired > 0:
-            return state.with_phase("waiting", "the group's desired size was raised from 0", now)
+            asked = state.with_phase("waiting", "the group's desired size was raised from 0", now)
+            end = _must_end(settings, asked, facts, now)
+            # A pause has no nodes, so those that are there are the gang's first.
+            return asked.with_phase(*end, now) if end else _waiting(settings, asked, facts, now, adopt=True)
         return state
     if settings.mode == "workers":
         return state
@@ -332,19 +335,19 @@ def _missing_usd_per_hour(settings: Settings, state: State, facts: Facts) -> flo
     return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
 
 
-def _waiting(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _waiting(settings: Settings, state: State, facts: Facts, now: datetime, *, adopt: bool = False) -> State:
     group, count = facts.group, settings.node_count
     if settings.block and now < settings.block.start:
         return _because(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
     if group is None:
         return _because(state, f"there is no group {settings.group}: `pulumi up` makes it")
-    if group.members:
+    if group.members and not adopt:
         return _because(state, f"{len(group.members)} nodes of before are still ending")
     if state.next_attempt_at and now < state.next_attempt_at:
         return state
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
-    if group.max_size < count:
+    if group.max_size < count and not settings.scheduled:
         return _because(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
     attempt = state.attempts + 1
     return state.with_phase(
@@ -455,7 +458,8 @@ def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGr
     """What the group's sizes have to change to.
 
     A gang: only the desired size, which the Pulumi program does not declare. Workers: the desired size is the scaling
-    policies', so it is the bounds they work in that stop and start them; the program ignores changes of these.
+    policies', so it is the bounds they work in that stop and start them; the program ignores changes of these. So it
+    does of a scheduled gang's: a schedule must not start nodes for a run that has ended, every day for some minutes.
     """
     if settings.mode == "workers":
         bounds = (settings.min_nodes, settings.node_count) if up else (0, 0)
@@ -464,8 +468,12 @@ def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGr
         desired = max(settings.min_nodes, min(group.desired, settings.node_count)) if up else 0
         return SetGroup(desired=desired, min_size=bounds[0], max_size=bounds[1])
     desired = settings.node_count if up else 0
-    base = None
+    base = min_size = max_size = None
+    most = 0 if state.phase in ENDED else settings.node_count
+    if settings.scheduled and group.max_size != most:
+        min_size, max_size = 0, most
     if up and group.on_demand_base is not None:
         wanted = settings.node_count if state.on_demand else settings.on_demand_base
         base = wanted if wanted != group.on_demand_base else None
-    return SetGroup(desired=desired if desired != group.desired else None, on_demand_base=base)
+    wanted_size = desired if desired != group.desired else None
+    return SetGroup(desired=wanted_size, min_size=min_size, max_size=max_size, on_demand_base=base)

@@ -288,6 +288,8 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
     assert base not in group
+    night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
+    assert {"minSize", "maxSize"} < set(left_to_others(monkeypatch, {}, {"gpufleet:scaling": json.dumps(night)}))
 
 
 def test_the_controller_knows_how_many_workers_there_are_at_least() -> None:

@@ -364,6 +364,39 @@ def test_a_schedule_pauses_and_starts_the_gang() -> None:
     world.run_until("running")
 
 
+def test_nodes_that_a_schedule_has_started_already_are_kept() -> None:
+    world = World(settings(scheduled=True))
+    world.run(2)
+    world.desired = 3
+    world.advance(MINUTE)
+    assert len(world.alive()) == 3
+    world.run_until("running")
+    assert len(world.nodes) == 3, "none was ended and bought again"
+
+
+def test_a_schedule_starts_no_nodes_beyond_the_ceiling() -> None:
+    world = World(settings(scheduled=True, ceiling_usd=10.0))
+    world.run(2)
+    world.desired = 3
+    world.advance(MINUTE)
+    world.tick()
+    assert (world.phase, world.desired) == ("over-budget", 0)
+
+
+def test_no_schedule_starts_the_nodes_of_a_run_that_has_ended() -> None:
+    world = World(settings(scheduled=True))
+    world.run(2)
+    world.desired = 3
+    trained(world)
+    world.ask("stop")
+    world.run_until("stopped")
+    # A scheduled action for more than the largest size fails, so nothing is started and paid for until the next tick.
+    assert (world.desired, world.max_size) == (0, 0)
+    world.ask("run")
+    world.run_until("running")
+    assert world.max_size == 3
+
+
 def test_whoever_starts_nodes_of_a_run_that_ended_has_them_ended() -> None:
     world = trained(World(settings()))
     world.ask("stop")
