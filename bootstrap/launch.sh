@@ -352,7 +352,7 @@ stand_by() {
     keep_telling
     pause 1
   done
-  log "leaving: $(cut -d ' ' -f 2- "$DRAIN_FILE")"
+  log "leaving: $(drain_reason)"
 }
 
 # rest SECONDS: what a worker does between two runs of its command.

@@ -207,6 +207,13 @@ watch_notices() {
   PYTHONPATH=${BOOTSTRAP_DIR%/*} exec python3 -m bootstrap.training.watcher "$DRAIN_FILE" "$@"
 }
 
+# drain_reason: why this node is taken away.
+drain_reason() {
+  local reason=""
+  read -r _ reason <"$DRAIN_FILE" || true
+  printf '%s' "$reason"
+}
+
 # export_efa_settings: makes NCCL use EFA or fail. Left alone it takes TCP where anything of EFA is missing, and nothing
 # but the bill would tell.
 export_efa_settings() {

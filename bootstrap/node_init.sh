@@ -35,7 +35,7 @@ on_exit() {
   if [[ -n $watcher ]]; then kill "$watcher" 2>/dev/null || true; fi
   if ((status == 0)); then return; fi
   if [[ -e $DRAIN_FILE ]]; then
-    log "this node is taken away during $current: $(cut -d ' ' -f 2- "$DRAIN_FILE")"
+    log "this node is taken away during $current: $(drain_reason)"
   else
     log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
     # Bounded: the instance is paid until ABANDON is said.

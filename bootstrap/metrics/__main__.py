@@ -48,6 +48,7 @@ def cloudwatch(region: str) -> Any:
 def main() -> int:
     """Publish until the service is stopped; 0 at once where the stack has no namespace."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("botocore").setLevel(logging.WARNING)
     namespace = os.environ.get(NAMESPACE_VARIABLE, "")
     if not namespace:
         logger.info("no metrics: %s is empty", NAMESPACE_VARIABLE)

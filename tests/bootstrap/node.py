@@ -78,10 +78,11 @@ class Node:
 
     def _copy_bootstrap(self) -> None:
         self.bootstrap.mkdir(parents=True)
-        for name in ("node_init.sh", "lib.sh", "versions.sh", "gpufleet-train.service", "requirements-node.txt"):
-            shutil.copy(BOOTSTRAP / name, self.bootstrap)
-        for name in ("steps", "checks"):
-            shutil.copytree(BOOTSTRAP / name, self.bootstrap / name)
+        for path in BOOTSTRAP.iterdir():
+            if path.is_file():
+                shutil.copy(path, self.bootstrap)
+        for name in ("steps", "checks", "training"):
+            shutil.copytree(BOOTSTRAP / name, self.bootstrap / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.replace("launch.sh", "exit 0")
 
     def _write_node_env(self, changes: Mapping[str, str]) -> None:
@@ -108,6 +109,7 @@ class Node:
             "PATH": str(self._bin),
             "ROOT": str(self.root),
             "RETRY_DELAY_S": "0",
+            "LEAVE_LIMIT_S": "60",
             "FAKE_CALLS": str(self.calls_file),
             "FAKE_CASE": str(self._case),
             "FAKE_HEALTHY": str(HEALTHY),

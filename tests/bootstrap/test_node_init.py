@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from examples.local_imds import LocalImds
 from tests.bootstrap.node import BOOTSTRAP, HERE, Node
 
 SCRIPT = (BOOTSTRAP / "node_init.sh").read_text()
@@ -30,6 +33,11 @@ def answers(node: Node) -> list[str]:
     return [call.rsplit(" ", 1)[1] for call in node.calls if call.startswith(HOOK)]
 
 
+def completed_terminations(node: Node) -> list[str]:
+    """Calls that completed the terminate hook."""
+    return [call for call in node.calls if "complete-lifecycle-action" in call and "gpufleet-demo-terminate" in call]
+
+
 def script_of(step: str) -> str:
     return f"steps/{step}.sh" if (BOOTSTRAP / f"steps/{step}.sh").exists() else f"checks/{step}.sh"
 
@@ -37,7 +45,10 @@ def script_of(step: str) -> str:
 def test_the_steps_are_scripts_and_every_script_is_used() -> None:
     assert len(STEPS) == len(set(STEPS)) == 12
     assert all((BOOTSTRAP / script_of(step)).is_file() for step in STEPS)
-    called = set(STEPS) | {"complete-launch-hook", "start-training", "send-heartbeats", "report-failure"}
+    called = set(STEPS) | {
+        "complete-launch-hook", "start-metrics", "start-training", "send-heartbeats", "report-failure", "send-log",
+        "wait-for-drain",
+    }  # fmt: skip
     # The install steps call it.
     called.add("add-cuda-repository")
     assert {path.stem for path in (BOOTSTRAP / "steps").glob("*.sh")} <= called
@@ -52,6 +63,13 @@ def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
     assert outcome.exit_code == (1 if where == "check-health" and step != where else 3)
     assert f"node set-up failed in {where}" in outcome.output
     assert answers(node) == ["ABANDON"]
+    assert len(completed_terminations(node)) == 1, "the terminate hook would be waited out, and paid"
+    (state,) = [json.loads(line) for line in (node.state / "node-states").read_text().splitlines()]
+    assert state | {"at": ""} == {
+        "schema_version": 1, "run": "0123456789ab", "state": "unfit", "exit_status": outcome.exit_code, "step": where,
+        "at": "",
+    }  # fmt: skip
+    assert datetime.fromisoformat(state["at"]).tzinfo is UTC
     assert not any(call.startswith(("systemctl enable --now gpufleet-train", "shutdown")) for call in node.calls)
     (sent,) = json.loads((node.state / "log-events.json").read_text())
     assert "the reason, whatever it is" in sent["message"]
@@ -81,7 +99,7 @@ def test_a_healthy_node_joins_once_in_order(tmp_path: Path) -> None:
     outcome = node.run("node_init.sh")
     assert outcome.exit_code == 0, outcome.output
     took = re.findall(r"node_init.sh: ([a-z-]+) took \d+ s", outcome.output)
-    assert took == [*STEPS, "complete-launch-hook", "start-training"]
+    assert took == [*STEPS, "complete-launch-hook", "start-metrics", "start-training"]
     assert answers(node) == ["CONTINUE"]
     told = next(i for i, call in enumerate(node.calls) if call.startswith(HOOK))
     started = node.calls.index("systemctl enable --now gpufleet-train.service")
@@ -95,7 +113,7 @@ def test_a_second_run_does_nothing(tmp_path: Path) -> None:
     before = len(node.calls)
     assert node.run("node_init.sh").exit_code == 0
     calls = [call for call in node.calls[before:] if not call.startswith("logger ")]
-    assert calls == ["systemctl is-active --quiet gpufleet-train.service"]
+    assert calls == [f"systemctl is-active --quiet gpufleet-{unit}.service" for unit in ("metrics", "train")]
 
 
 def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:
@@ -133,6 +151,49 @@ def test_ended_by_a_signal_it_abandons(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=120) == 143
     assert answers(node) == ["ABANDON"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("autoscaling/target-lifecycle-state", "Terminated"),
+        ("spot/instance-action", '{"action": "terminate", "time": "2999-01-01T00:00:00Z"}'),
+    ],
+)
+def test_a_node_that_is_taken_away_waits_for_no_step(path: str, value: str, tmp_path: Path) -> None:
+    """The group shrinks, or EC2 wants the machine, while a step runs that would take minutes."""
+    node = healthy(tmp_path)
+    node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 600")
+    with LocalImds().running() as imds:
+        settings = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "GPUFLEET_IMDS_POLL_S": "0.2"}
+        with (tmp_path / "output").open("wb") as output:
+            running = subprocess.Popen(
+                node.command("node_init.sh"), env=node.environment(settings), stdout=output, stderr=output
+            )
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "reached").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        imds.values[path] = value
+        assert running.wait(timeout=120) == 1
+    said = (tmp_path / "output").read_text()
+    assert f"this node is taken away during run-smoke-test: {path}" in said
+    assert answers(node) == ["ABANDON"]
+    assert len(completed_terminations(node)) == 1
+    assert not (node.state / "node-states").exists(), "nothing is wrong with this node"
+    assert not any("sleep 600" in line for line in processes_of(node)), "the step goes on"
+    assert "shutdown -h now" not in node.calls
+
+
+def processes_of(node: Node) -> list[str]:
+    """Command lines of what still runs of this node."""
+    mark = f"FAKE_STATE={node.state}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def test_heartbeats_end_with_the_run(tmp_path: Path) -> None:
@@ -211,6 +272,21 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         "WantedBy=multi-user.target",
     ):
         assert line in unit.splitlines()
+
+
+def test_the_metrics_unit_never_hurts_training() -> None:
+    unit = (BOOTSTRAP / "gpufleet-metrics.service").read_text().splitlines()
+    for line in (
+        "Restart=always",
+        "StartLimitIntervalSec=0",
+        "Nice=19",
+        "MemoryMax=512M",
+        "OOMScoreAdjust=1000",
+        "EnvironmentFile=/etc/gpufleet/node.env",
+        "EnvironmentFile=/etc/gpufleet/runtime.env",
+        "ExecStart=/usr/bin/env ${GPUFLEET_PYTHON} -m bootstrap.metrics",
+    ):
+        assert line in unit
 
 
 def test_no_version_is_latest() -> None:

@@ -12,4 +12,15 @@ case "$*" in
     cp "${file#file://}" "$FAKE_STATE/log-events.json"
     exit 0
     ;;
+  *"--lifecycle-action-result ABANDON") # the group ends the node
+    touch "$FAKE_STATE/terminated"
+    exit 0
+    ;;
+  *" s3api put-object "*) # keep the node's state
+    while (($# > 0)); do
+      if [[ $1 == --body ]]; then cat "$2" >>"$FAKE_STATE/node-states"; fi
+      shift
+    done
+    exit 0
+    ;;
 esac

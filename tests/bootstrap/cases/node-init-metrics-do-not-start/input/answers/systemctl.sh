@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+if [[ $* == *gpufleet-metrics* ]]; then exit 1; fi

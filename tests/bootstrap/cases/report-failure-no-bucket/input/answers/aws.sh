@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+if [[ $* == *put-object* ]]; then exit 255; fi
