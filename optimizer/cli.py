@@ -25,6 +25,7 @@ COMMANDS = {
     "manifest": "optimizer.commands.manifest",
     "preflight": "optimizer.commands.preflight",
     "status": "optimizer.commands.status",
+    "costs": "optimizer.commands.costs",
     "stop": "optimizer.commands.stop",
     "resume": "optimizer.commands.resume",
 }

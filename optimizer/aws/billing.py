@@ -1,0 +1,152 @@
+"""What AWS billed a stack, by its cost allocation tag, from Cost Explorer.
+
+Cost Explorer is refreshed at least once a day, and a day's figures settle over the following days
+(https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html): it confirms, and holds no limit. Each
+request is billed (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing/), so there are three at most
+and their further pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal
+
+from optimizer.aws import errors
+
+USD_PER_REQUEST = 0.01
+# Credits and refunds are of the account, not of what ran.
+NOT_COUNTED = ["Credit", "Refund", "Tax"]
+
+# unseen: no cost has carried it yet. unknown: this account may not ask.
+TagState = Literal["active", "inactive", "unseen", "unknown"]
+Part = Literal["compute", "volumes", "storage", "transfer", "head_node", "other"]
+# The plan's parts, by what their usage types hold; the first that fits. Usage types begin with a region's prefix:
+# https://docs.aws.amazon.com/cur/latest/userguide/Lineitem-columns.html
+PART_OF_USAGE: tuple[tuple[str, Part], ...] = (
+    ("EBS:", "volumes"),
+    ("BoxUsage", "compute"),
+    ("SpotUsage", "compute"),
+    ("Reservation:", "compute"),
+    ("UnusedBox", "compute"),
+    ("UnusedDed", "compute"),
+    ("CapacityBlock", "compute"),
+    ("HeavyUsage", "compute"),
+    ("VpcEndpoint", "transfer"),
+    ("NatGateway", "transfer"),
+    ("PublicIPv4", "transfer"),
+    ("DataTransfer", "transfer"),
+)
+PART_OF_SERVICE: dict[str, Part] = {
+    "Amazon Simple Storage Service": "storage",
+    "AWS Key Management Service": "storage",
+    "AWS Lambda": "head_node",
+    "AmazonCloudWatch": "head_node",
+    "Amazon Simple Queue Service": "head_node",
+    "Amazon Simple Notification Service": "head_node",
+    "CloudWatch Events": "head_node",
+    "Amazon EventBridge": "head_node",
+    "Amazon Elastic Container Service for Kubernetes": "head_node",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Billed:
+    """What one usage type cost on one day (UTC); ``estimated``: the bill of that day is not final."""
+
+    day: date
+    service: str
+    usage_type: str
+    usd: float
+    estimated: bool
+
+    @property
+    def part(self) -> Part:
+        """The part of a plan's cost that it belongs to."""
+        found = (part for text, part in PART_OF_USAGE if text in self.usage_type)
+        return next(found, PART_OF_SERVICE.get(self.service, "other"))
+
+
+class CostExplorer:
+    """Cost Explorer, counting its requests.
+
+    Args:
+        client: of service "ce".
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.requests = 0
+
+    def tag_state(self, key: str) -> TagState:
+        """Whether costs can be asked for by ``key``.
+
+        Only the account that pays may ask, so an account of an organization gets "unknown":
+        https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
+
+        Raises:
+            botocore.exceptions.BotoCoreError, ClientError: Cost Explorer did not answer.
+        """
+        self.requests += 1
+        try:
+            tags = self._client.list_cost_allocation_tags(TagKeys=[key], Type="UserDefined")["CostAllocationTags"]
+        except Exception as error:
+            if errors.is_not_permitted(error):
+                return "unknown"
+            raise
+        states = [tag["Status"] for tag in tags if tag["TagKey"] == key]
+        if not states:
+            return "unseen"
+        return "active" if states[0] == "Active" else "inactive"
+
+    def tagged(self, key: str, value: str, start: date, end: date) -> list[Billed]:
+        """What was billed from ``start`` to before ``end`` with this tag. Raises as above."""
+        where = {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}}
+        return list(self._read(where, start, end))
+
+    def untagged(self, key: str, region: str, start: date, end: date) -> list[Billed]:
+        """What was billed in ``region`` without any tag ``key``: this stack's share of it is not known."""
+        absent = {"Tags": {"Key": key, "MatchOptions": ["ABSENT"]}}
+        return list(self._read({"And": [absent, {"Dimensions": {"Key": "REGION", "Values": [region]}}]}, start, end))
+
+    def _read(self, where: Mapping[str, Any], start: date, end: date) -> Iterator[Billed]:
+        counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
+        query: dict[str, Any] = {
+            # The end is exclusive: https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
+            "TimePeriod": {"Start": start.isoformat(), "End": end.isoformat()},
+            "Granularity": "DAILY",
+            "Metrics": ["UnblendedCost"],
+            "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
+            "Filter": {"And": [*where["And"], counted]} if "And" in where else {"And": [where, counted]},
+        }
+        while True:
+            self.requests += 1
+            answer = self._client.get_cost_and_usage(**query)
+            for day in answer["ResultsByTime"]:
+                yield from _of_day(day)
+            if not answer.get("NextPageToken"):
+                return
+            query["NextPageToken"] = answer["NextPageToken"]
+
+
+def _of_day(day: Mapping[str, Any]) -> Iterator[Billed]:
+    for group in day["Groups"]:
+        usd = float(group["Metrics"]["UnblendedCost"]["Amount"])
+        service, usage_type = group["Keys"]
+        if usd:
+            yield Billed(
+                day=date.fromisoformat(day["TimePeriod"]["Start"]),
+                service=service,
+                usage_type=usage_type,
+                usd=usd,
+                estimated=day["Estimated"],
+            )
+
+
+def by_part(billed: Sequence[Billed]) -> dict[Part, float]:
+    """USD of each part of a plan's cost."""
+    found: dict[Part, float] = {}
+    for line in billed:
+        found[line.part] = found.get(line.part, 0.0) + line.usd
+    return found

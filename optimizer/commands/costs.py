@@ -1,0 +1,258 @@
+"""``gpufleet costs``: what AWS billed a stack, against its plan and the controller's meter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.errors import GpufleetError
+from optimizer.plan import SCHEMA_VERSION, FleetPlan
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+    from optimizer.aws.billing import Billed, TagState
+    from optimizer.aws.control import ControllerState
+
+TAG = "gpufleet:stack"
+DEFAULT_DAYS = 30
+# Cost Explorer keeps 13 months and the present one:
+# https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html
+LONGEST_DAYS = 395
+DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
+
+
+@dataclass(kw_only=True)
+class Bill:
+    """What could be read of a stack's cost.
+
+    Attributes:
+        start, end: first day and the day after the last, UTC.
+        tag: whether costs can be asked for by the tag.
+        billed: with the stack's tag; None where it was not read.
+        untagged: in the region without any such tag, of anybody; None where it was not read.
+        state: the controller's, whose meter runs by the minute.
+        requests: to Cost Explorer, each billed.
+        notes: what a reader must know.
+    """
+
+    start: date
+    end: date
+    tag: TagState = "unknown"
+    billed: list[Billed] | None = None
+    untagged: list[Billed] | None = None
+    state: ControllerState | None = None
+    requests: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet costs --stack dev
+  gpufleet costs --stack dev --since 2026-11-01 --format csv
+  gpufleet costs --stack dev --no-untagged --format json
+"""
+)
+@stack_options
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d"]),
+    help="First day, UTC.  [default: the day the run began, or 30 days ago]",
+)
+@click.option(
+    "--untagged/--no-untagged",
+    default=True,
+    show_default=True,
+    help="Also ask what was billed in the region without the tag.",
+)
+@format_option
+def command(stack: str, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
+    """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
+
+    Cost Explorer bills 0.01 USD a request; this makes three at most, two without --untagged, and one more for each
+    further page. Its data are hours to days old: the controller's meter, which holds the ceiling, is of the last
+    minute, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
+    """
+    file = read_stack(stack, directory)
+    names, _ = names_of(file)
+    bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
+    if output_format == "json":
+        write_json(as_json(names, file.plan, bill))
+    elif output_format == "csv":
+        write_csv([_row(line) for line in bill.billed or []], DAY_COLUMNS)
+    else:
+        _write_tables(file.plan, bill)
+    for note in bill.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> Bill:
+    """Ask the controller's state, then Cost Explorer as seldom as can be.
+
+    Raises:
+        GpufleetError: neither answered.
+    """
+    from optimizer.aws import billing, clients, control, errors
+
+    bill = Bill(start=now.date(), end=now.date() + timedelta(days=1))
+    try:
+        bill.state = control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
+        if bill.state is None:
+            bill.notes.append("the controller has not written its meter yet")
+    except GpufleetError as error:
+        bill.notes.append(f"the controller's meter cannot be read: {error.got}")
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        bill.notes.append(f"the controller's meter cannot be read: {errors.reason(error)}")
+    bill.start = _start(since, bill.state, now.date())
+    explorer = billing.CostExplorer(clients.cost_explorer())
+    try:
+        bill.tag = explorer.tag_state(TAG)
+        if bill.tag in ("active", "unknown"):
+            bill.billed = explorer.tagged(TAG, names.stack, bill.start, bill.end)
+            if untagged:
+                bill.untagged = explorer.untagged(TAG, names.region, bill.start, bill.end)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        reason = f"Cost Explorer cannot be read: {errors.reason(error)}"
+        if bill.state is None:
+            raise GpufleetError(
+                reason, next_step="allow ce:GetCostAndUsage, in the account that pays if that is another"
+            ) from error
+        bill.notes.append(reason)
+    else:
+        if _ACTIVATION[bill.tag]:
+            bill.notes.append(_ACTIVATION[bill.tag])
+    bill.requests = explorer.requests
+    bill.notes.append(f"requests to Cost Explorer: {bill.requests}, {bill.requests * billing.USD_PER_REQUEST:.2f} USD")
+    return bill
+
+
+def _start(since: date | None, state: ControllerState | None, today: date) -> date:
+    begun = state.run_started_at.date() if state and state.run_started_at else today - timedelta(days=DEFAULT_DAYS)
+    return max(min(since or begun, today), today - timedelta(days=LONGEST_DAYS))
+
+
+_ACTIVATE = (
+    f"`aws ce update-cost-allocation-tags-status --cost-allocation-tags-status TagKey={TAG},Status=Active` in the "
+    "account that pays; costs carry the tag from then on, a day later"
+)
+_ACTIVATION: dict[TagState, str] = {
+    "active": "",
+    "inactive": f"the tag {TAG} is not an active cost allocation tag, so nothing was asked by it: {_ACTIVATE}",
+    "unseen": f"no cost has carried the tag {TAG} yet; it appears within a day of use, then {_ACTIVATE}",
+    "unknown": f"only the account that pays knows whether the tag {TAG} is active; if not: {_ACTIVATE}",
+}
+
+
+def _row(line: Billed) -> dict[str, Any]:
+    return {**asdict(line), "part": line.part, "usd": round(line.usd, 6)}
+
+
+def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
+    """Each part of the plan's cost against what was billed; the meter knows the sum only."""
+    from optimizer.aws.billing import by_part
+
+    planned = plan.cost_usd.breakdown.model_dump()
+    billed = by_part(bill.billed) if bill.billed is not None else None
+    parts = [*planned, *([part for part in ("other",) if billed and part in billed])]
+    rows: list[dict[str, Any]] = [
+        {
+            "part": part,
+            "plan_usd": planned.get(part),
+            "billed_usd": None if billed is None else round(billed.get(part, 0.0), 2),  # type: ignore[call-overload]
+            "meter_usd": None,
+        }
+        for part in parts
+    ]
+    total = None if bill.billed is None else round(sum(line.usd for line in bill.billed), 2)
+    meter = bill.state.spent_usd if bill.state else None
+    return [*rows, {"part": "total", "plan_usd": plan.cost_usd.expected, "billed_usd": total, "meter_usd": meter}]
+
+
+def newest_day(billed: Sequence[Billed] | None) -> date | None:
+    """The newest day with a cost; None where there is none."""
+    return max((line.day for line in billed or ()), default=None)
+
+
+def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
+    """The whole, for machines."""
+    state = bill.state
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": names.stack,
+        "region": names.region,
+        "account_id": names.account_id,
+        "start": bill.start,
+        "end_exclusive": bill.end,
+        "tag": {"key": TAG, "state": bill.tag},
+        "parts": compare(plan, bill),
+        "newest_day": newest_day(bill.billed),
+        "days": None if bill.billed is None else [_row(line) for line in bill.billed],
+        "untagged_in_region_usd": None if bill.untagged is None else round(sum(line.usd for line in bill.untagged), 2),
+        "meter": None
+        if state is None
+        else {
+            "spent_usd": state.spent_usd,
+            "earlier_usd": state.earlier_usd,
+            "usd_per_hour": state.usd_per_hour,
+            "ceiling_usd": state.ceiling_usd,
+            "updated_at": state.updated_at.isoformat(),
+        },
+        "cost_explorer_requests": bill.requests,
+        "notes": bill.notes,
+    }
+
+
+def _write_tables(plan: FleetPlan, bill: Bill) -> None:
+    rows = [
+        {key: f"{value:,.2f}" if isinstance(value, float) else value for key, value in row.items()}
+        for row in compare(plan, bill)
+    ]
+    columns = {
+        "part": "part",
+        "plan_usd": "plan, whole run, USD",
+        "billed_usd": "billed so far, USD",
+        "meter_usd": "meter so far, USD",
+    }
+    write_table(rows, columns)
+    if bill.state is not None:
+        ceiling = f" of a ceiling of {bill.state.ceiling_usd:,.2f}" if bill.state.ceiling_usd else ""
+        click.echo(
+            f"\nThe controller's meter at {bill.state.updated_at:%Y-%m-%d %H:%M:%SZ}: {bill.state.spent_usd:,.2f} USD"
+            f"{ceiling}, {bill.state.usd_per_hour:,.2f} USD an hour."
+        )
+    if bill.billed:
+        days: dict[date, list[Billed]] = {}
+        for line in bill.billed:
+            days.setdefault(line.day, []).append(line)
+        newest = max(days)
+        click.echo(f"Newest billed day: {newest}; today is {bill.end - timedelta(days=1)}.\n")
+        write_table(
+            [
+                {
+                    "day": day.isoformat(),
+                    "usd": f"{sum(line.usd for line in lines):,.2f}",
+                    "final": "no" if any(line.estimated for line in lines) else "yes",
+                }
+                for day, lines in sorted(days.items())
+            ],
+            {"day": "day", "usd": "USD", "final": "final"},
+        )
+    elif bill.billed is not None:
+        click.echo(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")
+    if bill.untagged is not None:
+        usd = sum(line.usd for line in bill.untagged)
+        click.echo(
+            f"\n{usd:,.2f} USD were billed in {plan.region} without the tag {TAG}, of whomever: alarms, metrics and "
+            "some requests carry no tags, and neither does what ran before the tag was active."
+        )

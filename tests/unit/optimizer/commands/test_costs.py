@@ -1,0 +1,194 @@
+"""Cost Explorer answered by botocore's Stubber, which checks each request against AWS's own model of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import ANY, Stubber
+
+from optimizer.aws import clients
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.deployed import DeployedStack, ago
+
+TODAY = datetime.now(UTC).date()
+YESTERDAY, TOMORROW = TODAY - timedelta(days=1), TODAY + timedelta(days=1)
+EC2, OTHER, S3 = "Amazon Elastic Compute Cloud - Compute", "EC2 - Other", "Amazon Simple Storage Service"
+
+
+@pytest.fixture
+def explorer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubber]:
+    client = boto3.client("ce", region_name="us-east-1")
+    with Stubber(client) as stubber:
+        monkeypatch.setattr(clients, "cost_explorer", lambda: client)
+        yield stubber
+
+
+def tag(explorer: Stubber, *states: str) -> None:
+    tags = [{"TagKey": "gpufleet:stack", "Type": "UserDefined", "Status": state} for state in states]
+    request = {"TagKeys": ["gpufleet:stack"], "Type": "UserDefined"}
+    explorer.add_response("list_cost_allocation_tags", {"CostAllocationTags": tags}, request)
+
+
+def day(when: Any, *groups: tuple[str, str, str], estimated: bool = False) -> dict[str, Any]:
+    return {
+        "TimePeriod": {"Start": when.isoformat(), "End": (when + timedelta(days=1)).isoformat()},
+        "Groups": [
+            {"Keys": [service, usage], "Metrics": {"UnblendedCost": {"Amount": usd, "Unit": "USD"}}}
+            for service, usage, usd in groups
+        ],
+        "Estimated": estimated,
+        "Total": {},
+    }
+
+
+def answer(explorer: Stubber, *days: dict[str, Any], token: str | None = None, filter_: Any = ANY, **more: Any) -> None:
+    request = {
+        "TimePeriod": ANY,
+        "Granularity": "DAILY",
+        "Metrics": ["UnblendedCost"],
+        "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
+        "Filter": filter_,
+        **more,
+    }
+    response = {"ResultsByTime": list(days), **({"NextPageToken": token} if token else {})}
+    explorer.add_response("get_cost_and_usage", response, request)
+
+
+def test_billed_costs_stand_beside_the_plan_and_the_meter(
+    deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber
+) -> None:
+    deployed.write_state(run_started_at=ago(days=2))
+    tag(explorer, "Active")
+    own = {"Tags": {"Key": "gpufleet:stack", "Values": [deployed.names.stack], "MatchOptions": ["EQUALS"]}}
+    counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": ["Credit", "Refund", "Tax"]}}}
+    period = {"Start": (TODAY - timedelta(days=2)).isoformat(), "End": TOMORROW.isoformat()}
+    answer(
+        explorer,
+        day(YESTERDAY, (EC2, "USE1-SpotUsage:p4d.24xlarge", "30.5"), (OTHER, "USE1-EBS:VolumeUsage.gp3", "1.25")),
+        token="more",
+        filter_={"And": [own, counted]},
+        TimePeriod=period,
+    )
+    answer(
+        explorer,
+        day(
+            TODAY,
+            (EC2, "BoxUsage:p4d.24xlarge", "10"),
+            (S3, "TimedStorage-ByteHrs", "0.5"),
+            ("Amazon Virtual Private Cloud", "USE1-VpcEndpoint-Hours", "0.36"),
+            ("AWS Lambda", "USE1-Lambda-GB-Second-ARM", "0.01"),
+            ("Amazon Bedrock", "Tokens", "0.02"),
+            ("AWS Lambda", "Request-ARM", "0"),
+            estimated=True,
+        ),
+        NextPageToken="more",
+    )
+    absent = {"Tags": {"Key": "gpufleet:stack", "MatchOptions": ["ABSENT"]}}
+    region = {"Dimensions": {"Key": "REGION", "Values": ["us-east-1"]}}
+    answer(
+        explorer,
+        day(TODAY, ("AmazonCloudWatch", "CW:AlarmMonitorUsage", "0.1")),
+        filter_={"And": [absent, region, counted]},
+    )
+    code, out, err = gpufleet("costs", *deployed.arguments, "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    parts = {row["part"]: row for row in found["parts"]}
+    billed = {part: row["billed_usd"] for part, row in parts.items()}
+    assert billed == {
+        "compute": 40.5,
+        "volumes": 1.25,
+        "storage": 0.5,
+        "transfer": 0.36,
+        "head_node": 0.01,
+        "other": 0.02,
+        "total": 42.64,
+    }
+    assert (parts["compute"]["plan_usd"], parts["total"]["plan_usd"], parts["total"]["meter_usd"]) == (95, 100, 44)
+    assert found["newest_day"] == TODAY.isoformat()
+    assert found["untagged_in_region_usd"] == 0.1
+    assert found["cost_explorer_requests"] == 4
+    assert [line["estimated"] for line in found["days"]] == [False, False, True, True, True, True, True]
+    assert "requests to Cost Explorer: 4, 0.04 USD" in err
+    explorer.assert_no_pending_responses()
+
+
+def test_the_table_says_how_old_the_bill_is(deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber) -> None:
+    deployed.write_state()
+    tag(explorer, "Active")
+    answer(explorer, day(YESTERDAY, (EC2, "BoxUsage:p4d.24xlarge", "10")), day(TODAY))
+    code, out, _ = gpufleet("costs", *deployed.arguments, "--no-untagged")
+    assert code == 0
+    assert f"Newest billed day: {YESTERDAY}; today is {TODAY}" in out
+    assert "44.00 USD of a ceiling of 3,000.00, 22.50 USD an hour" in out
+    assert "without the tag" not in out
+    explorer.assert_no_pending_responses()
+
+
+def test_csv_has_a_row_a_day_and_usage_type(deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber) -> None:
+    deployed.write_state()
+    tag(explorer, "Active")
+    answer(explorer, day(YESTERDAY, (EC2, "BoxUsage:p4d.24xlarge", "10")))
+    _, out, _ = gpufleet("costs", *deployed.arguments, "--no-untagged", "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert list(row) == ["day", "part", "service", "usage_type", "usd", "estimated"]
+    assert (row["day"], row["part"], row["usd"]) == (YESTERDAY.isoformat(), "compute", "10.0")
+
+
+@pytest.mark.parametrize(("states", "says"), [((), "no cost has carried the tag"), (("Inactive",), "is not an active")])
+def test_without_the_tag_nothing_is_asked_by_it(
+    deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber, states: tuple[str, ...], says: str
+) -> None:
+    """A request that can only answer with nothing is not paid for; the meter is still shown."""
+    deployed.write_state()
+    tag(explorer, *states)
+    code, out, err = gpufleet("costs", *deployed.arguments)
+    assert code == 0 and says in err and "update-cost-allocation-tags-status" in err
+    assert "requests to Cost Explorer: 1, 0.01 USD" in err
+    assert "44.00" in out and "100.00" in out
+
+
+def test_an_account_that_may_not_look_at_tags_asks_by_it_all_the_same(
+    deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber
+) -> None:
+    deployed.write_state()
+    explorer.add_client_error("list_cost_allocation_tags", "AccessDeniedException", "only the management account")
+    answer(explorer, day(YESTERDAY, (EC2, "BoxUsage:p4d.24xlarge", "10")))
+    code, out, err = gpufleet("costs", *deployed.arguments, "--no-untagged")
+    assert code == 0 and "10.00" in out and "only the account that pays knows" in err
+
+
+def test_when_cost_explorer_does_not_answer_the_meter_does(
+    deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber
+) -> None:
+    deployed.write_state()
+    tag(explorer, "Active")
+    explorer.add_client_error("get_cost_and_usage", "AccessDeniedException", "ce:GetCostAndUsage")
+    code, out, err = gpufleet("costs", *deployed.arguments)
+    assert code == 0 and "44.00" in out
+    assert "Cost Explorer cannot be read: the credentials may not do this (AccessDeniedException)" in err
+
+
+def test_when_nothing_answers_it_ends_with_1(deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber) -> None:
+    explorer.add_client_error("list_cost_allocation_tags", "ThrottlingException", "slow down")
+    code, out, err = gpufleet("costs", *deployed.arguments)
+    assert (code, out) == (1, "") and "Cost Explorer cannot be read" in err
+
+
+def test_since_begins_where_it_says_within_what_cost_explorer_keeps(
+    deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber
+) -> None:
+    deployed.write_state()
+    for since, start in (("2020-01-01", TODAY - timedelta(days=395)), (YESTERDAY.isoformat(), YESTERDAY)):
+        tag(explorer, "Active")
+        answer(explorer, TimePeriod={"Start": start.isoformat(), "End": TOMORROW.isoformat()})
+        code, out, _ = gpufleet("costs", *deployed.arguments, "--no-untagged", "--since", since)
+        assert code == 0 and f"Nothing is billed with the tag since {start}" in out
+    explorer.assert_no_pending_responses()
