@@ -85,6 +85,8 @@ def main(*, need_wheels: bool = True) -> None:
             # Its nodes pull their images through the endpoints.
             pulumi.ResourceOptions(depends_on=[network, storage]),
         )
+    profile_arn = cluster.instance_profile_arn if cluster else security.instance_profile_arn
+    assert profile_arn is not None
     fleet = Fleet(
         "fleet",
         FleetArgs(
@@ -99,7 +101,7 @@ def main(*, need_wheels: bool = True) -> None:
             log_group=observability.log_group,
             key_arn=security.key_arn,
             service_role_arn=security.service_role_arn,
-            instance_profile_arn=cluster.instance_profile_arn if cluster else security.instance_profile_arn,
+            instance_profile_arn=profile_arn,
             node_group_id=security.node_group_id,
             subnet_ids=network.subnet_ids,
             zone_name=network.zone_name,

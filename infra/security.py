@@ -31,7 +31,7 @@ class Security(pulumi.ComponentResource):
     Attributes:
         key_arn, key_id: the stack's KMS key.
         service_role_arn: Auto Scaling's role that may use the key.
-        instance_profile_arn: what an instance is launched with.
+        instance_profile_arn: what an instance is launched with; None on platform eks, whose nodes do less.
         node_group_id: security group of every interface of a node.
     """
 
@@ -42,7 +42,7 @@ class Security(pulumi.ComponentResource):
         self.service_role_arn = self._service_role()
         key = self._key()
         self.key_arn, self.key_id = key.arn, key.key_id
-        self.instance_profile_arn = self._instance_profile()
+        self.instance_profile_arn = self._instance_profile() if args.settings.platform == "ec2" else None
         self.node_group_id = self._node_group()
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 

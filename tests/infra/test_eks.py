@@ -133,6 +133,13 @@ def test_a_gpu_node_has_no_right_on_checkpoints_and_the_container_none_on_the_gr
         statements(both, ("NoSuchStatement",))
 
 
+def test_the_role_of_platform_ec2_does_not_exist_beside_the_clusters(cluster: Deployed) -> None:
+    (profile,) = cluster.all("InstanceProfile")
+    assert profile.name == "gpufleet-dev-gpu-node"
+    granted = [found for found in cluster.all("RolePolicy") if "KeepCheckpoints" in found.inputs["policy"]]
+    assert [found.name for found in granted] == ["gpufleet-dev-training"]
+
+
 def test_roles_have_only_the_managed_policies_eks_asks_for(cluster: Deployed) -> None:
     attached: dict[str, set[str]] = {}
     for found in cluster.all("RolePolicyAttachment"):
