@@ -353,8 +353,8 @@ class Fleet(pulumi.ComponentResource):
                         launch_template_id=template.id, version=_version(template)
                     )
                 ),
-                # Nodes on demand are of the first type. The plan names only types like its own, never slower, as a gang
-                # runs at its slowest node's pace and the memory and speed it promises are this type's.
+                # In this order for nodes on demand. The plan names only types like its own, never slower, as a gang runs
+                # at its slowest node's pace and the memory and speed it promises are this type's.
                 overrides=[
                     aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=instance_type)
                     for instance_type in (plan.instance_type, *plan.purchase.spot_types)

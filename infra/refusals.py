@@ -185,8 +185,9 @@ def _pool_refusals(settings: Settings) -> list[str]:
     return found
 
 
-# Minute, hour, day of month, month, day of week: https://man7.org/linux/man-pages/man5/crontab.5.html
-_CRON = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 7))
+# What Auto Scaling is sure to take of crontab(5); some write 7 for Sunday, and a step without a range.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html
+_CRON = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 6))
 _NAMES = {
     "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
@@ -202,7 +203,9 @@ def _cron_refusals(schedule: Schedule) -> list[str]:
         for text, (name, least, most) in zip(fields, _CRON, strict=True):
             if not _in_range(text, name, least, most):
                 found.append(f"{name} is {text!r}, and takes {least} to {most}, lists, ranges, steps or *")
-    if schedule.timezone not in available_timezones():
+    # A machine without a time zone database knows none, and leaves the check to AWS.
+    known = available_timezones()
+    if known and schedule.timezone not in known:
         found.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
     return found
 
@@ -214,6 +217,8 @@ def _in_range(text: str, name: str, least: int, most: int) -> bool:
             return False
         if span == "*":
             continue
+        if slash and "-" not in span:
+            return False
         ends = [_number(end, name, least) for end in span.split("-")]
         if len(ends) > 2 or ends != sorted(ends) or not all(least <= end <= most for end in ends):
             return False

@@ -132,6 +132,8 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
         (WORKERS, workers(scaling=at("0 8 ? * mon")), r"day of month is '\?'"),
         (WORKERS, workers(scaling=at("0 8 * * fri-mon")), "day of week is 'fri-mon'"),
         (WORKERS, workers(scaling=at("*/0 8 * * *")), r"minute is '\*/0'"),
+        (WORKERS, workers(scaling=at("5/15 8 * * *")), "minute is '5/15'"),
+        (WORKERS, workers(scaling=at("0 8 * * 7")), "day of week is '7', and takes 0 to 6"),
         (WORKERS, workers(scaling=at("0 8 * * *", 2, "CEST")), "timezone 'CEST' is not an IANA name"),
         (
             WORKERS,
@@ -159,7 +161,7 @@ def test_scaling_that_cannot_be_right_is_refused(plan: dict[str, Any], settings:
         deploy(plan, settings)
 
 
-@pytest.mark.parametrize("cron", ["*/15 0-6,20-23 1,15 JAN-MAR MON-FRI", "0 0 31 12 7", "5 4 * * 0-6/2"])
+@pytest.mark.parametrize("cron", ["*/15 0-6,20-23 1,15 JAN-MAR MON-FRI", "0 0 31 12 6", "5 4 * * 0-6/2"])
 def test_a_schedule_is_written_as_cron_writes_it(cron: str) -> None:
     assert deploy(WORKERS, workers(scaling=at(cron))).one("Schedule")["recurrence"] == cron
 
