@@ -20,6 +20,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
     UnauthorizedSSOTokenError,
 )
+from botocore.parsers import ResponseParserError
 
 # botocore's `standard` retries have already waited and tried again by the time one of these is raised.
 THROTTLING = frozenset(
@@ -147,9 +148,14 @@ def is_written_by_another(error: BaseException) -> bool:
     return code(error) in WRITTEN_BY_ANOTHER
 
 
+def is_unreadable(error: BaseException) -> bool:
+    """Whether something answered in no language of AWS: a proxy's or a portal's page. Not a BotoCoreError."""
+    return isinstance(error, ResponseParserError)
+
+
 def is_aws_error(error: BaseException) -> bool:
     """Whether botocore raised it, so that ``reason`` can say what it means."""
-    return isinstance(error, ClientError | BotoCoreError)
+    return isinstance(error, ClientError | BotoCoreError | ResponseParserError)
 
 
 def reason(error: BaseException) -> str:
@@ -166,6 +172,8 @@ def reason(error: BaseException) -> str:
         return f"AWS throttled the calls ({code(error)}), even after waiting; try again later"
     if is_unreachable(error):
         return f"no answer from AWS ({error})"
+    if is_unreadable(error):
+        return f"what answered is not AWS; is there a proxy in between? ({_message(error)})"
     if is_server_fault(error):
         return f"AWS failed ({code(error)}); try again later"
     return f"{code(error)}: {_message(error)}"

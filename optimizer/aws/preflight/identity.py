@@ -25,7 +25,12 @@ def identify(region: str) -> Account | Unknown:
         try:
             answer = clients.sts(home_region(region)).get_caller_identity()
         except Exception as error:
-            hopeless = (errors.has_no_credentials, errors.has_bad_credentials, errors.is_unreachable)
+            hopeless = (
+                errors.has_no_credentials,
+                errors.has_bad_credentials,
+                errors.is_unreachable,
+                errors.is_unreadable,
+            )
             if any(predicate(error) for predicate in hopeless):
                 raise GpufleetError(
                     f"nothing was checked: {errors.reason(error)}",

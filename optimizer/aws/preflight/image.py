@@ -37,7 +37,7 @@ def check_image(context: Context) -> Iterator[Row]:
         yield Row(
             check=_CHECK,
             level="error",
-            found=f"{len(images) or 'no'} image{'s' * (len(images) != 1)} {wanted!r} in {context.region}",
+            found=f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {wanted!r} in {context.region}",
             value=len(images),
             limit=1,
             why="the program takes exactly one, by name or id, and never the newest",

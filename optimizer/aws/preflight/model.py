@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from optimizer.aws import errors
 from optimizer.plan import FleetPlan
@@ -129,7 +130,16 @@ class Account:
 
 
 # What a call to AWS or the reading of its answer can raise. An answer that lacks a field is as good as none.
-UNREADABLE = (ClientError, BotoCoreError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+UNREADABLE = (
+    ClientError,
+    BotoCoreError,
+    ResponseParserError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+)
 
 # The permission each call needs, where it is not named like the call:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html

@@ -9,6 +9,7 @@ from botocore.exceptions import (
     ProfileNotFound,
     ReadTimeoutError,
 )
+from botocore.parsers import ResponseParserError
 
 from optimizer.aws import errors
 
@@ -25,6 +26,7 @@ PREDICATES = (
     errors.is_not_found,
     errors.is_throttled,
     errors.is_unreachable,
+    errors.is_unreadable,
     errors.is_server_fault,
 )
 
@@ -47,6 +49,7 @@ PREDICATES = (
         (EndpointConnectionError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "127.0.0.1:9"),
         (ConnectTimeoutError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "no answer"),
         (ReadTimeoutError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "no answer"),
+        (ResponseParserError("invalid XML received: b'<!doctype html>'"), errors.is_unreadable, "is there a proxy"),
         (_client_error("InternalError"), errors.is_server_fault, "AWS failed (InternalError)"),
     ],
 )
