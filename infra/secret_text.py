@@ -6,28 +6,31 @@ import math
 import re
 from collections import Counter
 
-# Beginnings of well-known secrets, and assignments to what is called one.
+_CALLED = r"(?:password|passwd|secret|api[_-]?key|access[_-]?key|auth[_-]?token)[\w-]*"
+# A value that is another variable, an ARN or a path says where the secret is, and is none.
+_VALUE = r"['\"]?(?!\$|arn:|s3:|/|<|-)[^\s'\"$]{6,}"
 _SECRETS = re.compile(
-    r"(?:AKIA|ASIA)[A-Z0-9]{16}"
+    # Beginnings of well-known ones ...
+    r"(?<![A-Za-z0-9_])(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{30,}"
+    r"|nvapi-[\w-]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z]{20,}|nvapi-[\w-]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}"
-    # A value that is another variable, an ARN or a path says where the secret is.
-    r"|(?i:(?<![a-z])(?:password|passwd|secret|api_?key|access_?key|auth_?token)\w*['\"]?\s*[=:]\s*['\"]?"
-    r"(?!\$|arn:|/|<)[^\s'\"$]{6,})"
+    # ... and values of what is called one: NAME_PASSWORD=value, "apiKey": value, --auth-token value.
+    rf"|(?i:(?<![a-z:]){_CALLED}['\"]?\s*[=:]\s*{_VALUE}|--{_CALLED}\s+{_VALUE})"
 )
-_TOKEN = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
-# Random base64 of 32 characters has about 4.5 bits a character, hexadecimal digests at most 4, paths and words less.
-_RANDOM_BITS = 4.3
+# Random letters and digits of this length have 4.2 bits a letter, give or take 0.1; hexadecimal digests have one case
+# only, and words and names fewer bits.
+_RUN = re.compile(r"[A-Za-z0-9]{24,}")
+_RANDOM_BITS = 3.9
 
 
 def secrets_in(text: str) -> list[str]:
     """What looks like a secret in ``text``, only its first characters, as the finding itself is printed."""
     found = [match.group() for match in _SECRETS.finditer(text)]
-    found += [token for token in _TOKEN.findall(text) if _looks_random(token)]
+    found += [run for run in _RUN.findall(text) if _looks_random(run) and not any(run in each for each in found)]
     return [f"{secret[:8]}..." for secret in found]
 
 
-def _looks_random(token: str) -> bool:
-    kinds = sum(any(test(letter) for letter in token) for test in (str.isupper, str.islower, str.isdigit))
-    bits = -sum(count / len(token) * math.log2(count / len(token)) for count in Counter(token).values())
+def _looks_random(run: str) -> bool:
+    kinds = sum(any(test(letter) for letter in run) for test in (str.isupper, str.islower, str.isdigit))
+    bits = -sum(count / len(run) * math.log2(count / len(run)) for count in Counter(run).values())
     return kinds == 3 and bits > _RANDOM_BITS
