@@ -93,7 +93,7 @@ _WORDS: dict[str, Callable[[Inputs], str]] = {
     "AccessEntry": _named("type", "principalArn"),
     "Addon": _named("addonName", "addonVersion"),
     "Bucket": _named("bucket"),
-    "BucketObjectv2": lambda given: f"{given['key'][:24]}…{given['key'][given['key'].find('.') :]}",
+    "BucketObjectv2": lambda given: _object_detail(str(given["key"])),
     "Budget": _budget,
     "CapacityReservation": lambda given: (
         f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy"
@@ -137,3 +137,8 @@ def _reach(vpc: Inputs) -> str:
     if not vpc.get("endpointPublicAccess"):
         return "inside the VPC only"
     return f"also from {', '.join(vpc.get('publicAccessCidrs', ['anywhere']))}"
+
+
+def _object_detail(key: str) -> str:
+    # A digest is cut short.
+    return key if len(key) < 40 else f"{key[:24]}…{key[key.find('.') :]}"
