@@ -28,7 +28,7 @@ Statement = Mapping[str, Any]
 # Statements of roles whose resources are not this stack's by name, by Sid.
 BEYOND_THE_STACK = {
     "UseKeyThroughServices": "the stack's key, whose ARN AWS makes up; only through the services named",
-    "SeeNodes": "Describe calls know no resources; three, of metadata, in the stack's region",
+    "SeeNodes": "Describe calls know no resources; four, of metadata and prices, in the stack's region",
     "ReadOwnSettings": "the stack's key, whose ARN AWS makes up; only for the controller's own variables",
     "FindPeers": "Describe calls know no resources; two, of metadata, in the stack's region",
     "PublishMetrics": "PutMetricData knows no resources; only into the stack's namespace",

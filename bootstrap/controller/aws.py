@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -180,8 +180,8 @@ class Gathered:
     problems: tuple[str, ...]
 
 
-def gather(clients: Clients, settings: Settings, state: State | None) -> Gathered:
-    """Everything one tick looks at.
+def gather(clients: Clients, settings: Settings, state: State | None, now: datetime) -> Gathered:
+    """Everything the tick at ``now`` looks at.
 
     Raises:
         botocore.exceptions.ClientError: AWS refused a call: nothing is decided on half of the facts.
@@ -190,7 +190,7 @@ def gather(clients: Clients, settings: Settings, state: State | None) -> Gathere
     # Notices first: an instance they name is then among the machines.
     notices, receipts = _notices(clients, settings, problems)
     group = _group(clients, settings)
-    machines = _machines(clients, settings)
+    machines = _machines(clients, settings, now, problems)
     known: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
     if state:
         known |= {key: instance.reported_at for key, instance in state.instances.items()}
@@ -264,24 +264,51 @@ def _group(clients: Clients, settings: Settings) -> Group | None:
     )
 
 
-def _machines(clients: Clients, settings: Settings) -> tuple[Machine, ...]:
+def _machines(clients: Clients, settings: Settings, now: datetime, problems: list[str]) -> tuple[Machine, ...]:
     # Auto Scaling tags its instances so; ended ones are described for about an hour more:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     filters: Any = [{"Name": "tag:aws:autoscaling:groupName", "Values": [settings.group]}]
     pages = clients.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-    return tuple(
-        _machine(instance)
-        for page in pages
-        for reservation in page["Reservations"]
-        for instance in reservation["Instances"]
-    )
+    found: list[Any] = [
+        instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]
+    ]
+    spot = {instance["InstanceType"] for instance in found if instance.get("InstanceLifecycle") == "spot"}
+    prices = _spot_prices(clients, sorted(spot), now, problems) if spot else {}
+    return tuple(_machine(instance, prices) for instance in found)
 
 
-def _machine(found: Any) -> Machine:
+def _spot_prices(
+    clients: Clients, types: list[str], now: datetime, problems: list[str]
+) -> dict[tuple[str, str], float]:
+    """Spot price by zone name and instance type, USD per hour: a range of no length has the prices in effect then.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
+    """
+    found: dict[tuple[str, str], float] = {}
+    pages = clients.ec2.get_paginator("describe_spot_price_history")
+    asked: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": now, "EndTime": now}
+    try:
+        for page in pages.paginate(**asked):
+            for entry in page["SpotPriceHistory"]:
+                usd = float(entry["SpotPrice"])
+                if usd > 0:
+                    # The latest comes first.
+                    found.setdefault((entry["AvailabilityZone"], entry["InstanceType"]), usd)
+    except ClientError as error:
+        # The plan's prices do instead.
+        problems.append(f"no spot prices: {error}")
+    return found
+
+
+def _machine(found: Any, spot_prices: Mapping[tuple[str, str], float]) -> Machine:
     state = found["State"]["Name"]
     lifecycle: Lifecycle = "on-demand"
+    usd_per_hour = None
     if found.get("InstanceLifecycle") in ("spot", "capacity-block"):
         lifecycle = found["InstanceLifecycle"]
+    if lifecycle == "spot":
+        zone = found.get("Placement", {}).get("AvailabilityZone", "")
+        usd_per_hour = spot_prices.get((zone, found["InstanceType"]))
     reason = found.get("StateReason", {}).get("Code", "")
     return Machine(
         instance_id=found["InstanceId"],
@@ -294,6 +321,7 @@ def _machine(found: Any) -> Machine:
         ended=state in ("shutting-down", "terminated"),
         until=_transition(found.get("StateTransitionReason", "")),
         reclaimed=reason.startswith("Server.Spot"),
+        usd_per_hour=usd_per_hour,
     )
 
 

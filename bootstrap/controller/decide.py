@@ -321,6 +321,7 @@ def _over_budget(settings: Settings, state: State, facts: Facts, now: datetime) 
     return (
         f"{state.spent_usd:.2f} USD are spent, and ending the nodes takes up to {hours(reserve) * 60:.0f} minutes at "
         f"{rate:.2f} USD/h: the ceiling is {settings.ceiling_usd:.2f} USD (gpufleet:ceilingUsd)"
+        + ("; the stack's reservation is billed until `pulumi destroy`" if settings.reserved_nodes else "")
     )
 
 
@@ -330,7 +331,10 @@ def _missing_usd_per_hour(settings: Settings, state: State, facts: Facts) -> flo
     leaving = set(facts.group.leaving) if facts.group else set()
     staying = sum(found.ended_at is None and key not in leaving for key, found in state.instances.items())
     price = settings.dearest_usd_per_hour
-    if not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
+    if settings.reserved_nodes:
+        # Billed already, unused.
+        price = 0.0
+    elif not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
         price = max(settings.prices["spot"].values())
     return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
 

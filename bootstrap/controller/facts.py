@@ -58,6 +58,7 @@ class Machine:
         ended: whether it is shutting down or terminated, and never comes back. Neither: it is stopped.
         until: when it stopped being billed, as EC2 says; None while running, or where EC2 does not say.
         reclaimed: whether EC2 took the spot capacity back.
+        usd_per_hour: the spot market's present price where it runs, without its volume; None for the plan's price.
     """
 
     instance_id: str
@@ -68,6 +69,7 @@ class Machine:
     ended: bool
     until: datetime | None
     reclaimed: bool = False
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

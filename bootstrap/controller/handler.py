@@ -58,10 +58,10 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
     except aws.StateError as error:
         log("state-unreadable", reason=str(error))
         # Nobody knows what they cost, so nobody may let them run.
-        facts = aws.gather(clients, settings, None).facts
+        facts = aws.gather(clients, settings, None, now).facts
         _act(clients, settings, end_all(settings, facts, now))
         raise
-    gathered = aws.gather(clients, settings, before)
+    gathered = aws.gather(clients, settings, before, now)
     for problem in gathered.problems:
         log("unreadable", reason=problem)
     decision = decide(settings, before, gathered.facts, now)

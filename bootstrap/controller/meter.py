@@ -84,8 +84,10 @@ def _new(machine: Machine) -> Instance:
 def _charged(settings: Settings, instance: Instance, machine: Machine, now: datetime) -> Instance:
     if instance.ended_at is not None and machine.ended:
         return instance
-    price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
     volume = settings.volume_usd_per_node_hour
+    price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
+    if machine.usd_per_hour is not None:
+        price = machine.usd_per_hour + volume
     running_until = now if machine.running else machine.until or now
     if not machine.running:
         running_until = max(running_until, machine.launched_at + SHORTEST)

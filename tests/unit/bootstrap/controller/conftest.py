@@ -133,15 +133,23 @@ def taught() -> Iterator[None]:
                     setattr(owner, name, value)
 
 
+@pytest.fixture(scope="module")
+def clients() -> Clients:
+    """Clients that speak to whatever moto runs; making them takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.delenv("AWS_ENDPOINT_URL", raising=False)
+        return Clients.of(boto3.session.Session(), REGION)
+
+
 @pytest.fixture
-def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+def stack(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> Iterator[Stack]:
     """Three on-demand nodes of 30 USD/h, with hooks, and no ceiling."""
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     # Thousands of images nobody here starts.
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
     with taught(), moto.mock_aws():
-        session = boto3.session.Session()
-        clients = Clients.of(session, REGION)
         clients.s3.create_bucket(Bucket="gpufleet-dev")
         clients.s3.put_bucket_versioning(Bucket="gpufleet-dev", VersioningConfiguration={"Status": "Enabled"})
         queue_url = clients.sqs.create_queue(QueueName="gpufleet-dev-node-events")["QueueUrl"]

@@ -271,6 +271,16 @@ def test_the_fleet_is_drained_while_the_checkpoints_can_still_be_paid() -> None:
     world.run_until("running")
 
 
+def test_a_reservation_that_the_stack_made_costs_on_and_the_reason_says_so() -> None:
+    config = settings(ceiling_usd=100.0, reserved_nodes=3, prices={"on-demand": {"p4d.24xlarge": 10.0}})
+    world = trained(World(config, base=None))
+    assert world.known.usd_per_hour == 30
+    world.run_until("over-budget")
+    assert 90 < world.known.spent_usd <= 100
+    assert "billed until `pulumi destroy`" in world.known.reason
+    assert world.known.usd_per_hour == 30
+
+
 def test_nodes_that_never_answer_are_ended_after_the_time_for_a_checkpoint() -> None:
     world = trained(World(settings(), saves_after=None))
     world.ask("stop")

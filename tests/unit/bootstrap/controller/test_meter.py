@@ -62,6 +62,14 @@ def test_its_price_is_that_of_its_lifecycle_and_the_dearest_where_that_is_unknow
     assert metered((HOUR, [machine(lifecycle=lifecycle)])).spent_usd == pytest.approx(usd)
 
 
+def test_spot_costs_what_the_market_says_while_it_says_so() -> None:
+    config = settings(volume_usd_per_node_hour=1.0)
+    dear = machine(usd_per_hour=14.0)
+    state = metered((HOUR, [dear]), (2 * HOUR, [machine(usd_per_hour=6.0)]), (3 * HOUR, [machine()]), config=config)
+    assert state.spent_usd == pytest.approx(15 + 7 + 11)
+    assert metered((HOUR, [dear]), config=config).usd_per_hour == pytest.approx(15)
+
+
 def test_a_type_without_a_price_costs_the_dearest_known() -> None:
     assert metered((HOUR, [machine(instance_type="p4de.24xlarge")])).spent_usd == pytest.approx(30)
 

@@ -95,8 +95,8 @@ def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stac
     stack.tick()
     first, *others = stack.members("Pending:Wait")
     stack.complete(stack.config.launch_hook, "CONTINUE", first)
-    for _ in range(45):
-        stack.tick()
+    assert stack.tick(44).phase == "starting"
+    assert stack.tick().phase == "draining"
     assert stack.members("Pending:Wait") == []
     assert stack.members("Terminating:Wait") == [first]
     stack.complete(stack.config.terminate_hook, "CONTINUE", first)
@@ -278,7 +278,7 @@ def test_a_garbled_word_of_a_node_or_a_person_changes_nothing(stack: Stack, caps
     assert len(events(capsys.readouterr().out, "unreadable")) == 3
 
 
-def test_spot_falls_back_by_the_groups_own_policy(stack: Stack) -> None:
+def test_spot_falls_back_by_the_groups_own_policy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     name = stack.config.group
     stack.clients.autoscaling.update_auto_scaling_group(
         AutoScalingGroupName=name,
@@ -300,12 +300,16 @@ def test_spot_falls_back_by_the_groups_own_policy(stack: Stack) -> None:
         prices={"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
     )
     sent: list[dict[str, Any]] = []
-    stack.clients.autoscaling.meta.events.register(
-        "provide-client-params.auto-scaling.UpdateAutoScalingGroup", lambda params, **_: sent.append(params)
-    )
+    update = stack.clients.autoscaling.update_auto_scaling_group
+
+    def watched(**params: Any) -> Any:
+        sent.append(params)
+        return update(**params)
+
+    monkeypatch.setattr(stack.clients.autoscaling, "update_auto_scaling_group", watched)
     stack.tick()
-    for _ in range(46):
-        state = stack.tick()
+    stack.tick(45)
+    state = stack.tick()
     assert state.on_demand
     assert sent[0] == {
         "AutoScalingGroupName": name,
@@ -318,6 +322,52 @@ def test_spot_falls_back_by_the_groups_own_policy(stack: Stack) -> None:
             }
         },
     }
+
+
+def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> None:
+    """A gang of spot nodes in a market of these prices; moto's group starts no spot instance, and its price is one."""
+    nodes = stack.trained()
+    backend = stack.group.ec2_backend
+    for node in nodes:
+        backend.get_instance(node).lifecycle = "spot"
+    sent: list[dict[str, Any]] = []
+
+    class Pages:
+        def paginate(self, **asked: Any) -> list[dict[str, Any]]:
+            sent.append(asked)
+            return [{"SpotPriceHistory": prices}]
+
+    ec2: Any = stack.clients.ec2
+    own = ec2.get_paginator
+    monkeypatch.setattr(
+        ec2, "get_paginator", lambda name: Pages() if name == "describe_spot_price_history" else own(name)
+    )
+    stack.tick()
+    assert sent[0] == {
+        "InstanceTypes": ["p4d.24xlarge"],
+        "ProductDescriptions": ["Linux/UNIX"],
+        "StartTime": stack.now,
+        "EndTime": stack.now,
+    }
+
+
+def price(zone: str, usd: str) -> dict[str, Any]:
+    return {"AvailabilityZone": zone, "InstanceType": "p4d.24xlarge", "SpotPrice": usd}
+
+
+def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spot(stack, monkeypatch, [price("us-east-1b", "99"), price("us-east-1a", "7.5"), price("us-east-1a", "7.4")])
+    before = stack.read()
+    assert before["usd_per_hour"] == pytest.approx(3 * 7.5)
+    assert stack.tick(60).spent_usd - before["spent_usd"] == pytest.approx(22.5)
+
+
+def test_without_the_markets_price_the_plans_counts(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    spot(stack, monkeypatch, [price("us-east-1b", "99"), price("us-east-1a", "0")])
+    # Of spot there is none in these settings, so the dearest.
+    assert stack.read()["usd_per_hour"] == pytest.approx(90)
 
 
 def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
