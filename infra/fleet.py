@@ -353,7 +353,7 @@ class Fleet(pulumi.ComponentResource):
                         launch_template_id=template.id, version=_version(template)
                     )
                 ),
-                # In this order for nodes on demand. The plan names only types like its own, never slower, as a gang runs
+                # In this order for nodes on demand. The plan names only types like its own, none slower, as a gang runs
                 # at its slowest node's pace and the memory and speed it promises are this type's.
                 overrides=[
                     aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=instance_type)

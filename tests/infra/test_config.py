@@ -26,7 +26,7 @@ from tests.plans import SPOT_P4D, sample_plan
         (capacity_block(end="2099-06-01T09:10:00Z"), "has 0.0 h to train in"),
         (
             {"purchase": {"fallback": "on-demand"}, "prices": SPOT_P4D["prices"][:1]},
-            "no price 'on-demand p4d.24xlarge us-east-1', so nobody could meter",
+            "no hourly price of on-demand p4d.24xlarge in us-east-1, so nobody could meter",
         ),
         ({"purchase": {"spot_types": ["p4d.24xlarge"]}}, "spot_types p4d.24xlarge has a type twice"),
         ({"region": "cn-north-1"}, "China partition"),
@@ -61,6 +61,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),
         ({"gpufleet:tags": '["a"]'}, "must map tag to value"),
         ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
+        ({"gpufleet:tags": '{"team": "a&b"}'}, "has a character that AWS refuses in tags"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
         ({"gpufleet:plan": json.dumps({**SPOT_P4D, "node_count": 3})}, "parallelism covers"),
