@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
-from infra.naming import slug
+from infra.naming import NOT_IN_TAGS, slug
 from infra.refusals import place_refusals, purchase_refusals, scaling_refusals
 from infra.secret_text import secrets_in
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
@@ -441,6 +441,11 @@ def _tags(value: Any) -> dict[str, str]:
         if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(str(text)) > 256:
             raise ConfigError(
                 f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to 256, and no aws: prefix"
+            )
+        if NOT_IN_TAGS.search(key + str(text)):
+            raise ConfigError(
+                f"gpufleet:tags {key!r}: {str(text)!r} has a character that AWS refuses in tags: use letters, digits, "
+                "spaces and _ . : / = + - @"
             )
     if len(value) > 6:
         # An S3 object takes 10 tags, and gpufleet adds its own: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html

@@ -15,6 +15,9 @@ PROJECT = "gpufleet"
 # The tightest name is that of the service-linked role, 64 characters: "AWSServiceRoleForAutoScaling_" 29, slug, "-",
 # region without hyphens up to 12; then the bucket's, 63: "gpufleet-" 9, slug, "-" account 13, "-" region up to 15.
 _SLUG_LENGTH = 22
+# What a tag may hold besides letters, digits and spaces: https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+NOT_IN_TAGS = re.compile(r"[^\w\s.:/=+@-]")
+TAG_VALUE_LENGTH = 256
 # Rules of `pulumi stack init` (https://www.pulumi.com/docs/iac/concepts/stacks/): letters, digits, "-", "_" and ".".
 _STACK = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -199,6 +202,8 @@ class Names:
 def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     """Cost allocation tags for every resource; gpufleet's own win over ``extra``.
 
-    Activate ``gpufleet:stack`` as a cost allocation tag in the billing console, or Cost Explorer does not show it.
+    Activate ``gpufleet:stack`` as a cost allocation tag in the billing console, or Cost Explorer does not show it. A
+    model's name is anybody's (a folder, a module): what a tag cannot hold becomes "_".
     """
-    return {**extra, "Project": PROJECT, f"{PROJECT}:stack": stack, f"{PROJECT}:model": model}
+    label = NOT_IN_TAGS.sub("_", model)[:TAG_VALUE_LENGTH]
+    return {**extra, "Project": PROJECT, f"{PROJECT}:stack": stack, f"{PROJECT}:model": label}

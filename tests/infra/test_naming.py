@@ -51,3 +51,10 @@ def test_a_name_that_is_no_stack_is_refused(stack: str) -> None:
 def test_gpufleets_own_tags_win() -> None:
     labels = tags("dev", "llama-2-7b", {"team": "nlp", "gpufleet:stack": "forged", "Project": "other"})
     assert labels == {"team": "nlp", "Project": "gpufleet", "gpufleet:stack": "dev", "gpufleet:model": "llama-2-7b"}
+
+
+@pytest.mark.parametrize("model", ["my model (v2)", "run,7;b", "x" * 300, "größe/7B", "pkg.mod:make"])
+def test_a_models_name_becomes_what_a_tag_can_hold(model: str) -> None:
+    label = tags("dev", model, {})["gpufleet:model"]
+    assert re.fullmatch(r"[\w .:/=+@-]{1,256}", label)
+    assert label == model or len(model) > 256 or "_" in label
