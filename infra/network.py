@@ -60,8 +60,7 @@ def choose_zones(settings: Settings) -> list[Zone]:
             f"{plan.instance_type} is wanted in zones {', '.join(wanted) or '(none offers it)'}, and this account has "
             f"{', '.join(sorted(zones))} in {plan.region}: set gpufleet:zoneId, or choose another plan"
         )
-    single = settings.gang or plan.purchase.option in ("reserved", "capacity-block")
-    return found[:1] if single else found
+    return found[:1] if settings.one_zone else found
 
 
 def control_plane_zones(first: Zone) -> list[Zone]:
