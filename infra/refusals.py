@@ -138,6 +138,11 @@ def _gang_refusals(settings: Settings) -> list[str]:
 def _worker_refusals(settings: Settings) -> list[str]:
     scaling, plan, pool = settings.scaling, settings.plan, settings.warm_pool
     found = []
+    if plan.purchase.fallback == "on-demand":
+        found.append(
+            "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces a gang that is incomplete, "
+            "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
+        )
     if scaling:
         if scaling.min_nodes > plan.node_count:
             found.append(

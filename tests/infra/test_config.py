@@ -121,6 +121,11 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
             workers(),
             "runs the whole model on each node",
         ),
+        (
+            {"purchase": {"fallback": "on-demand"}, "parallelism": {"sharding": "ddp"}},
+            workers(),
+            "fallback on-demand does not go with gpufleet:mode workers",
+        ),
         (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
         (WORKERS, workers(scaling=UTILIZATION | QUEUE), "two policies would pull the group two ways"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 60}), "a group without nodes has no utilisation"),
