@@ -218,10 +218,15 @@ def _obey(state: State, facts: Facts, now: datetime) -> State:
     state = replace(state, request=request)
     if request is None or request.want != "run":
         return state
+    reason = f"{request.by} asked to go on"
+    if state.phase == "paused":
+        return state.with_phase("waiting", reason, now)
+    if state.phase == "draining" and state.after == "paused":
+        return replace(state, after="waiting", reason=reason)
     if state.phase in ENDED:
-        return _begin(state, now).with_phase("waiting", f"{request.by} asked to go on", now)
+        return _begin(state, now).with_phase("waiting", reason, now)
     if state.phase == "draining" and state.after in ENDED:
-        return replace(_begin(state, now), after="waiting", reason=f"{request.by} asked to go on")
+        return replace(_begin(state, now), after="waiting", reason=reason)
     return state
 
 

@@ -374,6 +374,16 @@ def test_a_schedule_pauses_and_starts_the_gang() -> None:
     world.run_until("running")
 
 
+@pytest.mark.parametrize("phase", ["draining", "paused"])
+def test_a_person_ends_a_pause(phase: str) -> None:
+    world = trained(World(settings()))
+    world.desired = 0
+    world.run_until(phase)
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run_until("running")
+
+
 def test_nodes_that_a_schedule_has_started_already_are_kept() -> None:
     world = World(settings(scheduled=True))
     world.run(2)
