@@ -140,7 +140,7 @@ def _worker_refusals(settings: Settings) -> list[str]:
     found = []
     if plan.purchase.fallback == "on-demand":
         found.append(
-            "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces a gang that is incomplete, "
+            "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
             "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
         )
     if scaling:
