@@ -76,6 +76,7 @@ def command(
     configuration file, with its configuration. --against also shows what would be added, changed, replaced and removed,
     and the dollars an hour and a month before and after.
     """
+    from infra.guardrails import violations
     from infra.preview import PLACEHOLDERS
     from optimizer.catalog import load
     from optimizer.commands.preview_cost import cost_lines, totals
@@ -113,8 +114,16 @@ def command(
             "before": _totals(old_sums),
             "after": _totals(sums),
         }
+    # The rules tell resources apart by the stand-in identifiers.
+    broken = [str(each) for each in violations(found if known is None else _declared(chosen, stack, config, None))]
+    answer["violations"] = broken
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
-    answer["notes"] = notes = [*_warnings(chosen), *NOTES, f"Offline, so {placeholders}."]
+    answer["notes"] = notes = [
+        *(f"Breaks a rule of infra/guardrails.py: {each}." for each in broken),
+        *_warnings(chosen),
+        *NOTES,
+        f"Offline, so {placeholders}.",
+    ]
     if output_format == "json":
         write_json(answer)
         return

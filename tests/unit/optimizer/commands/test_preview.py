@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from infra import guardrails
 from optimizer.cli import cli
 from optimizer.commands.stack import write_stack_config
 from optimizer.errors import InvalidInputError
@@ -247,6 +248,16 @@ def test_a_config_entry_without_a_value_ends_with_2(tmp_path: Path) -> None:
     path.write_text(json.dumps(SPOT_P4D))
     result = CliRunner().invoke(cli, ["preview", str(path), "--config", "nat"])
     assert result.exit_code == 2 and "'nat' is not KEY=VALUE" in result.output
+
+
+def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["violations"] == []
+    # What a changed infra/ would do: nothing is excused.
+    monkeypatch.setattr(guardrails, "BEYOND_THE_STACK", {})
+    assert (
+        "- Breaks a rule of infra/guardrails.py: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches *"
+        in (preview(tmp_path, SPOT_P4D))
+    )
 
 
 def test_help_has_an_example() -> None:
