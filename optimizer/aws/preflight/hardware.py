@@ -57,9 +57,10 @@ def _type(context: Context, name: str) -> Iterator[Row]:
             next_step=f"aws ec2 describe-instance-types --region {context.region} --instance-types {name}",
         )
         return
-    different = _differences(plan.node, found[name], own=name == plan.instance_type)
-    yield from (
-        Row(
+    fits = True
+    for words, actual, planned in _differences(plan.node, found[name], own=name == plan.instance_type):
+        fits = False
+        yield Row(
             check=check,
             level="error",
             found=f"{name} has {actual} {words}, the plan {planned}",
@@ -68,12 +69,11 @@ def _type(context: Context, name: str) -> Iterator[Row]:
             why=_WHY_DIFFERENT,
             next_step="gpufleet catalog refresh, then recommend again",
         )
-        for words, actual, planned in different
-    )
     (info,) = infos
-    refused = list(_usage(context, name, info))
-    yield from refused
-    if not different and not refused:
+    for refused in _usage(context, name, info):
+        fits = False
+        yield refused
+    if fits:
         node = plan.node
         yield Row(
             check=check,

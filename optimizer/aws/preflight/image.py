@@ -15,7 +15,7 @@ _OTHER = "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Am
 
 def check_image(context: Context) -> Iterator[Row]:
     """DescribeImages of the exact image, deprecated ones too: a running stack must still find the one it is on."""
-    target, plan = context.target, context.plan
+    target = context.target
     if target.ami_problem:
         yield Row(check=_CHECK, level="error", found=target.ami_problem, why="no node could be made", next_step=_OTHER)
         return
@@ -45,24 +45,16 @@ def check_image(context: Context) -> Iterator[Row]:
         )
         return
     (image,) = images
-    problems = list(_problems(context, image))
-    yield from problems
-    if not problems:
+    fits = True
+    for problem in _problems(context, image):
+        fits = False
+        yield problem
+    if fits:
         yield Row(
             check=_CHECK,
             level="ok",
             found=f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available",
             value=image["ImageId"],
-        )
-    if plan.volumes.root_gib < _root_gib(image):
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{wanted!r} needs a root volume of {_root_gib(image)} GiB, and the plan has {plan.volumes.root_gib}",
-            value=plan.volumes.root_gib,
-            limit=_root_gib(image),
-            why="a volume cannot be smaller than its snapshot",
-            next_step="raise volumes.root_gib in the plan, or choose a smaller image",
         )
 
 
@@ -88,6 +80,17 @@ def _problems(context: Context, image: Any) -> Iterator[Row]:
             limit="available",
             why="no instance can be launched from it",
             next_step=_OTHER,
+        )
+    root_gib, needed_gib = context.plan.volumes.root_gib, _root_gib(image)
+    if root_gib < needed_gib:
+        yield Row(
+            check=_CHECK,
+            level="error",
+            found=f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
+            value=root_gib,
+            limit=needed_gib,
+            why="a volume cannot be smaller than its snapshot",
+            next_step="raise volumes.root_gib in the plan, or choose a smaller image",
         )
     if context.plan.node.efa_cards and not image.get("EnaSupport"):
         yield Row(

@@ -43,7 +43,7 @@ def check_key(context: Context) -> Iterator[Row]:
         )
         return
     if key["KeyState"] != "Enabled":
-        id_ = key["KeyId"]
+        steps = ["cancel-key-deletion"] * (key["KeyState"] == "PendingDeletion") + ["enable-key"]
         yield Row(
             check=_CHECK,
             level="error",
@@ -51,7 +51,9 @@ def check_key(context: Context) -> Iterator[Row]:
             value=key["KeyState"],
             limit="Enabled",
             why="without it no volume, checkpoint or queue of the stack can be read",
-            next_step=f"aws kms cancel-key-deletion --key-id {id_} && aws kms enable-key --key-id {id_}",
+            next_step=" && ".join(
+                f"aws kms {step} --region {context.region} --key-id {key['KeyId']}" for step in steps
+            ),
         )
     else:
         yield Row(check=_CHECK, level="ok", found=f"{names.key_alias} is enabled", value="Enabled", limit="Enabled")

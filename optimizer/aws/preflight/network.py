@@ -12,7 +12,7 @@ from optimizer.aws.preflight.model import Context, Row, Unknown, ask
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
-# Of an account in a region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html#limitations-placement-groups
+# Of an account in a region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html
 PLACEMENT_GROUPS = 500
 
 

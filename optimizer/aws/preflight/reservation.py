@@ -16,6 +16,8 @@ from optimizer.aws.preflight.model import Context, Row, Value
 
 # AWS ends a block's instances from then on: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
 BLOCK_ENDS_EARLY_H = 0.5
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
+BLOCK_INSTANCES = 64
 # How long a block may be: days up to 14, then weeks up to 26 (DescribeCapacityBlockOfferings, CapacityDurationHours).
 _DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
 _TIME = "%Y-%m-%d %H:%M UTC"
@@ -58,13 +60,12 @@ def _existing(context: Context, reservation_id: str) -> Iterator[Row]:
         )
         return
     (reservation,) = found["CapacityReservations"]
-    problems = [
-        *_kind(context, check, reservation),
-        *_room(context, check, reservation),
-        *_dates(context, check, reservation),
-    ]
-    yield from problems
-    if not problems:
+    fits = True
+    for judge in (_kind, _room, _dates):
+        for problem in judge(context, check, reservation):
+            fits = False
+            yield problem
+    if fits:
         end = reservation.get("EndDate")
         yield Row(
             check=check,
@@ -225,6 +226,16 @@ def block_hours(hours: float) -> int | None:
 def _offerings(context: Context) -> Iterator[Row]:
     plan, check = context.plan, "capacity block"
     hours = block_hours(plan.hours.p95)
+    if plan.node_count > BLOCK_INSTANCES:
+        yield _error(
+            check,
+            f"the plan has {plan.node_count} nodes, and a Capacity Block up to {BLOCK_INSTANCES}",
+            plan.node_count,
+            BLOCK_INSTANCES,
+            "a fleet runs in one reservation",
+            f"gpufleet recommend --max-nodes {BLOCK_INSTANCES}",
+        )
+        return
     if hours is None:
         yield _error(
             check,

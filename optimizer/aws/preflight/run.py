@@ -110,13 +110,13 @@ def preflight(target: Target, *, at: datetime | None = None) -> Report:
         now=now,
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = pool.map(lambda check: _rows(check[0], check[1], context), CHECKS)
+        answers = pool.map(lambda check: run_check(check[0], check[1], context), CHECKS)
         rows = [first, *(row for answer in answers for row in answer)]
     rows.sort(key=lambda row: LEVELS.index(row.level))
     return Report(account=account, at=now, rows=tuple(rows))
 
 
-def _rows(name: str, check: Check, context: Context) -> list[Row]:
+def run_check(name: str, check: Check, context: Context) -> list[Row]:
     """The rows of one check: those it found before AWS failed it, and why it failed."""
     rows: list[Row] = []
     try:

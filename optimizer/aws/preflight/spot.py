@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optimizer.aws.preflight.model import Context, Row
+from optimizer.aws.preflight.model import Context, Level, Row
 
 # AWS gives the ends of its scale a meaning, 10 "highly likely to succeed" and 1 "not likely", and nothing between. The
 # upper third is taken for likely, the lower for unlikely.
@@ -55,10 +55,14 @@ def check_spot_score(context: Context) -> Iterator[Row]:
         )
         return
     score = scores[place]
-    fair = len(types) >= TYPES_FOR_A_FAIR_SCORE
-    next_step = "gpufleet recommend --purchase on-demand" if plan.purchase.fallback == "none" else ""
+    likely, fair = score >= LIKELY, len(types) >= TYPES_FOR_A_FAIR_SCORE
+    level: Level = "ok" if likely else "warning"
+    if score <= UNLIKELY and fair and plan.purchase.fallback == "none":
+        level = "error"
+    found, next_step = f"{score} of 10 for {what}", "gpufleet recommend --purchase on-demand"
     if target.one_zone and scores[best] > score:
-        next_step = f"pulumi config set gpufleet:zoneId {best} (score {scores[best]})"
+        found += f"; {best} has {scores[best]}"
+        next_step = f"pulumi config set gpufleet:zoneId {best}"
     why = (
         "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
         "lasts (docs/preflight.md)"
@@ -69,14 +73,10 @@ def check_spot_score(context: Context) -> Iterator[Row]:
         )
     yield Row(
         check="spot placement score",
-        level="ok"
-        if score >= LIKELY
-        else "error"
-        if score <= UNLIKELY and fair and plan.purchase.fallback == "none"
-        else "warning",
-        found=f"{score} of 10 for {what}",
+        level=level,
+        found=found,
         value=score,
         limit=LIKELY,
         why=why,
-        next_step="" if score >= LIKELY else next_step,
+        next_step="" if likely else next_step,
     )

@@ -16,6 +16,7 @@ from optimizer.aws.preflight.capacity import (
 )
 from optimizer.aws.preflight.model import Row
 from optimizer.aws.preflight.reservation import block_hours, check_reservation
+from optimizer.aws.preflight.run import run_check
 from optimizer.aws.preflight.spot import check_spot_score
 from optimizer.plan import FleetPlan
 from tests.plans import sample_plan
@@ -356,7 +357,8 @@ def test_a_better_zone_is_named(aws: FakeAws) -> None:
     scores(aws, use1_az6=9, use1_az2=2)
     row = only(check_spot_score(context()))
     assert (row.level, row.value) == ("warning", 2)
-    assert row.next_step == "pulumi config set gpufleet:zoneId use1-az6 (score 9)"
+    assert row.found.endswith("in use1-az2; use1-az6 has 9")
+    assert row.next_step == "pulumi config set gpufleet:zoneId use1-az6"
 
 
 def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
@@ -433,6 +435,17 @@ def test_everything_wrong_with_a_reservation_is_said(
 def test_all_that_is_wrong_is_said_at_once(aws: FakeAws) -> None:
     rows = reserved(aws, InstanceType="p5.48xlarge", State="cancelled", AvailabilityZoneId="use1-az6")
     assert [row.level for row in rows] == ["error"] * 3
+
+
+def test_what_cannot_be_read_hides_nothing_that_was(aws: FakeAws) -> None:
+    """The judgement of the dates fails on a garbled answer; that of the type stays."""
+    answer = reservation(InstanceType="p5.48xlarge", EndDate=NOW + timedelta(hours=1))
+    del answer["AvailableInstanceCount"]
+    aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [answer]}
+    given = context(bought("reserved", capacity_reservation_id=ID))
+    rows = run_check("reservation", check_reservation, given)
+    assert levels(rows) == [(f"reservation {ID}", "error"), ("reservation", "unknown")]
+    assert "KeyError('AvailableInstanceCount')" in rows[1].found
 
 
 def test_a_taken_reservation_is_an_error_where_no_stack_can_have_taken_it(aws: FakeAws) -> None:
@@ -550,6 +563,14 @@ def test_no_block_offered_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
     row = only(check_reservation(context(bought("capacity-block"))))
     assert row.level == "error" and "AWS offers none of 2 x p4d.24xlarge for 24 h" in row.found
+
+
+def test_no_block_has_more_than_64_nodes(aws: FakeAws) -> None:
+    purchase = bought("capacity-block").purchase.model_dump(mode="json")
+    job = {"global_batch": 2080, "steps": 124}
+    plan = sample_plan(node_count=65, purchase=purchase, job=job, parallelism={"data": 520, "grad_accum": 1})
+    row = only(check_reservation(context(plan)))
+    assert (row.level, row.value, row.limit) == ("error", 65, 64) and aws.calls == []
 
 
 def test_no_block_is_long_enough_for_half_a_year(aws: FakeAws) -> None:

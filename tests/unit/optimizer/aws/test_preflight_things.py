@@ -69,8 +69,8 @@ def test_a_root_volume_cannot_be_smaller_than_the_images(aws: FakeAws) -> None:
     mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 300}}
     other = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 900}}
     aws.answers["DescribeImages"] = {"Images": [image(BlockDeviceMappings=[mapping, other])]}
-    ok, error = check_image(context())
-    assert (ok.level, error.level, error.value, error.limit) == ("ok", "error", 200, 300)
+    row = only(check_image(context()))
+    assert (row.level, row.value, row.limit) == ("error", 200, 300)
 
 
 @pytest.mark.parametrize("images", [[], [image(), image(ImageId="ami-2")]])
@@ -108,12 +108,22 @@ def test_a_key_that_is_yet_to_be_made_is_unknown(aws: FakeAws) -> None:
     assert row.level == "unknown" and "CreateKey has no dry run" in row.why
 
 
-@pytest.mark.parametrize("state", ["Disabled", "PendingDeletion"])
-def test_a_key_that_is_off_is_an_error_and_the_rest_is_looked_at(aws: FakeAws, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "next_step"),
+    [
+        ("Disabled", "aws kms enable-key --region us-east-1 --key-id 1234"),
+        (
+            "PendingDeletion",
+            "aws kms cancel-key-deletion --region us-east-1 --key-id 1234 && "
+            "aws kms enable-key --region us-east-1 --key-id 1234",
+        ),
+    ],
+)
+def test_a_key_that_is_off_is_an_error_and_the_rest_is_looked_at(aws: FakeAws, state: str, next_step: str) -> None:
     aws.answers["DescribeKey"] = {"KeyMetadata": {"KeyId": "1234", "KeyState": state}}
     rows = list(check_key(context()))
     assert levels(rows) == [("KMS key", "error"), ("KMS key rotation", "ok"), ("KMS grants", "ok")]
-    assert "aws kms cancel-key-deletion --key-id 1234" in rows[0].next_step
+    assert rows[0].next_step == next_step
 
 
 def test_rotation_and_policy_are_each_judged_or_unknown(aws: FakeAws) -> None:
