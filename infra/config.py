@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
 from infra.naming import NOT_IN_TAGS, slug
-from infra.refusals import place_refusals, purchase_refusals, scaling_refusals
+from infra.refusals import block_refusals, purchase_refusals, scaling_refusals, zone_refusals
 from infra.secret_text import secrets_in
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
@@ -170,7 +170,8 @@ def load(*, need_wheels: bool) -> Settings:
     """Read and check the current stack's configuration.
 
     Args:
-        need_wheels: whether to refuse a fleet whose nodes could not get torch; false to look only.
+        need_wheels: whether to refuse a fleet whose nodes could not get torch, or would wait in the wrong zone; false
+            to look only.
 
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
@@ -220,6 +221,8 @@ def load(*, need_wheels: bool) -> Settings:
             "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
             "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
         )
+    if need_wheels:
+        problems += zone_refusals(settings)
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
     return settings
@@ -291,7 +294,7 @@ def refusals(settings: Settings, *, region: str) -> list[str]:
         node_prices(plan)
     except ConfigError as error:
         found.append(str(error))
-    found += place_refusals(settings)
+    found += block_refusals(settings)
     found += scaling_refusals(settings)
     if settings.platform == "eks":
         found += _eks_refusals(settings)

@@ -47,27 +47,29 @@ def purchase_refusals(plan: FleetPlan) -> list[str]:
     return found
 
 
-def place_refusals(settings: Settings) -> list[str]:
-    """Whether an existing reservation can be used where and when the stack runs."""
-    purchase = settings.plan.purchase
-    found = []
-    known = settings.zone_id or settings.subnet_ids or len(settings.plan.zone_ids) == 1
-    if purchase.capacity_reservation_id and not known:
-        found.append(
-            f"gpufleet:zoneId is not set: reservation {purchase.capacity_reservation_id} is in one zone, the plan has "
-            f"{', '.join(settings.plan.zone_ids) or 'none'}, and nodes in another never start while it is paid for. "
-            "`aws ec2 describe-capacity-reservations --capacity-reservation-ids "
-            f"{purchase.capacity_reservation_id}` names the zone (AvailabilityZoneId); then `pulumi config set "
-            "gpufleet:zoneId ZONE`"
-        )
-    block = purchase.capacity_block
+def block_refusals(settings: Settings) -> list[str]:
+    """Whether the Capacity Block is over."""
+    purchase, block = settings.plan.purchase, settings.plan.purchase.capacity_block
     # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
-    if block and now() >= block.end and not settings.force_destroy:
-        found.append(
-            f"the Capacity Block {purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its nodes "
-            f"cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
-        )
-    return found
+    if block is None or now() < block.end or settings.force_destroy:
+        return []
+    return [
+        f"the Capacity Block {purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its nodes "
+        f"cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
+    ]
+
+
+def zone_refusals(settings: Settings) -> list[str]:
+    """Whether it is known in which zone an existing reservation is."""
+    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
+    if not reservation or settings.zone_id or settings.subnet_ids or len(zones) == 1:
+        return []
+    return [
+        f"gpufleet:zoneId is not set: reservation {reservation} is in one zone, the plan has "
+        f"{', '.join(zones) or 'none'}, and nodes in another never start while it is paid for. `aws ec2 "
+        f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
+        "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
+    ]
 
 
 def scaling_refusals(settings: Settings) -> list[str]:

@@ -78,17 +78,6 @@ def test_a_block_that_was_not_bought_is_refused() -> None:
         deploy({**capacity_block(), "purchase": unbought})
 
 
-@pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
-def test_a_reservations_zone_must_be_known(option: dict[str, Any]) -> None:
-    elsewhere = {**option, "zone_ids": ["use1-az2", "use1-az6"]}
-    with pytest.raises(
-        ConfigError, match=r"gpufleet:zoneId is not set: reservation cr-0123456789abcdef0 is in one zone"
-    ):
-        deploy(elsewhere)
-    assert deploy(elsewhere, {"gpufleet:zoneId": "use1-az6"}).one("Subnet")["availabilityZone"] == "us-east-1b"
-    assert deploy(elsewhere, EXISTING_VPC).all("Group")
-
-
 def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
     with pytest.raises(ConfigError, match=r"Capacity Block cr-0123456789abcdef0 ended at 2099-06-02 09:00 UTC"):
@@ -192,9 +181,24 @@ def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
     assert deploy(option).one("Group")["maxSize"] == 2
 
 
-def load(settings: dict[str, str]) -> config.Settings:
-    stand_in(sample_plan(), stack="dev", config=settings)
+def load(settings: dict[str, str], **changes: Any) -> config.Settings:
+    stand_in(sample_plan(**changes), stack="dev", config=settings)
     return config.load(need_wheels=True)
+
+
+@pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
+def test_nodes_do_not_wait_in_another_zone_than_their_reservations(option: dict[str, Any]) -> None:
+    elsewhere = {**option, "zone_ids": ["use1-az2", "use1-az6"]}
+    image = {"gpufleet:amiId": "ami-0123456789abcdef0"}
+    with pytest.raises(
+        ConfigError, match=r"gpufleet:zoneId is not set: reservation cr-0123456789abcdef0 is in one zone"
+    ):
+        load(image, **elsewhere)
+    for way_out in ({"gpufleet:zoneId": "use1-az6", **image}, EXISTING_VPC):
+        assert load(way_out, **elsewhere)
+    assert load(image, **option)
+    # A preview starts nothing.
+    assert deploy(elsewhere).all("Group")
 
 
 def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_money(tmp_path: Path) -> None:
