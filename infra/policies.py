@@ -166,6 +166,7 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             "Action": [
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:RecordLifecycleActionHeartbeat",
+                "autoscaling:SetInstanceHealth",
                 "autoscaling:SetInstanceProtection",
             ],
             "Resource": names.group_arn,
