@@ -319,7 +319,8 @@ def _over_budget(settings: Settings, state: State, facts: Facts, now: datetime) 
     # Nodes still to come may all come before the next tick.
     rate = state.usd_per_hour + _missing_usd_per_hour(settings, state, facts)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
-    if state.phase in ("waiting", "over-budget"):
+    # The first start is the plan's own, which reckoned with the budget; another has to be worth its booting.
+    if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd):
         reserve += BOOT
     if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:
         return None

@@ -290,10 +290,21 @@ def test_nodes_that_never_answer_are_ended_after_the_time_for_a_checkpoint() -> 
     assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + ENDING
 
 
-def test_no_start_that_could_not_even_pay_for_booting() -> None:
-    world = World(settings(ceiling_usd=15.0))
-    assert world.tick().actions == ()
-    assert world.phase == "over-budget"
+def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
+    world = World(settings(ceiling_usd=30.0), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world.run_until("over-budget")
+    # Two nodes of 10 USD/h for the window, of 30 USD; the rest would pay for half an hour of three.
+    assert 14 < world.known.spent_usd < 16
+    assert world.known.attempts == 1
+
+
+def test_a_short_run_within_its_budget_is_started() -> None:
+    world = trained(World(settings(ceiling_usd=15.0)))
+    world.run(5)
+    for key in world.in_service():
+        world.say(key, "done")
+    world.run_until("done")
+    assert world.known.spent_usd < 15
 
 
 def test_a_new_run_drains_the_old_nodes_first() -> None:
