@@ -17,7 +17,7 @@ from infra.config import Queue, Settings
 from infra.draining import drain_at
 from infra.naming import Names
 
-# Published by every node, each minute, the mean over its GPUs (docs/bootstrap.md, "Metrics").
+# Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"
 PERIOD_S = 60
 # A node more costs a launch of minutes, so one look at the queue is not enough; a node less, what it is working on.
