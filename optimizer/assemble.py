@@ -8,6 +8,7 @@ from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.checkpoint import checkpoint_gib
+from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.fastest import Fastest, speed_source
@@ -70,7 +71,8 @@ def assemble(
     nodes = int(fastest.nodes[config])
     run, cost = table.run, table.cost
     rate = float(run.rate[row])
-    breakdown = {part: cents(getattr(cost, part)[row]) for part in ("compute", "volumes", "storage", "transfer")}
+    parts = ("compute", "volumes", "storage", "transfer", "head_node")
+    breakdown = {part: cents(getattr(cost, part)[row]) for part in parts}
     # The sum of what is shown, so that the bill adds up to the cent.
     expected_usd = round(sum(breakdown.values()), 2)
     size = checkpoint_gib(model.parameters, request.workload.optimizer)
@@ -124,8 +126,7 @@ def assemble(
                 "expected": expected_usd,
                 "p50": cents(cost.p50[row]),
                 "p95": max(cents(p95_usd), expected_usd, cents(cost.p50[row])),
-                # No head node in this version: the fleet's own nodes hold the rendezvous.
-                "breakdown": breakdown | {"head_node": 0.0},
+                "breakdown": breakdown,
             },
             "interruption": {
                 "rate": rounded(rate / nodes),
@@ -221,7 +222,7 @@ def unit_prices(region: str, catalog: Catalog) -> list[Price]:
         items.append("gp3-iops")
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
-    items += ["s3-standard-storage", "kms-key", "vpc-endpoint"]
+    items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
     found = (catalog.unit_price(item, region) for item in items)
     return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in found]
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
+from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.economics.fleet_cost import (
     GP3_INCLUDED_IOPS,
     GP3_INCLUDED_MIB_PER_S,
@@ -211,7 +212,7 @@ class Table:
         ways: Sequence[Purchase],
         model: ModelSpec,
         optimizer: str,
-        unit_prices: Callable[[str], tuple[float, float, float]],
+        unit_prices: Callable[[str], tuple[float, float, float, float]],
     ) -> Self:
         """Cross configurations with ways to pay, and work out hours and dollars of each pair.
 
@@ -251,7 +252,7 @@ class Table:
         each = of_way([way.price.usd_per_hour for way in ways])
         on_demand = of_way([way.offer.on_demand.usd_per_hour if way.offer.on_demand else 0 for way in ways])
         besides = [unit_prices(way.offer.region) for way in ways]
-        volume, storage, endpoints = (of_way([prices[at] for prices in besides]) for at in range(3))
+        volume, storage, endpoints, controller = (of_way([prices[at] for prices in besides]) for at in range(4))
         bases = np.where(spot > 0, base, nodes * (1 - committed))
         rates = Rates(
             base_nodes=bases,
@@ -263,6 +264,7 @@ class Table:
             volume_usd_per_month=volume,
             storage_usd_per_month=storage,
             endpoints_usd_per_hour=endpoints,
+            controller_usd_per_hour=controller,
         )
         cost = fleet_cost(result, rates)
         fallback = of_way([way.fallback for way in ways])
@@ -360,18 +362,19 @@ def endpoints_usd_per_hour(catalog: Catalog, region: str) -> float:
     return len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd
 
 
-def besides_nodes(catalog: Catalog, size_gib: float) -> Callable[[str], tuple[float, float, float]]:
-    """What a fleet pays in a region besides its nodes: volumes of a node and storage a month, endpoints an hour; USD.
+def besides_nodes(catalog: Catalog, size_gib: float) -> Callable[[str], tuple[float, float, float, float]]:
+    """What a fleet pays in a region besides its nodes, USD.
 
-    Each region's prices are looked up once.
+    The volumes of a node and storage a month, endpoints and controller an hour. Each region is looked up once.
     """
 
     @cache
-    def prices(region: str) -> tuple[float, float, float]:
+    def prices(region: str) -> tuple[float, float, float, float]:
         return (
             volume_usd_per_month(catalog, region),
             storage_usd_per_month(catalog, region, size_gib),
             endpoints_usd_per_hour(catalog, region),
+            controller_usd_per_hour(catalog, region),
         )
 
     return prices

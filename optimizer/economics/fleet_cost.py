@@ -1,4 +1,4 @@
-"""From hours to dollars: nodes, volumes, checkpoint storage and endpoints of a fleet, elementwise over candidates."""
+"""From hours to dollars: nodes, volumes, storage, endpoints and controller of a fleet, elementwise over candidates."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Rates:
         volume_usd_per_month: volumes of one node.
         storage_usd_per_month: the kept checkpoints and their key.
         endpoints_usd_per_hour: all interface endpoints.
+        controller_usd_per_hour: what starts, meters and ends the nodes.
     """
 
     base_nodes: Floats
@@ -40,6 +41,7 @@ class Rates:
     volume_usd_per_month: Floats
     storage_usd_per_month: Floats
     endpoints_usd_per_hour: Floats
+    controller_usd_per_hour: Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,7 @@ class FleetCost:
     volumes: Floats
     storage: Floats
     transfer: Floats
+    head_node: Floats
     expected: Floats
     p50: Floats
     p95: Floats
@@ -78,7 +81,8 @@ def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
         volumes = nodes * rates.volume_usd_per_month * months
         storage = rates.storage_usd_per_month * months
         transfer = rates.endpoints_usd_per_hour * run.hours_expected
-        varying = hourly + volumes + storage + transfer
+        head_node = rates.controller_usd_per_hour * run.hours_expected
+        varying = hourly + volumes + storage + transfer + head_node
         # Dollars spread like hours: everything but the commitment is paid by the hour.
         p50, p95 = lognormal_percentiles(varying, varying * run.hours_std / run.hours_expected)
     return FleetCost(
@@ -86,6 +90,7 @@ def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
         volumes=volumes,
         storage=storage,
         transfer=transfer,
+        head_node=head_node,
         expected=varying + committed,
         p50=p50 + committed,
         p95=p95 + committed,

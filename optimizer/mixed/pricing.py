@@ -135,6 +135,8 @@ class Terms:
                 volume_usd_per_month=self.volume_usd_per_month[region],
                 storage_usd_per_month=self.storage_usd_per_month[region],
                 endpoints_usd_per_hour=self.endpoints_usd_per_hour[region],
+                # Nothing deploys a mixed fleet, so nothing controls it.
+                controller_usd_per_hour=nothing,
             ),
         )
         return run, cost

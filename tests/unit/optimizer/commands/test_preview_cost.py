@@ -11,6 +11,7 @@ import pytest
 from infra.preview import Resource, resources
 from optimizer.catalog import Catalog, load
 from optimizer.commands.preview_cost import FREE, Line, cost_lines, totals
+from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers
 from tests.plans import sample_plan
@@ -121,6 +122,14 @@ def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -
     assert {line.name: line.quantity for line in lines if line.item == "metric alarm"}[
         "gpufleet-dev-missing-nodes"
     ] == 2
+
+
+def test_the_optimizer_prices_the_controller_that_the_program_declares(catalog: Catalog) -> None:
+    """The optimizer may not look into infra: a longer time limit or another metric there must show here."""
+    _, _, lines = bill(catalog, {}, {})
+    own = [line for line in lines if line.type.rpartition(":")[2] in ("Function", "Dashboard")]
+    declared = sum(line.usd_per_hour or 0 for line in own)
+    assert controller_usd_per_hour(catalog, "us-east-1") == pytest.approx(declared, rel=1e-9)
 
 
 def test_a_price_that_is_not_known_is_unpriced_and_never_guessed(catalog: Catalog) -> None:
