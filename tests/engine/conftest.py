@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-pytest.register_assert_rewrite("tests.engine.facts")
+pytest.register_assert_rewrite("tests.engine.facts", "tests.engine.scenarios", "tests.engine.tagging")
 
 from tests.engine import provider_binary, pulumi_cli  # noqa: E402  after the line above
 from tests.engine.deployment import REGION, Tools  # noqa: E402

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import yaml
 from click.testing import CliRunner
 
 from infra.config import Platform
@@ -54,6 +55,13 @@ class Deployment:
         arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--directory", str(self.stack.project)]
         result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
+
+    def set_config(self, values: Mapping[str, Any]) -> None:
+        """Set keys ``gpufleet:KEY`` of the stack's configuration file, as a person with an editor does."""
+        file = self.stack.project / f"Pulumi.{self.stack.name}.yaml"
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content["config"] |= {f"gpufleet:{key}": value for key, value in values.items()}
+        file.write_text(yaml.safe_dump(content), encoding="utf-8")
 
 
 @contextmanager

@@ -21,12 +21,16 @@ def _tags_by_call(call: Callable[..., Any], parameter: str, field: str) -> Reade
     """Reader of a resource's tags: ``call`` with the resource's name or ARN as ``parameter`` answers with ``field``."""
 
     def read(item: str) -> dict[str, str]:
-        found = call(**{parameter: item})[field]
-        if isinstance(found, dict):
-            return found
-        return {(tag.get("Key") or tag["TagKey"]): (tag.get("Value") or tag["TagValue"]) for tag in found}
+        return _plain(call(**{parameter: item})[field])
 
     return read
+
+
+def _plain(tags: Any) -> dict[str, str]:
+    """Tags by key, from whichever of AWS's forms they have."""
+    if isinstance(tags, dict):
+        return tags
+    return {tag.get("Key") or tag["TagKey"]: tag.get("Value") or tag["TagValue"] for tag in tags}
 
 
 def readers(aws: Client) -> dict[str, Reader]:
@@ -35,12 +39,14 @@ def readers(aws: Client) -> dict[str, Reader]:
     ec2 = aws("ec2")
 
     def of_ec2(item: str) -> dict[str, str]:
-        tags = ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [item]}])["Tags"]
-        return {tag["Key"]: tag["Value"] for tag in tags}
+        return _plain(ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [item]}])["Tags"])
 
     def of_group(item: str) -> dict[str, str]:
         groups = aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[item])["AutoScalingGroups"]
-        return {tag["Key"]: tag["Value"] for tag in groups[0]["Tags"]}
+        return _plain(groups[0]["Tags"])
+
+    def of_profile(item: str) -> dict[str, str]:  # moto has no ListInstanceProfileTags
+        return _plain(iam.get_instance_profile(InstanceProfileName=item)["InstanceProfile"]["Tags"])
 
     def by_name(reader: Reader) -> Reader:
         return lambda arn: reader(arn.rpartition("/")[2])
@@ -56,7 +62,8 @@ def readers(aws: Client) -> dict[str, Reader]:
         "event rule": _tags_by_call(aws("events").list_tags_for_resource, "ResourceARN", "Tags"),
         "function": _tags_by_call(aws("lambda").list_tags, "Resource", "Tags"),
         "identity provider": _tags_by_call(iam.list_open_id_connect_provider_tags, "OpenIDConnectProviderArn", "Tags"),
-        "instance profile": by_name(_tags_by_call(iam.list_instance_profile_tags, "InstanceProfileName", "Tags")),
+        # moto has no ListInstanceProfileTags.
+        "instance profile": by_name(of_profile),
         "key": _tags_by_call(aws("kms").list_resource_tags, "KeyId", "Tags"),
         "log group": lambda item: of_log_group(item.removesuffix(":*")),
         "queue": _tags_by_call(aws("sqs").list_queue_tags, "QueueUrl", "Tags"),
