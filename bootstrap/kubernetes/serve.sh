@@ -83,8 +83,23 @@ pass_state_on() {
   local state=""
   [[ -f $STATE_FILE && ! -L $STATE_FILE ]] && read -r state <"$STATE_FILE" || true
   [[ $state =~ ^(training|done|gave-up)\ [0-9]+$ && $state != "$told" ]] || return 0
+  # The controller ends the nodes of a run that gave up, and their disks with them.
+  if [[ $state == gave-up* && -z $logged ]]; then
+    logged=1
+    send_container_log || log "the container's log could not be sent to CloudWatch Logs"
+  fi
   # shellcheck disable=SC2086 # state and exit status
   if tell_controller $state; then told=$state; fi
+}
+
+# send_container_log: the end of the newest log of the training container (infra/manifests.py has the names), as kubelet
+# keeps it: https://kubernetes.io/docs/concepts/cluster-administration/logging/#log-location-node
+send_container_log() {
+  local file
+  file=$(find "$ROOT/var/log/pods" -path '*/gpufleet_*' \( -path '*/train/*.log' -o -path '*/pytorch/*.log' \) \
+    -printf '%T@ %p\n' 2>/dev/null | sort --numeric-sort | sed --silent '$s/^[^ ]* //p')
+  [[ -n $file ]] && know_instance_id || return 0
+  "$BOOTSTRAP_DIR/steps/send-log.sh" "train/$INSTANCE_ID" "training gave up" "$file"
 }
 
 # leave: has the container save, and lets the group go on when it has ended or its time is over.
@@ -108,7 +123,7 @@ leave() {
 load_node_env
 require_env GPUFLEET_SCALE_IN_LIMIT_S
 mkdir -p "$GPUFLEET_RUN_DIR"
-leaving="" save_by=0 rebalance="" told="" sick=""
+leaving="" save_by=0 rebalance="" told="" logged="" sick=""
 
 until curl --fail --silent --max-time 5 --output /dev/null "$KUBELET_URL"; do
   if ((SECONDS >= KUBELET_LIMIT_S)); then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -196,6 +197,36 @@ exit 0
     assert "nothing has trained here" in done.output
     told = (node.case / "told").read_text()
     assert '"state": "gave-up", "exit_status": 1, "step": "idle"' in told
+
+
+def test_why_a_command_gave_up_outlives_the_node(tmp_path: Path) -> None:
+    aws = r"""
+if [[ $* == *put-object* ]]; then
+  mkdir -p "$FAKE_CASE/meta/autoscaling"
+  echo -n Terminated >"$FAKE_CASE/meta/autoscaling/target-lifecycle-state"
+fi
+[[ $* == *put-log-events* ]] || exit 0
+"""
+    node = KubernetesNode(tmp_path, {"aws": aws})
+    (node.run_dir / "state").write_text("gave-up 1\n")
+    pods = node.root / "var/log/pods"
+    for number, (name, text) in enumerate(
+        [
+            ("kube-system_train-x_1/train", "no"),
+            ("gpufleet_train-a_2/metrics", "no"),
+            ("gpufleet_train-a_2/train", "why"),
+        ]
+    ):
+        (pods / name).mkdir(parents=True)
+        (pods / name / "0.log").write_text(f"stderr F {text}\n")
+        os.utime(pods / name / "0.log", (100 - number, 100 - number))
+    assert node.run("kubernetes/serve.sh", FAST).exit_code == 0
+    # Before the controller is told, as it ends the node then.
+    sent, told = (next(i for i, call in enumerate(node.calls) if text in call) for text in ("put-log-ev", "put-object"))
+    assert sent < told
+    assert f"--log-stream-name train/{INSTANCE}" in node.calls[sent]
+    assert "stderr F why" in (node.state / "log-events.json").read_text()
+    assert node.count("aws logs put-log-events") == 1
 
 
 def test_a_broken_gpu_is_told_and_the_node_replaced(tmp_path: Path) -> None:
