@@ -108,8 +108,15 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> dict[str
     return document(*statements)
 
 
-def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
-    """What a node may do: this stack's checkpoints, events, logs and lifecycle, and nothing of any other stack."""
+def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> dict[str, Any]:
+    """What a node may do: this stack's checkpoints, logs and lifecycle, and nothing of any other stack.
+
+    Args:
+        names: the stack.
+        key_arn: the stack's key.
+        workers: whether a node may protect itself from scale-in, as a worker does while it works. A gang's may not:
+            hostile training code could hold its nodes beyond the ceiling, each time the controller lets them go.
+    """
     checkpoints = f"{names.bucket_arn}/{names.checkpoint_prefix}/*"
     return document(
         {
@@ -122,13 +129,7 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
             # DeleteObject leaves a version behind (the bucket is versioned), and no version can be deleted by a node.
             "Sid": "KeepCheckpoints",
             "Effect": "Allow",
-            "Action": [
-                "s3:GetObject",
-                "s3:PutObject",
-                "s3:DeleteObject",
-                "s3:AbortMultipartUpload",
-                "s3:ListMultipartUploadParts",
-            ],
+            "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             "Resource": checkpoints,
         },
         {
@@ -167,7 +168,7 @@ def node_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:RecordLifecycleActionHeartbeat",
                 "autoscaling:SetInstanceHealth",
-                "autoscaling:SetInstanceProtection",
+                *(["autoscaling:SetInstanceProtection"] if workers else []),
             ],
             "Resource": names.group_arn,
         },

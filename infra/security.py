@@ -80,7 +80,7 @@ class Security(pulumi.ComponentResource):
         return key
 
     def _instance_profile(self) -> pulumi.Output[str]:
-        names, tags = self._args.names, self._args.tags
+        names, tags, workers = self._args.names, self._args.tags, self._args.settings.mode == "workers"
         role = aws.iam.Role(
             f"{names.prefix}-node",
             name=names.role,
@@ -92,7 +92,9 @@ class Security(pulumi.ComponentResource):
         policy = aws.iam.RolePolicy(
             f"{names.prefix}-node",
             role=role.name,
-            policy=self.key_arn.apply(lambda arn: json.dumps(policies.node_policy(names, key_arn=arn))),
+            policy=self.key_arn.apply(
+                lambda arn: json.dumps(policies.node_policy(names, key_arn=arn, workers=workers))
+            ),
             opts=self._own,
         )
         profile = aws.iam.InstanceProfile(

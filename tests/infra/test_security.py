@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.naming import Names
 from infra.policies import EVENTS, key_policy, node_policy
-from tests.infra.deployed import ALARM, EXISTING_VPC, deploy
+from tests.infra.deployed import ALARM, EXISTING_VPC, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 
@@ -105,6 +107,39 @@ def test_what_a_node_must_never_be_allowed() -> None:
         "sqs:DeleteMessage",
     ):
         assert action not in allowed
+
+
+# What boto3's calls of bootstrap.training.stores and the metrics publisher come down to.
+PYTHON_CALLS = {
+    "s3:PutObject",
+    "s3:AbortMultipartUpload",
+    "s3:GetObject",
+    "s3:ListBucket",
+    "s3:DeleteObject",
+    "cloudwatch:PutMetricData",
+}
+# Not the bootstrap's: training code reads its secrets, Session Manager's agent is part of the image.
+OTHERS = ("ssm:", "ssmmessages:", "kms:")
+
+
+def test_a_node_may_do_what_its_scripts_do_and_nothing_more(repository: Path) -> None:
+    """Each call of the AWS CLI has its permission, and each permission its call: a missing one shows on a paid node."""
+    called = {"s3:GetObject"}  # aws s3 cp from the bucket
+    for path in (repository / "bootstrap").rglob("*.sh"):
+        text = re.sub(r"\\\n\s*", " ", path.read_text())
+        for service, operation in re.findall(r"\b(autoscaling|ec2|logs|s3api|cloudwatch) ([a-z]+(?:-[a-z]+)+) ", text):
+            action = "".join(word.capitalize() for word in operation.split("-"))
+            called.add(f"{service.removesuffix('api')}:{action}")
+    assert len(called) > 8
+    policy = node_policy(NAMES, key_arn="k", workers=True)
+    allowed = {action for statement in policy["Statement"] for action in actions(statement)}
+    assert {action for action in allowed if not action.startswith(OTHERS)} == called | PYTHON_CALLS
+
+
+def test_only_a_worker_may_hold_on_to_itself() -> None:
+    """A gang's nodes could otherwise outlast the ceiling, whatever the controller does."""
+    assert "SetInstanceProtection" not in deploy().one("RolePolicy", "-node")["policy"]
+    assert "SetInstanceProtection" in deploy(WORKERS, workers()).one("RolePolicy", "-node")["policy"]
 
 
 def test_the_deployed_role_has_exactly_that_policy() -> None:
