@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.aws import clients
-from optimizer.aws.preflight.model import Context, Row, Unknown, ask
+from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.plan import FleetPlan, Price
 
@@ -145,10 +145,10 @@ def _budget_row(context: Context, today: dict[str, Today]) -> Row:
             why="nothing ends the spending of a run that never gets done",
             next_step="pulumi config set gpufleet:ceilingUsd USD",
         )
-    level = "error" if expected > limit else "warning" if p95 > limit else "ok"
+    level: Level = "error" if expected > limit else "warning" if p95 > limit else "ok"
     return Row(
         check="budget",
-        level=level,  # type: ignore[arg-type]
+        level=level,
         found=f"{about}, and {name} is {limit:,.2f}",
         value=round(p95, 2),
         limit=limit,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Row, Unknown, ask
+from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -23,15 +24,6 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
     answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
     zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in answer["Subnets"]}
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
-
-
-def check_network(context: Context) -> Iterator[Row]:
-    """The given VPC and subnets, or whether the range of a new VPC is taken by another one."""
-    ec2 = context.ec2
-    if context.target.vpc_id:
-        yield from _existing(context, ec2)
-    else:
-        yield from _overlaps(context, ec2)
 
 
 def check_placement_groups(context: Context) -> Iterator[Row]:
@@ -51,11 +43,14 @@ def check_placement_groups(context: Context) -> Iterator[Row]:
     )
 
 
-def _overlaps(context: Context, ec2: EC2Client) -> Iterator[Row]:
-    own, stack = ipaddress.ip_network(context.target.vpc_cidr), context.target.stack
-    pages = ec2.get_paginator("describe_vpcs").paginate()
+def check_range(context: Context) -> Iterator[Row]:
+    """Whether another VPC of the region has the range of the one that the stack makes."""
+    target = context.target
+    if target.vpc_id:
+        return
+    own, stack = ipaddress.ip_network(target.vpc_cidr), target.stack
     taken = []
-    for page in pages:
+    for page in context.ec2.get_paginator("describe_vpcs").paginate():
         for vpc in page["Vpcs"]:
             if stack and {"Key": stack.tag, "Value": stack.name} in vpc.get("Tags", []):
                 continue
@@ -75,50 +70,62 @@ def _overlaps(context: Context, ec2: EC2Client) -> Iterator[Row]:
         yield Row(check="VPC range", level="ok", found=f"{own} overlaps no other VPC of the region", value=str(own))
 
 
-def _existing(context: Context, ec2: EC2Client) -> Iterator[Row]:
-    target, region = context.target, context.region
+def check_vpc(context: Context) -> Iterator[Row]:
+    """Whether the given VPC is there and resolves the private names of endpoints.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
+    """
+    vpc_id, ec2 = context.target.vpc_id, context.ec2
+    if not vpc_id:
+        return
     try:
-        ec2.describe_vpcs(VpcIds=[target.vpc_id])
-        subnets: list[Any] = list(ec2.describe_subnets(SubnetIds=list(target.subnet_ids))["Subnets"])
+        support = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsSupport")["EnableDnsSupport"]
+        names = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield Row(
-            check="network",
-            level="error",
-            found=errors.reason(error),
-            why="the nodes start in the given subnets",
-            next_step=f"aws ec2 describe-subnets --region {region}",
-        )
+        yield _not_there("VPC", error, f"aws ec2 describe-vpcs --region {context.region}")
         return
-    yield from _dns(context, ec2)
-    for subnet in subnets:
-        yield from _subnet(context, subnet, alone=len(subnets) == 1)
-    yield _reach(context, ask(lambda: _routed(ec2, target.vpc_id, subnets)), ask(lambda: _endpoints(ec2, context)))
-
-
-def _dns(context: Context, ec2: EC2Client) -> Iterator[Row]:
-    vpc_id = context.target.vpc_id
-    support = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsSupport")["EnableDnsSupport"]["Value"]
-    names = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsHostnames")["EnableDnsHostnames"]["Value"]
-    off = [word for word, on in (("DNS support", support), ("DNS host names", names)) if not on]
+    off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
+    if not off:
+        yield Row(check="VPC", level="ok", found=f"{vpc_id} resolves names", value=vpc_id)
+        return
     yield Row(
-        check="VPC DNS",
-        level="error" if not support else "warning" if off else "ok",
-        found=f"{vpc_id} has {' and '.join(off)} off" if off else f"{vpc_id} resolves names",
-        why="private names of endpoints need both (https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts"
-        ".html)"
-        if off
-        else "",
-        next_step=f"aws ec2 modify-vpc-attribute --region {context.region} --vpc-id {vpc_id} --enable-dns-support"
-        " (then --enable-dns-hostnames)"
-        if off
-        else "",
+        check="VPC",
+        level="warning" if support["Value"] else "error",
+        found=f"{vpc_id} has {' and '.join(off)} off",
+        value=vpc_id,
+        why="the private names of endpoints need both",
+        # The call takes one attribute at a time.
+        next_step=" && ".join(
+            f"aws ec2 modify-vpc-attribute --region {context.region} --vpc-id {vpc_id} --enable-{option}"
+            for option in off
+        ),
     )
 
 
-def _subnet(context: Context, subnet: Any, *, alone: bool) -> Iterator[Row]:
-    target, plan, id_ = context.target, context.plan, subnet["SubnetId"]
+def check_subnets(context: Context) -> Iterator[Row]:
+    """Whether the given subnets are of the VPC and have addresses for the nodes."""
+    given = context.target.subnet_ids
+    if not given:
+        return
+    try:
+        subnets = context.ec2.describe_subnets(SubnetIds=list(given))["Subnets"]
+    except Exception as error:
+        if not errors.is_not_found(error):
+            raise
+        yield _not_there("subnets", error, f"aws ec2 describe-subnets --region {context.region}")
+        return
+    for subnet in subnets:
+        yield from _subnet(context, subnet)
+
+
+def _not_there(check: str, error: BaseException, next_step: str) -> Row:
+    return Row(check=check, level="error", found=errors.reason(error), why="the nodes start in it", next_step=next_step)
+
+
+def _subnet(context: Context, subnet: Any) -> Iterator[Row]:
+    target, id_ = context.target, subnet["SubnetId"]
     check = f"subnet {id_}"
     if subnet["VpcId"] != target.vpc_id:
         yield Row(
@@ -133,16 +140,18 @@ def _subnet(context: Context, subnet: Any, *, alone: bool) -> Iterator[Row]:
     if subnet["State"] != "available":
         yield Row(check=check, level="error", found=f"{id_} is {subnet['State']}", value=subnet["State"])
     # Only a node's first card has an address; a replacement may start while its predecessor stops.
-    free, needed = subnet["AvailableIpAddressCount"], plan.node_count
-    short = free < needed
+    free, needed = subnet["AvailableIpAddressCount"], context.plan.node_count
+    level: Level = "ok" if free >= 2 * needed else "warning"
+    if free < needed and len(target.subnet_ids) == 1:
+        level = "error"
     yield Row(
         check=check,
-        level=("error" if alone else "warning") if short else "warning" if free < 2 * needed else "ok",
+        level=level,
         found=f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {needed} nodes",
         value=free,
-        limit=needed if short else 2 * needed,
-        why="a node needs an address, and a second while it is being replaced" if free < 2 * needed else "",
-        next_step="free addresses, or give a larger subnet in gpufleet:subnetIds" if free < 2 * needed else "",
+        limit=needed if free < needed else 2 * needed,
+        why="" if level == "ok" else "a node needs an address, and a second while it is being replaced",
+        next_step="" if level == "ok" else "free addresses, or give a larger subnet in gpufleet:subnetIds",
     )
     if subnet.get("MapPublicIpOnLaunch"):
         yield Row(
@@ -154,58 +163,94 @@ def _subnet(context: Context, subnet: Any, *, alone: bool) -> Iterator[Row]:
         )
 
 
-def _routed(ec2: EC2Client, vpc_id: str, subnets: list[Any]) -> list[str]:
-    """Ids of ``subnets`` without a way out: no default route in their table, or in the VPC's main one."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouteTable:
+    """Where a subnet's packets go.
+
+    Attributes:
+        id: "rtb-…".
+        leads_out: whether it has a default route that private addresses can take.
+    """
+
+    id: str
+    leads_out: bool
+
+
+def check_reach(context: Context) -> Iterator[Row]:
+    """Whether nodes in the given subnets reach the services they call: by a way out, or by an endpoint for each."""
+    target, region = context.target, context.region
+    if not target.vpc_id:
+        return
+    check = "way to AWS"
+    why = "a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price"
+    tables = ask(lambda: _route_tables(context.ec2, target.vpc_id, target.subnet_ids))
+    if isinstance(tables, Unknown):
+        yield tables.row(check, why=why)
+        return
+    closed = {subnet_id: table for subnet_id, table in tables.items() if not (table and table.leads_out)}
+    if not closed:
+        yield Row(check=check, level="ok", found="the subnets have a way out (NAT or the like)")
+        return
+    found = ask(lambda: _endpoints(context, {table.id for table in closed.values() if table}))
+    if isinstance(found, Unknown):
+        yield found.row(check, about=f"there is no way out of {', '.join(closed)}", why=why)
+        return
+    missing = [service for service in ("s3", *target.endpoints) if service not in found]
+    if not missing:
+        yield Row(check=check, level="ok", found=f"{target.vpc_id} has an endpoint for each service used")
+        return
+    yield Row(
+        check=check,
+        level="error",
+        found=f"there is no way out of {', '.join(closed)}, and no endpoint for {', '.join(missing)}",
+        value=", ".join(missing),
+        why=why,
+        next_step=f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {target.vpc_id} "
+        f"--service-name com.amazonaws.{region}.{missing[0]}, or a NAT gateway",
+    )
+
+
+def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, RouteTable | None]:
+    """The table of each subnet: its own, or else the VPC's main one."""
     pages = ec2.get_paginator("describe_route_tables").paginate(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])
-    main, by_subnet = False, {}
+    main, own = None, {}
     for page in pages:
-        for table in page["RouteTables"]:
-            out = any(
-                route.get("DestinationCidrBlock") == "0.0.0.0/0"
-                and route.get("State") == "active"
-                # An internet gateway carries only what has a public address, and the nodes have none.
-                and not str(route.get("GatewayId", "")).startswith("igw-")
-                for route in table["Routes"]
-            )
-            for association in table["Associations"]:
+        for answer in page["RouteTables"]:
+            table = RouteTable(id=answer["RouteTableId"], leads_out=any(map(_leads_out, answer["Routes"])))
+            for association in answer["Associations"]:
                 if association.get("Main"):
-                    main = out
+                    main = table
                 elif "SubnetId" in association:
-                    by_subnet[association["SubnetId"]] = out
-    return [subnet["SubnetId"] for subnet in subnets if not by_subnet.get(subnet["SubnetId"], main)]
+                    own[association["SubnetId"]] = table
+    return {subnet_id: own.get(subnet_id, main) for subnet_id in subnet_ids}
 
 
-def _endpoints(ec2: EC2Client, context: Context) -> set[str]:
-    """Services that the VPC has available endpoints for: "s3", "ecr.api"."""
-    pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
+def _leads_out(route: Any) -> bool:
+    # An internet gateway carries only what has a public address, and the nodes have none.
+    by_internet_gateway = str(route.get("GatewayId", "")).startswith("igw-")
+    default = route.get("DestinationCidrBlock") == "0.0.0.0/0"
+    return default and route.get("State") == "active" and not by_internet_gateway
+
+
+def _endpoints(context: Context, table_ids: set[str]) -> set[str]:
+    """Services ("s3", "ecr.api") that have an endpoint which answers by the service's own name.
+
+    A gateway endpoint is reached by route: it counts where all of ``table_ids`` have it.
+    """
+    pages = context.ec2.get_paginator("describe_vpc_endpoints").paginate(
         Filters=[
             {"Name": "vpc-id", "Values": [context.target.vpc_id]},
             {"Name": "vpc-endpoint-state", "Values": ["available"]},
         ]
     )
     own = f"com.amazonaws.{context.region}."
-    return {endpoint["ServiceName"].removeprefix(own) for page in pages for endpoint in page["VpcEndpoints"]}
-
-
-def _reach(context: Context, closed: list[str] | Unknown, endpoints: set[str] | Unknown) -> Row:
-    check = "way to AWS"
-    why = "a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price"
-    if isinstance(closed, list) and not closed:
-        return Row(check=check, level="ok", found="the subnets have a way out (NAT or the like)")
-    if isinstance(endpoints, Unknown):
-        return endpoints.row(check, why=why)
-    missing = [service for service in ("s3", *context.target.endpoints) if service not in endpoints]
-    if not missing:
-        return Row(check=check, level="ok", found=f"{context.target.vpc_id} has an endpoint for each service used")
-    about = f"{context.target.vpc_id} has no endpoint for {', '.join(missing)}"
-    if isinstance(closed, Unknown):
-        return closed.row(check, about=about, why=why)
-    return Row(
-        check=check,
-        level="error",
-        found=f"{about}, and {', '.join(closed)} no way out",
-        value=", ".join(missing),
-        why=why,
-        next_step=f"aws ec2 create-vpc-endpoint --region {context.region} --vpc-id {context.target.vpc_id} "
-        f"--service-name com.amazonaws.{context.region}.{missing[0]}, or a NAT gateway",
-    )
+    return {
+        endpoint["ServiceName"].removeprefix(own)
+        for page in pages
+        for endpoint in page["VpcEndpoints"]
+        if (
+            table_ids <= set(endpoint.get("RouteTableIds", ()))
+            if endpoint["VpcEndpointType"] == "Gateway"
+            else endpoint.get("PrivateDnsEnabled")
+        )
+    }

@@ -10,7 +10,15 @@ import pytest
 from optimizer.aws.preflight.bucket import check_bucket
 from optimizer.aws.preflight.image import check_image
 from optimizer.aws.preflight.key import check_key, check_volume_encryption
-from optimizer.aws.preflight.network import PLACEMENT_GROUPS, check_network, check_placement_groups, subnet_zones
+from optimizer.aws.preflight.network import (
+    PLACEMENT_GROUPS,
+    check_placement_groups,
+    check_range,
+    check_reach,
+    check_subnets,
+    check_vpc,
+    subnet_zones,
+)
 from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.plans import sample_plan
 from tests.unit.optimizer.aws.preflight_account import (
@@ -217,7 +225,7 @@ def test_a_range_that_another_vpc_has_is_a_warning(aws: FakeAws, taken: str, lev
         {"Vpcs": []},
         {"Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": associations}]},
     ]
-    row = only(check_network(context()))
+    row = only(check_range(context()))
     assert (row.check, row.level) == ("VPC range", level)
     assert ("vpc-9" in row.found) == (level == "warning")
 
@@ -226,8 +234,8 @@ def test_the_stacks_own_vpc_has_its_range_by_right(aws: FakeAws) -> None:
     own = {"Key": "gpufleet:stack", "Value": "dev"}
     vpc = {"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}], "Tags": [own]}
     aws.answers["DescribeVpcs"] = {"Vpcs": [vpc]}
-    assert only(check_network(context())).level == "ok"
-    assert only(check_network(context(stack=None))).level == "warning"
+    assert only(check_range(context())).level == "ok"
+    assert only(check_range(context(stack=None))).level == "warning"
 
 
 def subnet(**changes: Any) -> dict[str, Any]:
@@ -265,64 +273,89 @@ def routes(aws: FakeAws, *, gateway: str, main: bool = True, state: str = "activ
     association = {"Main": True} if main else {"SubnetId": "subnet-1"}
     local = {"DestinationCidrBlock": "10.0.0.0/16", "GatewayId": "local", "State": "active"}
     aws.answers["DescribeRouteTables"] = [
-        {"RouteTables": [{"Associations": [{"SubnetId": "subnet-2"}], "Routes": [local]}]},
-        {"RouteTables": [{"Associations": [association], "Routes": [local, out]}]},
+        {"RouteTables": [{"RouteTableId": "rtb-2", "Associations": [{"SubnetId": "subnet-2"}], "Routes": [local]}]},
+        {"RouteTables": [{"RouteTableId": "rtb-1", "Associations": [association], "Routes": [local, out]}]},
     ]
 
 
-def endpoints(aws: FakeAws, *services: str) -> None:
+def endpoints(aws: FakeAws, *services: str, private_names: bool = True, table: str = "rtb-1") -> None:
     aws.answers["DescribeVpcEndpoints"] = {
-        "VpcEndpoints": [{"ServiceName": f"com.amazonaws.us-east-1.{service}"} for service in services]
+        "VpcEndpoints": [
+            {
+                "ServiceName": f"com.amazonaws.us-east-1.{service}",
+                "VpcEndpointType": "Gateway" if service == "s3" else "Interface",
+                "PrivateDnsEnabled": private_names,
+                "RouteTableIds": [table] if service == "s3" else [],
+            }
+            for service in services
+        ]
     }
 
 
-def existing(**changes: Any) -> Any:
-    return context(vpc_id="vpc-1", subnet_ids=("subnet-1",), subnet_zones=("use1-az2",), **changes)
+def existing(*subnet_ids: str, **changes: Any) -> Any:
+    return context(vpc_id="vpc-1", subnet_ids=subnet_ids or ("subnet-1",), subnet_zones=("use1-az2",), **changes)
 
 
 @pytest.mark.parametrize("main", [True, False])
 def test_a_vpc_with_nat_will_do(vpc: FakeAws, main: bool) -> None:
     routes(vpc, gateway="nat-1", main=main)
-    assert levels(check_network(existing())) == [
-        ("VPC DNS", "ok"),
-        ("subnet subnet-1", "ok"),
-        ("way to AWS", "ok"),
-    ]
+    assert levels(check_vpc(existing())) == [("VPC", "ok")]
+    assert levels(check_subnets(existing())) == [("subnet subnet-1", "ok")]
+    assert levels(check_reach(existing())) == [("way to AWS", "ok")]
+
+
+def test_each_kind_of_network_has_its_own_checks(vpc: FakeAws) -> None:
+    assert list(check_range(existing())) == []
+    assert [list(check(context())) for check in (check_vpc, check_subnets, check_reach)] == [[], [], []]
 
 
 @pytest.mark.parametrize(("gateway", "state"), [("igw-1", "active"), ("nat-1", "blackhole")])
 def test_a_vpc_without_a_way_out_needs_every_endpoint(vpc: FakeAws, gateway: str, state: str) -> None:
     routes(vpc, gateway=gateway, state=state)
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS[1:])
-    row = list(check_network(existing()))[-1]
+    row = only(check_reach(existing()))
     assert (row.level, row.value) == ("error", INTERFACE_ENDPOINTS[0])
-    assert "subnet-1 no way out" in row.found
+    assert row.found.startswith("there is no way out of subnet-1, and no endpoint for")
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
-    assert list(check_network(existing()))[-1].level == "ok"
+    assert only(check_reach(existing())).level == "ok"
     cluster = existing(endpoints=(*INTERFACE_ENDPOINTS, "ecr.api"))
-    assert list(check_network(cluster))[-1].value == "ecr.api"
+    assert only(check_reach(cluster)).value == "ecr.api"
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS, "ecr.api")
-    assert list(check_network(cluster))[-1].level == "ok"
+    assert only(check_reach(cluster)).level == "ok"
+
+
+def test_an_endpoint_without_private_names_or_route_is_none(vpc: FakeAws) -> None:
+    routes(vpc, gateway="igw-1")
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS, private_names=False)
+    assert only(check_reach(existing())).value == ", ".join(INTERFACE_ENDPOINTS)
+    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS, table="rtb-9")
+    assert only(check_reach(existing())).value == "s3"
+
+
+def test_one_subnet_of_two_without_a_way_out_is_an_error(vpc: FakeAws) -> None:
+    row = only(check_reach(existing("subnet-1", "subnet-2")))
+    assert row.level == "error" and row.found.startswith("there is no way out of subnet-2, ")
 
 
 def test_half_known_ways_are_unknown(vpc: FakeAws) -> None:
-    vpc.answers["DescribeRouteTables"] = DENIED_EC2
-    row = list(check_network(existing()))[-1]
-    assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.found
-    endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
-    assert list(check_network(existing()))[-1].level == "ok"
     routes(vpc, gateway="igw-1")
     vpc.answers["DescribeVpcEndpoints"] = DENIED_EC2
-    assert list(check_network(existing()))[-1].level == "unknown"
+    row = only(check_reach(existing()))
+    assert row.level == "unknown" and "ec2:DescribeVpcEndpoints is missing" in row.found
+    vpc.answers["DescribeRouteTables"] = DENIED_EC2
+    row = only(check_reach(existing()))
+    assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.found
 
 
 @pytest.mark.parametrize(
-    ("support", "names", "level"), [(False, False, "error"), (True, False, "warning"), (False, True, "error")]
+    ("support", "names", "level", "steps"),
+    [(False, False, "error", 2), (True, False, "warning", 1), (False, True, "error", 1)],
 )
-def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, level: str) -> None:
+def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, level: str, steps: int) -> None:
     dns(vpc, support=support, names=names)
-    row = next(check_network(existing()))
-    assert (row.check, row.level) == ("VPC DNS", level) and "modify-vpc-attribute" in row.next_step
+    row = only(check_vpc(existing()))
+    assert row.level == level and row.next_step.count("aws ec2 modify-vpc-attribute") == steps
+    assert ("--enable-dns-hostnames" in row.next_step) != names
 
 
 @pytest.mark.parametrize(
@@ -337,23 +370,29 @@ def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, leve
 )
 def test_a_subnet_that_does_not_fit(vpc: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
     vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(**changes)]}
-    rows = [row for row in check_network(existing()) if row.check == "subnet subnet-1" and row.level != "ok"]
-    assert only(rows).level == level and says in only(rows).found
+    row = only(row for row in check_subnets(existing()) if row.level != "ok")
+    assert row.level == level and says in row.found
 
 
 def test_one_of_several_subnets_may_be_full(vpc: FakeAws) -> None:
     full = subnet(SubnetId="subnet-2", AvailableIpAddressCount=0)
     vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(), full]}
-    rows = {row.check: row.level for row in check_network(existing())}
-    assert rows["subnet subnet-2"] == "warning"
+    assert levels(check_subnets(existing("subnet-1", "subnet-2"))) == [
+        ("subnet subnet-1", "ok"),
+        ("subnet subnet-2", "warning"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("operation", "code"), [("DescribeVpcs", "InvalidVpcID.NotFound"), ("DescribeSubnets", "InvalidSubnetID.NotFound")]
+    ("operation", "code", "check"),
+    [
+        ("DescribeVpcAttribute", "InvalidVpcID.NotFound", check_vpc),
+        ("DescribeSubnets", "InvalidSubnetID.NotFound", check_subnets),
+    ],
 )
-def test_a_network_that_is_not_there(vpc: FakeAws, operation: str, code: str) -> None:
+def test_a_network_that_is_not_there(vpc: FakeAws, operation: str, code: str, check: Any) -> None:
     vpc.answers[operation] = Refusal(code, message="The id does not exist")
-    row = only(check_network(existing()))
+    row = only(check(existing()))
     assert (row.level, row.found) == ("error", f"{code}: The id does not exist")
 
 
