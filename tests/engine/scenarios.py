@@ -1,0 +1,291 @@
+"""What a deployed stack goes through: one function a story, each with an emulated AWS of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from optimizer.plan import FleetPlan
+from tests.engine import facts, running
+from tests.engine.deployment import Deployment, Tools, deployment, write_project
+from tests.engine.faults import refuse_next
+from tests.engine.inventory import Inventory, inventory, left_behind
+from tests.engine.pulumi_cli import PulumiError, Run
+from tests.engine.tagging import check_tags
+from tests.infra.deployed import capacity_block as as_capacity_block
+from tests.infra.deployed import on_demand as as_on_demand
+from tests.infra.deployed import reserved as as_reserved
+from tests.plans import sample_plan
+
+GROUP = "aws:autoscaling/group:Group"
+THREE_NODES: dict[str, Any] = {
+    "node_count": 3,
+    "parallelism": {"data": 24, "micro_batch": 4, "grad_accum": 1},
+    "job": {"global_batch": 96, "steps": 2667},
+    "step_time_s": 6.0,
+}
+
+
+@contextmanager
+def fleet(
+    tools: Tools, scratch: Path, name: str, plan: FleetPlan, config: dict[str, Any] | None = None
+) -> Iterator[tuple[Deployment, Inventory]]:
+    """A stack of the repository's program with ``plan`` set, and what the account held before.
+
+    When the story ends the stack is destroyed, which must end in time and leave nothing.
+    """
+    write_project(scratch, name)
+    with deployment(tools, scratch, name) as deployed:
+        deployed.set_plan(plan)
+        deployed.set_config(config or {})
+        empty = inventory(deployed.aws)
+        yield deployed, empty
+        deployed.stack.destroy()
+        assert left_behind(empty, inventory(deployed.aws)) == {}
+
+
+def assert_settled(deployed: Deployment) -> None:
+    """``up`` and ``refresh`` find nothing to do; the engine itself fails the run otherwise."""
+    for run in (deployed.stack.up, deployed.stack.refresh):
+        done = run(expect_no_changes=True)
+        assert done.changed() == {}, done.output
+
+
+def assert_created(deployed: Deployment) -> Run:
+    """The first ``up`` makes everything."""
+    created = deployed.stack.up()
+    assert list(created.changed()) == ["create"]
+    return created
+
+
+def spot(tools: Tools, scratch: Path) -> None:
+    """A gang's whole life: preview, up, nodes, another plan, the ceiling, an end with nodes that hang in a hook."""
+    plan = sample_plan()
+    with fleet(tools, scratch, "spot", plan) as (deployed, empty):
+        stack = deployed.stack
+        planned = stack.preview()
+        assert left_behind(empty, inventory(deployed.aws)) == {}, "a preview creates nothing"
+        created = assert_created(deployed)
+        assert created.changed() == planned.changed(), "the preview shows what up does"
+        facts.check(deployed, plan)
+        check_tags(deployed, empty)
+        facts.names_agree_with_pulumi_aws(tools.aws_provider, created.types())
+        assert_settled(deployed)
+
+        assert running.invoke(deployed, scratch)["phase"] == "starting"
+        assert list(running.states(deployed).values()) == ["Pending:Wait"] * 2
+        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        now = datetime.now(UTC) + running.MINUTE
+        assert running.tick(deployed, now).phase == "running"
+        nodes = facts.group(deployed)["Instances"]
+        assert [(item["LifecycleState"], item["ProtectedFromScaleIn"]) for item in nodes] == [("InService", True)] * 2
+        assert_settled(deployed)
+
+        before = facts.group(deployed)
+        plan = sample_plan(**THREE_NODES)
+        deployed.set_plan(plan)
+        updated = stack.up()
+        assert set(updated.changed()) == {"update"}, updated.output
+        assert any(GROUP in name for name in updated.changed()["update"])
+        after = facts.group(deployed)
+        assert after["AutoScalingGroupARN"] == before["AutoScalingGroupARN"], "the same group, not a new one"
+        assert (after["MaxSize"], after["DesiredCapacity"]) == (3, 2)
+        assert after["Instances"] == before["Instances"], "up ends no node"
+        assert_settled(deployed)
+
+        # Nodes of two plans never train together: the old ones save and go, and three come.
+        assert running.tick(deployed, now + running.MINUTE).phase == "draining"
+        assert len(running.complete(deployed, "Terminating:Wait")) == 2
+        running.tick(deployed, now + 2 * running.MINUTE)
+        running.tick(deployed, now + 3 * running.MINUTE)
+        assert len(running.complete(deployed, "Pending:Wait")) == 3
+        assert running.tick(deployed, now + 4 * running.MINUTE).phase == "running"
+
+        # The budget of 3000 USD is long spent; the nodes save, and one of them never answers.
+        late = now + timedelta(hours=1000)
+        assert running.tick(deployed, late).phase == "draining"
+        assert list(running.states(deployed).values()) == ["Terminating:Wait"] * 3
+        assert_settled(deployed)
+
+
+def over_budget(deployed: Deployment, started: datetime) -> None:
+    """The ceiling: the nodes are asked to save, and ended when their time for it is over."""
+    late = started + timedelta(hours=1000)
+    running.tick(deployed, late)
+    held = running.states(deployed)
+    assert set(held.values()) == {"Terminating:Wait"}
+    running.tick(deployed, late + running.MINUTE)
+    assert running.states(deployed) == held, "a node gets the time its checkpoint needs"
+    settings = running.controller_settings(deployed)
+    running.tick(deployed, late + running.MINUTE + timedelta(seconds=settings.drain_s))
+    assert running.states(deployed) == {}, "and no more"
+    state = running.tick(deployed, late + 2 * running.MINUTE + timedelta(seconds=settings.drain_s))
+    assert (state.phase, facts.group(deployed)["DesiredCapacity"]) == ("over-budget", 0)
+
+
+def on_demand(tools: Tools, scratch: Path) -> None:
+    """A create that fails twice and is finished by the third up; then another zone, where the checkpoints stay."""
+    plan = sample_plan(**as_on_demand())
+    with fleet(tools, scratch, "on-demand", plan, {"nat": True}) as (deployed, empty):
+        stack = deployed.stack
+        # Half-way through a resource that exists by then, and late, when nearly everything else does.
+        for action, code in (
+            ("ModifyVpcAttribute", "UnauthorizedOperation"),
+            ("CreateAutoScalingGroup", "AccessDenied"),
+        ):
+            refuse_next(deployed.aws, action, code)
+            try:
+                stack.up()
+            except PulumiError as error:
+                assert f"{action} is refused by the test" in str(error)
+            else:
+                raise AssertionError(f"up did not need {action}")
+        stack.up()
+        facts.check(deployed, plan)
+        check_tags(deployed, empty)
+        assert len(left_behind(empty, inventory(deployed.aws))["vpc"]) == 1, "the half-made VPC was finished, not left"
+        assert_settled(deployed)
+
+        now = datetime.now(UTC)
+        running.tick(deployed, now)
+        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        running.tick(deployed, now + running.MINUTE)
+        over_budget(deployed, now)
+
+        s3, bucket = deployed.aws("s3"), stack.outputs()["bucket"]
+        s3.put_object(Bucket=bucket, Key="checkpoints/step-1/manifest.json", Body=b"saved")
+        deployed.set_config({"zoneId": "use1-az6"})
+        moved = stack.up()
+        assert {"create", "delete"} <= set(moved.changed()) <= {"create", "delete", "update", "replace", *REPLACEMENT}
+        touched = [name for operation, found in moved.changed().items() if operation != "update" for name in found]
+        assert touched
+        assert not [name for name in touched if "Storage" in name or "Security" in name], "no data, no key"
+        assert s3.get_object(Bucket=bucket, Key="checkpoints/step-1/manifest.json")["Body"].read() == b"saved"
+        facts.check(deployed, plan)
+        assert_settled(deployed)
+
+
+REPLACEMENT = ("create-replacement", "delete-replaced")
+
+
+def reserved(tools: Tools, scratch: Path) -> None:
+    """A reservation the stack makes, and a lost state."""
+    plan = sample_plan(**as_reserved())
+    with fleet(tools, scratch, "reserved", plan) as (deployed, empty):
+        assert_created(deployed)
+        facts.check(deployed, plan)
+        check_tags(deployed, empty)
+        assert_settled(deployed)
+
+
+def reserved_elsewhere(tools: Tools, scratch: Path) -> None:
+    """A reservation and a VPC that were there before, and stay."""
+    write_project(scratch, "existing")
+    plan = sample_plan(**as_reserved("cr-0123456789abcdef0"))
+    with deployment(tools, scratch, "existing") as deployed:
+        ec2 = deployed.aws("ec2")
+        vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
+        deployed.set_plan(plan)
+        deployed.set_config({"vpcId": vpc, "subnetIds": [subnet]})
+        before = inventory(deployed.aws)
+        assert_created(deployed)
+        facts.check(deployed, plan, own_network=False)
+        check_tags(deployed, before)
+        made = left_behind(before, inventory(deployed.aws))
+        assert not {"vpc", "subnet", "route table", "VPC endpoint", "capacity reservation"} & set(made)
+        assert_settled(deployed)
+        deployed.stack.destroy()
+        after = inventory(deployed.aws)
+        assert left_behind(before, after) == left_behind(after, before) == {}
+
+
+def capacity_block(tools: Tools, scratch: Path) -> None:
+    """A Capacity Block that begins tomorrow: nodes from its start on, and drained before its end."""
+    start = datetime.now(UTC).replace(hour=11, minute=30, second=0, microsecond=0) + timedelta(days=1)
+    end = start + timedelta(days=2)
+    plan = sample_plan(**as_capacity_block(start=f"{start:%Y-%m-%dT%H:%M:%SZ}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}"))
+    with fleet(tools, scratch, "block", plan) as (deployed, empty):
+        assert_created(deployed)
+        facts.check(deployed, plan)
+        check_tags(deployed, empty)
+        assert_settled(deployed)
+        assert running.tick(deployed, start - running.MINUTE).phase == "waiting"
+        assert running.states(deployed) == {}
+        assert running.tick(deployed, start + running.MINUTE).phase == "starting"
+        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        running.tick(deployed, start + 2 * running.MINUTE)
+        assert_settled(deployed)
+        # AWS ends the instances from 30 minutes before the end on.
+        running.tick(deployed, end - timedelta(minutes=31))
+        assert set(running.states(deployed).values()) == {"Terminating:Wait"}
+
+
+def workers(tools: Tools, scratch: Path) -> None:
+    """A group of workers that follows a queue, with a schedule and a warm pool; then one that follows its GPUs."""
+    plan = sample_plan(
+        node_count=4,
+        parallelism={"data": 32, "sharding": "ddp", "micro_batch": 4, "grad_accum": 1},
+        **as_on_demand(),
+    )
+    schedules = [{"cron": "0 8 * * 1-5", "nodes": 4, "timezone": "Europe/Berlin"}]
+    by_queue = {"minNodes": 0, "queue": {"name": "jobs", "messagesPerNode": 10}, "schedules": schedules}
+    by_utilization = {"minNodes": 1, "gpuUtilizationPercent": 70, "schedules": schedules}
+    config = {"mode": "workers", "warmPool": 1, "trainCommand": "work.py", "scaling": by_queue}
+    with fleet(tools, scratch, "workers", plan, config) as (deployed, empty):
+        assert_created(deployed)
+        check_workers(deployed, empty)
+        assert_settled(deployed)
+        now = datetime.now(UTC)
+        running.tick(deployed, now)
+        # What an alarm would do, and a schedule.
+        deployed.aws("autoscaling").set_desired_capacity(
+            AutoScalingGroupName=running.names(deployed).group, DesiredCapacity=3
+        )
+        assert len(running.complete(deployed, "Pending:Wait")) == 3
+        assert running.tick(deployed, now + running.MINUTE).phase == "running"
+        assert_settled(deployed)
+
+        deployed.set_config({"scaling": by_utilization})
+        changed = deployed.stack.up()
+        assert {"create", "delete"} <= set(changed.changed())
+        assert len(running.states(deployed)) == 3, "up ends no node"
+        check_workers(deployed, empty)
+        assert_settled(deployed)
+
+
+def check_workers(deployed: Deployment, empty: Inventory) -> None:
+    """What must be true of workers."""
+    facts.check_all_stacks(deployed)
+    facts.check_hooks(deployed)
+    facts.check_scaling(deployed, schedules=1)
+    check_tags(deployed, empty)
+    found = facts.group(deployed)
+    assert found["NewInstancesProtectedFromScaleIn"] is False, "scaling takes workers away"
+    assert found["WarmPoolConfiguration"]["MinSize"] == found["WarmPoolConfiguration"]["MaxGroupPreparedCapacity"] == 1
+
+
+def kubernetes(tools: Tools, scratch: Path) -> None:
+    """The same plan as an EKS cluster."""
+    config = {"platform": "eks", "nat": True, "eks": {"adminArns": ["arn:aws:iam::123456789012:role/admin"]}}
+    with fleet(tools, scratch, "eks", sample_plan(), config) as (deployed, empty):
+        assert_created(deployed)
+        facts.check_all_stacks(deployed)
+        facts.check_network(deployed)
+        check_tags(deployed, empty)
+        assert_settled(deployed)
+
+
+SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
+    "spot": spot,
+    "on-demand": on_demand,
+    "kubernetes": kubernetes,
+    "workers": workers,
+    "reserved": reserved,
+    "reserved-elsewhere": reserved_elsewhere,
+    "capacity-block": capacity_block,
+}
+"""The longest first."""
