@@ -43,8 +43,9 @@ GPUFLEET_HEALTHY_S="${GPUFLEET_HEALTHY_S:-300}"
 GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
 # A worker's command that ended well is started again after this many seconds, in which the group may take the node.
 GPUFLEET_WORKER_PAUSE_S="${GPUFLEET_WORKER_PAUSE_S:-60}"
-# torchrun gives its workers 30 s after SIGTERM; one that is still there after this many seconds is killed.
-GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-35}"
+# torchrun gives its workers 30 s after SIGTERM; one that is still there after this many seconds is killed. With the 75 s
+# for saving (training/drain.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
+GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-32}"
 # Seconds to wait until all nodes of the fleet are in service, and between two looks.
 GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"
 GPUFLEET_JOIN_POLL_S="${GPUFLEET_JOIN_POLL_S:-10}"
@@ -68,7 +69,7 @@ readonly STATE_FILE="$GPUFLEET_RUN_DIR/state" TOLD_FILE="$GPUFLEET_RUN_DIR/state
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 readonly RENDEZVOUS_CONF="last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 
-torchrun_pid="" watcher_pid="" teller_pid=""
+torchrun_pid="" watcher_pid="" teller_pid="" watch_again_at=0
 
 # The unit's stderr is the journal already, so lib.sh's copy to the logger would be a second one.
 log() {
@@ -90,10 +91,12 @@ in_fleet() {
 keep_watching() {
   # A pod, which the metadata service does not answer; its node writes the drain file.
   [[ "${AWS_EC2_METADATA_DISABLED:-}" != true ]] || return 0
-  if [[ -z "$watcher_pid" ]] || ! kill -0 "$watcher_pid" 2>/dev/null; then
-    watch_notices &
-    watcher_pid=$!
-  fi
+  if [[ -n "$watcher_pid" ]] && kill -0 "$watcher_pid" 2>/dev/null; then return 0; fi
+  # One that cannot run must not be started twice a second.
+  ((SECONDS >= watch_again_at)) || return 0
+  watch_again_at=$((SECONDS + 5))
+  watch_notices &
+  watcher_pid=$!
 }
 
 # ask_drain WHY: this node leaves; how long it may take is the watcher's to say.
@@ -170,7 +173,9 @@ resolve_rendezvous() {
   done
 }
 
-# resolve_peers: the same in a pod. A peer has an address from the moment its pod runs, and the first rank is the host.
+# resolve_peers: the same in a pod. A peer has an address from the moment its pod runs, and the first rank is the host. The
+# others wait until it listens: the name of a pod whose node died is known for minutes yet, and a torchrun that finds
+# nobody there would count as one that failed.
 resolve_peers() {
   local rank name address count deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
   while true; do
@@ -185,11 +190,17 @@ resolve_peers() {
         ((rank != GPUFLEET_NODE_RANK)) || own_ip="$address"
       fi
     done
-    if ((count == GPUFLEET_NODE_COUNT)); then
-      is_host=$((GPUFLEET_NODE_RANK == 0))
+    if ((count < GPUFLEET_NODE_COUNT)); then
+      log "$count of $GPUFLEET_NODE_COUNT pods have an address; waiting for the rest"
+    elif ((GPUFLEET_NODE_RANK == 0)); then
+      is_host=1
       return 0
+    elif timeout 5 bash -c ": <>/dev/tcp/$rendezvous_ip/$GPUFLEET_RENDEZVOUS_PORT" 2>/dev/null; then
+      is_host=0
+      return 0
+    else
+      log "the first pod does not listen yet; waiting for it"
     fi
-    log "$count of $GPUFLEET_NODE_COUNT pods have an address; waiting for the rest"
     if [[ -e "$DRAIN_FILE" ]]; then
       return 0
     fi
@@ -368,7 +379,9 @@ rest() {
 # finish STATUS: training is over on this node, for whatever reason. Ends this script.
 finish() {
   if in_fleet; then
-    protect_from_scale_in off
+    if [[ "$GPUFLEET_MODE" == workers ]]; then
+      protect_from_scale_in off
+    fi
     stand_by
     leave
     exit 0

@@ -24,7 +24,8 @@ NOTICE_LIMIT_VARIABLE = "GPUFLEET_DRAIN_LIMIT_S"
 NOTICE_LIMIT_S = 75.0
 # What must be left of the two minutes when the state is saved: torchrun's 30 s, the terminate hook, the shutdown.
 SPOT_RESERVE_S = 40.0
-# A terminate hook waits as long as it gets heartbeats, so this is for the state alone: 500 GiB at 0.6 GiB/s.
+# A terminate hook waits as long as it gets heartbeats, so this is for the state alone. On a fleet node.env has the
+# plan's own; without it, 500 GiB at 0.6 GiB/s.
 HOOK_LIMIT_VARIABLE = "GPUFLEET_SCALE_IN_LIMIT_S"
 HOOK_LIMIT_S = 900.0
 

@@ -48,5 +48,7 @@ def test_settings_table_names_every_variable_and_no_other() -> None:
         re.findall(r'"((?:GPUFLEET|AWS_EC2_METADATA)_[A-Z_]+)"', "\n".join(path.read_text() for path in sources))
     )
     listed = set(re.findall(r"^\| `([A-Z0-9_]+)`", DOCS.read_text(), re.MULTILINE))
-    internal = {"GPUFLEET_DRAIN_FILE", "GPUFLEET_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT"}
+    internal = {
+        "GPUFLEET_DRAIN_FILE", "GPUFLEET_PROGRESS_FILE", "GPUFLEET_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    }  # fmt: skip
     assert used - internal == listed

@@ -7,6 +7,7 @@
     launch_cases/NAME/during.sh  optional: run while launch.sh runs, with its process id as $1
     launch_cases/NAME/leave      optional, lines of "TEXT" or "TEXT|PATH|VALUE": when the log holds TEXT, the metadata
                                  service gives the notice (by default the group ends this node)
+    launch_cases/NAME/leave-after  the same, after during.sh
     launch_cases/NAME/expected   exit status, then lines that must be in the calls (+) or the log (>), or must not (!)
 
 Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder. The node's watcher and
@@ -84,6 +85,8 @@ def test_case(name: str, tmp_path: Path) -> None:
             if (case / "during.sh").exists():
                 command = ["bash", "-eu", str(case / "during.sh"), str(process.pid)]
                 subprocess.run(command, env=environment, check=True, timeout=120)
+            if (case / "leave-after").exists():
+                give_notice((case / "leave-after").read_text().strip(), log, imds)
             status = process.wait(timeout=120)
         finally:
             if process.poll() is None:

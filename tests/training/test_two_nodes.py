@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -69,11 +70,21 @@ class Fleet:
             yield node, imds
 
 
+def end(node: Node, imds: LocalImds, process: subprocess.Popen[bytes]) -> None:
+    """A node that is done stays until the group ends it, and then leaves at once."""
+    deadline = time.monotonic() + 120
+    while "training is complete" not in node.log.read_text():
+        assert time.monotonic() < deadline and process.poll() is None, node.log_tail()
+        time.sleep(0.1)
+    imds.values["autoscaling/target-lifecycle-state"] = "Terminated"
+    node.wait(process)
+
+
 def test_an_interrupted_node_is_replaced_and_the_other_stays(tmp_path: Path, undisturbed: Outcome) -> None:
     fleet = Fleet(tmp_path)
     fleet.set_members("i-0000000000000000b", "i-0000000000000000c")
     with ExitStack() as stack:
-        host, _ = stack.enter_context(fleet.node("i-0000000000000000b"))
+        host, host_imds = stack.enter_context(fleet.node("i-0000000000000000b"))
         guest, guest_imds = stack.enter_context(fleet.node("i-0000000000000000c"))
         host_process = stack.enter_context(host.running())
         guest_process = stack.enter_context(guest.running())
@@ -87,10 +98,15 @@ def test_an_interrupted_node_is_replaced_and_the_other_stays(tmp_path: Path, und
         # The replacement has the lowest id and is the youngest: it must join where the host waits.
         time.sleep(1.0)
         fleet.set_members("i-0000000000000000b", "i-0000000000000000a")
-        replacement, _ = stack.enter_context(fleet.node("i-0000000000000000a"))
+        replacement, replacement_imds = stack.enter_context(fleet.node("i-0000000000000000a"))
         replacement_process = stack.enter_context(replacement.running())
-        host.wait(host_process)
-        replacement.wait(replacement_process)
+        for node, imds, process in (
+            (host, host_imds, host_process),
+            (replacement, replacement_imds, replacement_process),
+        ):
+            end(node, imds, process)
+    completed = Path(f"{fleet.members}.completed").read_text()
+    assert all(completed.count(f"i-0000000000000000{one}") == 1 for one in "abc"), completed
     assert outcome_of(host) == undisturbed
     summary = read_ledger(str(host.store))
     assert (summary.lost_steps, summary.steps, summary.finished) == (0, STEPS, True)

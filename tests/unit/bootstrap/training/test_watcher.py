@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import bootstrap.training
-from bootstrap.training.drain import DrainFile, Notice
+from bootstrap.training.drain import NOTICE_LIMIT_S, SPOT_RESERVE_S, DrainFile, Notice
 from bootstrap.training.imds import Imds, ImdsError
-from bootstrap.training.watcher import Watcher, main
+from bootstrap.training.watcher import POLL_INTERVAL_S, Watcher, main
 from examples.local_imds import LocalImds
 
 
@@ -418,3 +418,16 @@ def test_a_process_that_launch_started_reads_the_drain_file_alone(
         assert (drain_file.path.parent / "drain.listener").exists() is (rank == "0")
         watcher.close()
     assert service.requests == []
+
+
+def test_times_of_a_drain_fit_into_the_two_minutes_of_a_spot_notice() -> None:
+    """One place for each number, and together they are what EC2 and systemd give."""
+    launch = (Path(bootstrap.training.__file__).parents[1] / "launch.sh").read_text()
+    unit = (Path(bootstrap.training.__file__).parents[1] / "gpufleet-train.service").read_text()
+    kill_after_s = float(re.findall(r"GPUFLEET_KILL_AFTER_S:-(\d+)", launch)[0])
+    stop_s = float(re.findall(r"TimeoutStopSec=(\d+)", unit)[0])
+    assert kill_after_s > 30, "torchrun's own SIGKILL comes first"
+    assert NOTICE_LIMIT_S + kill_after_s < stop_s
+    assert POLL_INTERVAL_S + stop_s < 120
+    assert POLL_INTERVAL_S + kill_after_s < SPOT_RESERVE_S
+    assert "DRAIN_LIMIT_S" not in launch and "SCALE_IN_LIMIT_S" not in launch

@@ -1,0 +1,98 @@
+"""What the metrics know of training: written by the run, read by the publisher."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bootstrap.metrics.throughput import Throughput, read
+from bootstrap.training import SpotTolerantRun, Watcher
+from bootstrap.training import progress as module
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.progress import Progress
+from bootstrap.training.stores import LocalStore
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
+    monkeypatch.setenv("GPUFLEET_PROGRESS_FILE", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("GPUFLEET_SEQ_LEN", "2048")
+    return tmp_path / "progress.json"
+
+
+def train(folder: Path, steps: int, **arguments: int) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with SpotTolerantRun(
+        model, optimizer, dataset_size=100, global_batch=4, store=LocalStore(folder / "store"), checkpoint_every=3,
+        watcher=Watcher(None, signals=False), tokens_per_sample=arguments.get("tokens_per_sample"),
+    ) as run:  # fmt: skip
+        for _ in run.steps(steps):
+            optimizer.step()
+
+
+def test_a_run_writes_what_the_publisher_reads(path: Path, tmp_path: Path) -> None:
+    before = time.time()
+    train(tmp_path, 5)
+    told = json.loads(path.read_text())
+    assert {key: told[key] for key in ("schema_version", "step", "samples", "tokens")} == {
+        "schema_version": 1, "step": 5, "samples": 20, "tokens": 20 * 2048,
+    }  # fmt: skip
+    assert before <= told["at"] <= time.time()
+    throughput = Throughput(path)
+    assert throughput.tokens_per_second() is None
+    train(tmp_path, 7)
+    mark = read(path)
+    assert mark is not None and mark.tokens == 28 * 2048
+    speed = throughput.tokens_per_second()
+    assert speed is not None and speed == pytest.approx(8 * 2048 / (mark.at - told["at"]))
+
+
+def test_tokens_of_a_sample_can_be_given(path: Path, tmp_path: Path) -> None:
+    train(tmp_path, 2, tokens_per_sample=10)
+    assert json.loads(path.read_text())["tokens"] == 80
+
+
+def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFLEET_SEQ_LEN")
+    Progress.from_environment(global_batch=4).update(3)
+    assert json.loads(path.read_text())["tokens"] is None
+    assert read(path) is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many"])
+def test_a_sequence_length_that_is_none_is_refused(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFLEET_SEQ_LEN", text)
+    with pytest.raises(ConfigurationError, match="GPUFLEET_SEQ_LEN"):
+        Progress.from_environment(global_batch=4)
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress(tmp_path / "absent" / "progress.json", global_batch=1, tokens_per_sample=1)
+    with caplog.at_level(logging.ERROR):
+        for step in range(3):
+            progress._last = -10.0
+            progress.update(step)
+    assert len(caplog.records) == 1
+
+
+def test_it_is_written_once_a_second_at_most(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "progress.json", global_batch=1, tokens_per_sample=1)
+    progress.update(1)
+    progress._last = time.monotonic() + 1000
+    progress.update(2)
+    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFLEET_PROGRESS_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Progress.from_environment(global_batch=4).update(3)
+    assert list(tmp_path.iterdir()) == []
