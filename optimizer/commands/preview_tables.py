@@ -1,0 +1,147 @@
+"""How ``gpufleet preview`` prints: the tree of resources, the plan's dollars, what is billed, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.commands.output import write_table
+from optimizer.plan import FleetPlan
+from optimizer.units import HOURS_PER_MONTH
+
+if TYPE_CHECKING:
+    from infra.preview import Resource
+    from optimizer.commands.preview_cost import Line, Totals
+    from optimizer.commands.preview_diff import Change
+
+
+def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:
+    """Components and their resources, each with its words."""
+    import sys
+
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(
+        f"stack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
+        f"{plan.job.model}, {sum(bool(resource.parent) for resource in resources)} resources"
+    )
+    branches: dict[str, Tree] = {}
+    for resource in resources:
+        kind = resource.type.rpartition(":")[2]
+        if not resource.parent:
+            branches[resource.name] = root.add(Text(kind, style="bold"))
+            continue
+        line = Text.assemble((kind, "cyan"), " ", resource.name)
+        if resource.protected:
+            line.append(" protected", style="yellow")
+        if resource.detail:
+            line.append(f"  {resource.detail}", style="dim")
+        branches[resource.parent].add(line)
+    Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(root)
+
+
+def write_cost(plan: FleetPlan) -> None:
+    """The plan's own dollars, of the whole run, and its prices."""
+    cost = plan.cost_usd
+    click.echo("")
+    parts: list[dict[str, Any]] = [
+        {"part": name.replace("_", " "), "usd": f"{usd:,.2f}"}
+        for name, usd in cost.breakdown.model_dump().items()
+        if usd
+    ]
+    parts.append({"part": "expected", "usd": f"{cost.expected:,.2f}"})
+    write_table(parts, {"part": "cost of the run", "usd": "USD"})
+    click.echo(
+        f"Half the runs end within {plan.hours.p50:,.1f} h and {cost.p50:,.2f} USD, 95% within {plan.hours.p95:,.1f} h "
+        f"and {cost.p95:,.2f} USD. The nodes cost {plan.compute_usd_per_hour:,.2f} USD an hour while they run.\n"
+    )
+    write_table(
+        [price.model_dump(mode="json") for price in plan.prices],
+        {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"},
+    )
+    click.echo("")
+
+
+def write_lines(lines: Sequence[Line], sums: Totals) -> None:
+    """Costs by resource; those that differ in nothing but the resource's name on one line."""
+    together: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        kind = line.type.rpartition(":")[2]
+        together.setdefault((kind, line.item, line.basis, line.unit_usd, line.note), []).append(line)
+    rows = []
+    for (kind, item, basis, unit_usd, note), same in together.items():
+        quantities = [line.quantity for line in same if line.quantity is not None]
+        hourly = [line.usd_per_hour for line in same if line.usd_per_hour is not None]
+        rows.append(
+            {
+                "resource": f"{kind} {same[0].name}" if len(same) == 1 else f"{len(same)} x {kind}",
+                "item": f"{item} ({note})" if note else item,
+                "quantity": sum(quantities) if quantities else None,
+                "per": same[0].per,
+                "unit_usd": "unpriced" if unit_usd is None else f"{unit_usd:.10f}".rstrip("0").rstrip("."),
+                "usd_per_hour": f"{sum(hourly):,.4f}" if hourly else "-" if basis == "unpriced" else "usage",
+                "usd_per_month": f"{sum(hourly) * HOURS_PER_MONTH:,.2f}" if hourly else "",
+                "when": basis if hourly else "",
+                "price": f"{same[0].source}, {same[0].as_of}" if same[0].source else "",
+            }
+        )
+    columns = {
+        "resource": "billed for",
+        "item": "item",
+        "quantity": "quantity",
+        "per": "unit",
+        "unit_usd": "USD a unit",
+        "usd_per_hour": "USD/h",
+        "usd_per_month": "USD/month",
+        "when": "billed",
+        "price": "price from",
+    }
+    write_table(rows, columns)
+    click.echo(
+        f"\nWith all nodes: {sums.with_nodes:,.2f} USD an hour, {sums.with_nodes * HOURS_PER_MONTH:,.2f} a month. "
+        f"Without nodes: {sums.without_nodes:,.4f} an hour, {sums.without_nodes * HOURS_PER_MONTH:,.2f} a month.\n"
+    )
+
+
+def write_difference(origin: str, difference: Sequence[Change], before: Totals, after: Totals) -> None:
+    """Resources that are not as they were, and the dollars before and after."""
+    click.echo(f"against {origin}: {len(difference) or 'no'} resources differ")
+    if difference:
+        write_table(
+            [
+                {
+                    "kind": change.kind,
+                    "resource": f"{change.type.rpartition(':')[2]} {change.name}",
+                    "arguments": ", ".join(change.arguments),
+                }
+                for change in difference
+            ],
+            {"kind": "change", "resource": "resource", "arguments": "arguments"},
+        )
+    rows = []
+    for name, old, new in (
+        ("with all nodes", before.with_nodes, after.with_nodes),
+        ("without nodes", before.without_nodes, after.without_nodes),
+    ):
+        rows.append(
+            {
+                "what": name,
+                "before": f"{old:,.4f}",
+                "after": f"{new:,.4f}",
+                "hour": f"{new - old:+,.4f}",
+                "month": f"{(new - old) * HOURS_PER_MONTH:+,.2f}",
+            }
+        )
+    columns = {
+        "what": "cost",
+        "before": "USD/h before",
+        "after": "USD/h after",
+        "hour": "difference USD/h",
+        "month": "difference USD/month",
+    }
+    write_table(rows, columns)
+    click.echo("")
