@@ -80,6 +80,10 @@ WRITTEN_BY_ANOTHER = frozenset({"PreconditionFailed", "ConditionalRequestConflic
 MESSAGE_LENGTH = 200  # characters of AWS's own message that are passed on
 
 
+class UnusableAnswerError(ValueError):
+    """AWS answered, and not with what was asked for; the message says what is missing or odd."""
+
+
 def code(error: BaseException) -> str:
     """The AWS error code ("UnauthorizedOperation"), or the exception's own name where AWS never answered."""
     if isinstance(error, ClientError):

@@ -143,7 +143,7 @@ def limit(client: Any, quota: Quota) -> float:
 
     Raises:
         botocore.exceptions.ClientError: Service Quotas does not say.
-        ValueError: it says something else than what was asked for.
+        optimizer.aws.errors.UnusableAnswerError: it says something else than what was asked for.
     """
     names = {"ServiceCode": quota.service, "QuotaCode": quota.code}
     try:
@@ -154,12 +154,14 @@ def limit(client: Any, quota: Quota) -> float:
         answer = client.get_aws_default_service_quota(**names)
     found = answer["Quota"]
     if found.get("ErrorReason"):
-        raise ValueError(f"Service Quotas does not know {quota.code}: {found['ErrorReason']}")
+        raise errors.UnusableAnswerError(f"Service Quotas does not know {quota.code}: {found['ErrorReason']}")
     if _words(found["QuotaName"]) != _words(quota.name):
-        raise ValueError(f"quota {quota.code} is named {found['QuotaName']!r}, and {quota.name!r} was expected")
+        raise errors.UnusableAnswerError(
+            f"quota {quota.code} is named {found['QuotaName']!r}, and {quota.name!r} was expected"
+        )
     value = float(found["Value"])
     if not 0 <= value < float("inf"):
-        raise ValueError(f"quota {quota.code} is {value}")
+        raise errors.UnusableAnswerError(f"quota {quota.code} is {value}")
     return value
 
 

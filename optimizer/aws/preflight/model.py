@@ -192,6 +192,8 @@ class Unknown:
 
 def unknown(error: BaseException) -> Unknown:
     """What ``error``, one of ``UNREADABLE``, says about why AWS did not answer."""
+    if isinstance(error, errors.UnusableAnswerError):
+        return Unknown(reason=str(error))
     if not errors.is_aws_error(error):
         return Unknown(reason=f"AWS answered something unreadable: {error!r}")
     if errors.is_not_permitted(error) and isinstance(error, ClientError):

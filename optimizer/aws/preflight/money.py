@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.aws import clients
+from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.plan import FleetPlan, Price
@@ -69,10 +70,10 @@ def _listed(context: Context, price: Price, name: str, *, reserved: bool) -> Tod
     documents = price_list.fetch_instances(clients.pricing(), context.region, name)
     found, skipped = price_list.parse_instances(documents, context.region, {name})
     if name not in found:
-        raise ValueError(skipped[0].reason if skipped else f"the price list has no {name} in {context.region}")
+        raise UnusableAnswerError(skipped[0].reason if skipped else f"the price list has no {name} in {context.region}")
     usd = found[name].reserved_1yr if reserved else found[name].on_demand
     if usd is None:
-        raise ValueError(f"AWS sells no one-year no-upfront term of {name} in {context.region}")
+        raise UnusableAnswerError(f"AWS sells no one-year no-upfront term of {name} in {context.region}")
     return Today(planned=price, usd=usd, where="the price list")
 
 
@@ -82,7 +83,7 @@ def _spot(context: Context, price: Price, name: str) -> Today:
     offered = {name: context.zone_ids} if context.zone_ids else None
     found, _ = spot_history.parse(entries, zone_ids, context.region, offered)
     if name not in found:
-        raise ValueError(f"{name} has no spot price in {', '.join(context.zone_ids) or context.region}")
+        raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or context.region}")
     usd, zone_id = found[name]
     return Today(planned=price, usd=usd, where=f"spot in {zone_id}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.preflight.model import Context, Level, Row
 
 # AWS gives the ends of its scale a meaning, 10 "highly likely to succeed" and 1 "not likely", and nothing between. The
@@ -37,7 +38,7 @@ def check_spot_score(context: Context) -> Iterator[Row]:
         for answer in page["SpotPlacementScores"]:
             score = int(answer["Score"])
             if not 1 <= score <= 10:
-                raise ValueError(f"a spot placement score of {score}, and the scale is 1 to 10")
+                raise UnusableAnswerError(f"a spot placement score of {score}, and the scale is 1 to 10")
             scores[answer["AvailabilityZoneId"] if target.one_zone else answer["Region"]] = score
     # Where no zone is chosen, the program takes one that offers the type: any of these.
     asked = context.zone_ids[0] if target.one_zone and context.zone_ids else context.region

@@ -208,8 +208,8 @@ def test_a_quota_at_its_default_is_asked_for_as_such(aws: FakeAws) -> None:
         (DENIED, "not permitted: servicequotas:GetServiceQuota is missing"),
         (Refusal("TooManyRequestsException", 429), "AWS throttled the calls"),
         ("Running Dedicated p4d Hosts", "is named 'Running Dedicated p4d Hosts'"),
-        (float("inf"), "unreadable"),
-        (float("nan"), "unreadable"),
+        (float("inf"), "quota L-417A185B is inf"),
+        (float("nan"), "quota L-417A185B is nan"),
     ],
 )
 def test_a_quota_that_cannot_be_read_is_unknown(aws: FakeAws, answer: Any, says: str) -> None:
