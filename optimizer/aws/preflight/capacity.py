@@ -88,13 +88,14 @@ def check_network_quotas(context: Context) -> Iterator[Row]:
 
 
 def check_storage_quota(context: Context) -> Iterator[Row]:
-    """gp3 volumes of the nodes, in TiB."""
+    """gp3 volumes of the nodes, in TiB; those of this stack's own nodes are what the plan asks for."""
     plan = context.plan
     ec2, service = context.ec2, context.service_quotas
 
     def used() -> float:
         pages = ec2.get_paginator("describe_volumes").paginate(Filters=[{"Name": "volume-type", "Values": ["gp3"]}])
-        return sum(int(volume["Size"]) for page in pages for volume in page["Volumes"]) / 1024
+        volumes = (volume for page in pages for volume in page["Volumes"])
+        return sum(int(one["Size"]) for one in volumes if not _own(context, one.get("Tags", ()))) / 1024
 
     need = Need(
         quota=quotas.GP3_STORAGE,

@@ -262,8 +262,10 @@ def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
     assert row.level == "error"
     assert row.found.startswith("0.39 TiB needed for volumes of 2 nodes, 0.2 free: quota 50 (L-7A658B76), 49.8 in use")
     assert row.next_step.endswith("--service-code ebs --quota-code L-7A658B76 --desired-value 51")
-    aws.answers["DescribeVolumes"] = {"Volumes": []}
+    own = [{"Key": "gpufleet:stack", "Value": "dev"}]
+    aws.answers["DescribeVolumes"] = {"Volumes": [{"Size": 50 * 1024, "Tags": own}]}
     assert only(check_storage_quota(context())).level == "ok"
+    assert only(check_storage_quota(context(stack=None))).level == "error"
 
 
 def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
