@@ -291,8 +291,8 @@ class Fleet(pulumi.ComponentResource):
     def _protected(self) -> bool:
         """Whether only the controller lets a node go.
 
-        Not workers, which protect themselves while they work (bootstrap/launch.sh), nor the nodes of a Capacity Block: the scheduled
-        action that drains them before its end must be able to, also when the controller fails.
+        Not workers, which protect themselves while they work (bootstrap/launch.sh), nor the nodes of a Capacity Block:
+        the scheduled action that drains them before its end must be able to, also when the controller fails.
         """
         settings = self._args.settings
         return settings.mode == "training" and settings.plan.purchase.option != "capacity-block"
@@ -300,8 +300,8 @@ class Fleet(pulumi.ComponentResource):
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
         """What becomes of running nodes when the launch template changes: protected ones stay.
 
-        A gang therefore takes the new template when it starts next, workers one after another, each between two runs of
-        its command. Unprotected nodes of a Capacity Block train, so nothing refreshes them.
+        A gang therefore takes the new template when it starts next; idle workers are replaced one after another, busy
+        ones keep theirs. Unprotected nodes of a Capacity Block train, so nothing refreshes them.
         https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
         """
         if self._args.settings.plan.purchase.option == "capacity-block":
