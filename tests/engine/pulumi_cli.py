@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ class Stack:
     project: Path
     name: str
     env: Mapping[str, str]
+    _outputs: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def init(self) -> None:
         """Create the stack."""
@@ -139,19 +140,29 @@ class Stack:
         """Read every resource again."""
         return self._run("refresh", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
 
-    def destroy(self, *, time_limit_s: float = TIME_LIMIT_S) -> Run:
-        """Delete everything."""
-        return self._run("destroy", "--yes", "--skip-preview", time_limit_s=time_limit_s)
+    def destroy(self, *, keep_protected: bool = False, time_limit_s: float = TIME_LIMIT_S) -> Run:
+        """Delete everything, or all but what is protected."""
+        kept = ["--exclude-protected"] if keep_protected else []
+        return self._run("destroy", "--yes", "--skip-preview", *kept, time_limit_s=time_limit_s)
+
+    def lose_state(self) -> None:
+        """Delete the stack's state, and every copy of it that the backend keeps."""
+        shutil.rmtree(Path(self.env["PULUMI_BACKEND_URL"].removeprefix("file://")) / ".pulumi")
+
+    def run(self, arguments: str) -> str:
+        """Run the CLI as a page says, ``pulumi ARGUMENTS``; what it printed."""
+        return self._pulumi(*shlex.split(arguments))
 
     def configure(self, key: str, value: str) -> None:
         """Set a configuration value."""
         self._pulumi("config", "set", key, value, "--stack", self.name)
 
     def outputs(self) -> dict[str, Any]:
-        """The stack's outputs, secrets too."""
-        outputs = json.loads(self._pulumi("stack", "output", "--stack", self.name, "--json", "--show-secrets"))
-        assert isinstance(outputs, dict)
-        return outputs
+        """The stack's outputs, secrets too; asked for once after each run, as the CLI takes its time."""
+        if not self._outputs:
+            text = self._pulumi("stack", "output", "--stack", self.name, "--json", "--show-secrets")
+            self._outputs.update(json.loads(text))
+        return dict(self._outputs)
 
     def resources(self) -> list[dict[str, Any]]:
         """The resources in the stack's state."""
@@ -159,6 +170,7 @@ class Stack:
         return list(deployment.get("resources") or [])
 
     def _run(self, command: str, *arguments: str, time_limit_s: float = TIME_LIMIT_S) -> Run:
+        self._outputs.clear()
         log = self.project / "events.json"
         log.unlink(missing_ok=True)
         options = ("--stack", self.name, "--diff", "--suppress-permalink=true", f"--event-log={log}")

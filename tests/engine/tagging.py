@@ -13,8 +13,9 @@ Reader = Callable[[str], dict[str, str]]
 """Tags of a resource, by its id as the inventory has it."""
 
 UNTAGGABLE = ("dashboard", "key alias", "subscription")
-MADE_BY_AWS = ("network interface", "security group rule")
-"""Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule."""
+MADE_BY_AWS = ("instance", "network interface", "security group rule", "volume")
+"""Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule, and what the
+launch template's tags are for, which ``facts.check_template`` looks at."""
 
 
 def _tags_by_call(call: Callable[..., Any], parameter: str, field: str) -> Reader:

@@ -274,7 +274,9 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
         state = self._terraform.read(name, prior)
         if state is None:
             return provider_pb2.ReadResponse()
-        return provider_pb2.ReadResponse(id=state.value["id"], properties=_outputs(block, state), inputs=request.inputs)
+        # An imported resource has no inputs yet; its arguments are what it is.
+        inputs = request.inputs if known else _struct(arguments_of(block, state))
+        return provider_pb2.ReadResponse(id=state.value["id"], properties=_outputs(block, state), inputs=inputs)
 
     @_reported
     def Delete(self, request: provider_pb2.DeleteRequest, context: grpc.ServicerContext) -> Empty:
@@ -321,6 +323,13 @@ def _keep(block: Block, config: TerraformObject, prior: TerraformObject, path: l
         return
     for new, old in zip(config[key], prior[key], strict=False):
         _keep(block.blocks[key].block, new, old, path[1:])
+
+
+def arguments_of(block: Block, state: State) -> Properties:
+    """Of a resource's properties, those a program could have given and AWS would not have chosen, and its name."""
+    given = {item.pulumi_name for item in block.attributes.values() if item.settable and not item.computed}
+    given |= {"bucket", "name"} & {item.pulumi_name for item in block.attributes.values() if item.settable}
+    return {key: value for key, value in from_terraform(block, state.value).items() if key in given and value != ""}
 
 
 def _arguments(inputs: Properties) -> Properties:
