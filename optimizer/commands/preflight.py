@@ -163,9 +163,14 @@ def _accepted(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> 
     from infra.config import ConfigError, load
     from infra.preview import stand_in
     from optimizer.aws.preflight import Row
+    from optimizer.commands.stack_file import PLAN_KEY, REGION_KEY
 
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
-    values.pop("gpufleet:plan", None)
+    # Plan and region are PLAN's: `stack set` writes both.
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in config.items()
+        if key not in (PLAN_KEY, REGION_KEY)
+    }
     stand_in(plan, stack=stack or _NO_STACK, config=values)
     try:
         load(need_wheels=bool(config))

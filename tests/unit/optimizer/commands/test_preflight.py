@@ -65,8 +65,8 @@ def write_plan(tmp_path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def write_stack(directory: Path, stack: str = "dev", **config: Any) -> None:
-    values = {"aws:region": "us-east-1", "gpufleet:plan": sample_plan().model_dump(mode="json", exclude_none=True)}
+def write_stack(directory: Path, stack: str = "dev", region: str = "us-east-1", **config: Any) -> None:
+    values = {"aws:region": region, "gpufleet:plan": sample_plan().model_dump(mode="json", exclude_none=True)}
     text = yaml.safe_dump({"config": {**values, **{f"gpufleet:{key}": value for key, value in config.items()}}})
     (directory / f"Pulumi.{stack}.yaml").write_text(text)
 
@@ -171,8 +171,9 @@ def test_a_configuration_the_program_refuses_is_one_error_of_many(
 
 
 def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
-    other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"volumes": {"root_gib": 300}})
-    write_stack(tmp_path, plan=other, amiName="a")
+    """Even one for another region: `stack set` writes plan and region together."""
+    other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"})
+    write_stack(tmp_path, region="eu-west-1", plan=other, amiName="a")
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]
     assert code == 0 and [row["check"] for row in warnings] == ["configuration"]
