@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bootstrap.training.ledger import read_ledger
-from examples.interrupted_training import Node
+from examples.interrupted_training import LIMIT_S, Node
 from examples.local_imds import LocalImds
 from infra.manifests import LEFT, manifests
 from tests.infra.test_manifests import IMAGE, facts
@@ -90,15 +90,16 @@ def test_a_pod_whose_node_leaves_saves_ends_as_left_and_is_followed_by_another(
     with ExitStack() as stack:
         first = stack.enter_context(gang.pod(0))
         first_process = stack.enter_context(first.running())
-        while not first.log.exists() or "1 of 2 pods have an address" not in first.log.read_text():
-            assert first_process.poll() is None
+        deadline = time.monotonic() + LIMIT_S
+        while "1 of 2 pods have an address" not in first.log.read_text():
+            assert first_process.poll() is None and time.monotonic() < deadline, first.log_tail()
             time.sleep(0.1)
         second = stack.enter_context(gang.pod(1))
         second_process = stack.enter_context(second.running())
         first.wait_for_step(8, first_process)
         gang.node_leaves(1)
         # Kubernetes makes another pod of the same rank for this status, and counts no failure (podFailurePolicy).
-        assert second_process.wait(timeout=120) == LEFT
+        assert second_process.wait(timeout=LIMIT_S) == LEFT
         assert "state is saved" in second.log.read_text()
         again = stack.enter_context(gang.pod(1))
         again_process = stack.enter_context(again.running())
