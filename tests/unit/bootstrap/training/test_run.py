@@ -44,8 +44,8 @@ class FakeWatcher(Watcher):
     def __init__(self) -> None:
         super().__init__(None, signals=False)
 
-    def stop(self) -> None:
-        self._stop = Notice(source="test", detail="")
+    def stop(self, *, save_by: float = float("inf")) -> None:
+        self._stop = Notice(source="test", detail="", save_by=save_by)
 
     def rebalance(self) -> None:
         self._save = Notice(source="rebalance", detail="")
@@ -134,8 +134,8 @@ def kill_at(step: int) -> Callable[[int], None]:
     return at_step
 
 
-def stop_at(training: Training, step: int) -> Callable[[int], None]:
-    return lambda now: training.watcher.stop() if now == step else None
+def stop_at(training: Training, step: int, save_by: float = float("inf")) -> Callable[[int], None]:
+    return lambda now: training.watcher.stop(save_by=save_by) if now == step else None
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +340,71 @@ def test_state_saved_is_that_of_its_step_and_not_a_later_one(tmp_path: Path) -> 
     for step in (4, 13):
         paths = [next((tmp_path / name).glob(f"step-{step:08d}-*/replicated.pt")) for name in ("quick", "slow")]
         assert_same(*(torch.load(path, weights_only=True) for path in paths))
+
+
+class StuckStore(LocalStore):
+    """Does not come back from a write until the test lets it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.writing, self.free = threading.Event(), threading.Event()
+
+    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+        self.writing.set()
+        self.free.wait(timeout=120)
+        return super().write(name, fill)
+
+
+def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path) -> None:
+    store = StuckStore(tmp_path)
+    training = Training(store, checkpoint_every=100)
+    try:
+        with pytest.raises(Interrupted) as stopped:
+            training.train(at_step=stop_at(training, 5, time.time() + 0.5))
+        assert stopped.value.saved is False
+        assert store.writing.is_set() and not list(tmp_path.glob("step-*/manifest.json"))
+    finally:
+        store.free.set()
+
+
+def test_the_final_save_takes_as_long_as_the_hook_waits(tmp_path: Path) -> None:
+    """Longer than a spot notice would give: what bounds it is the notice and no constant."""
+    store = StuckStore(tmp_path)
+    training = Training(store, checkpoint_every=100)
+    clock = {"now": 1000.0}
+
+    def later() -> None:
+        store.writing.wait(timeout=120)
+        clock["now"] += 600.0
+        store.free.set()
+
+    helper = threading.Thread(target=later)
+    helper.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bootstrap.training.run.time.time", lambda: clock["now"])
+        with pytest.raises(Interrupted) as stopped:
+            training.train(at_step=stop_at(training, 5, 1000.0 + 900.0))
+    helper.join()
+    assert stopped.value.saved is True
+
+
+def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
+    """All steps are done and no notice came; one comes while the last checkpoint is written."""
+    store = StuckStore(tmp_path)
+    training = Training(store, checkpoint_every=100)
+
+    def interrupt() -> None:
+        store.writing.wait(timeout=120)
+        training.watcher.stop(save_by=time.time() + 0.5)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    try:
+        training.train(steps=3)
+        assert not list(tmp_path.glob("step-*/manifest.json"))
+    finally:
+        store.free.set()
+        helper.join()
 
 
 class FullStore(LocalStore):
