@@ -35,7 +35,7 @@ class Resource:
         parent: logical name of the component it belongs to; empty at the top.
         inputs: its arguments.
         protected: whether destroy refuses to delete it.
-        physical_id: what AWS calls it; empty for one that is declared only.
+        physical_id: what AWS, or its stand-in, calls it; empty for a component.
     """
 
     type: str
@@ -172,6 +172,7 @@ class Recorder(mocks.MockMonitor):
                     parent="" if parent_type.endswith(_STACK) else parent,
                     inputs=_in_own_loop(rpc.deserialize_properties, request.object),
                     protected=request.protect,
+                    physical_id=response.id,
                 )
             )
         return response

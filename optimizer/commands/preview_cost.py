@@ -275,11 +275,10 @@ class _Bill:
             )
 
     def _template(self, specification: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The launch template that a group names by its id, of which the logical name is a part."""
-        templates = [resource for resource in self._resources if resource.kind == "LaunchTemplate"]
+        """The launch template that a group names by its id."""
         wanted = str(specification.get("launchTemplateId", specification.get("id", "")))
-        for template in templates:
-            if wanted in (f"{template.name}-id", template.physical_id):
+        for template in self._of_kind("LaunchTemplate"):
+            if wanted == template.physical_id:
                 return template.inputs
         raise DataMissingError(f"no launch template {wanted!r} among the stack's resources")
 

@@ -132,8 +132,9 @@ def write_difference(origin: str, difference: Sequence[Change], before: Totals, 
                 "what": name,
                 "before": f"{old:,.4f}",
                 "after": f"{new:,.4f}",
-                "hour": f"{new - old:+,.4f}",
-                "month": f"{(new - old) * HOURS_PER_MONTH:+,.2f}",
+                # Rounded first: what differs in the last bit is no "-0.0000".
+                "hour": f"{round(new - old, 6) + 0.0:+,.4f}",
+                "month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
             }
         )
     columns = {
