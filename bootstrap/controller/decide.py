@@ -35,7 +35,7 @@ PAUSES: tuple[Phase, ...] = ("waiting", "paused")
 
 
 def unfit_limit(node_count: int) -> int:
-    """Nodes that may fail their set-up or tests in one run: a bad one happens, a bad image or code fails them all."""
+    """Nodes that may fail their set-up or tests in a row: a bad one happens, a bad image or code fails them all."""
     return 3 + node_count // 10
 
 
@@ -145,6 +145,9 @@ def _new_run(settings: Settings, state: State, facts: Facts, now: datetime) -> S
         return state
     reason = f"run {settings.run} follows run {state.run}"
     state = _begin(replace(state, run=settings.run), now)
+    if settings.mode == "workers" and state.phase not in ENDED:
+        # They train alone: the group replaces them one after another.
+        return state
     if facts.group and facts.group.members:
         # Nodes of two versions never train together, so those of the old one save their state and go.
         return state.with_phase("draining", reason, now, after="paused" if settings.scheduled else "waiting")
@@ -176,13 +179,14 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     leaving = set(facts.group.in_state("Terminating:Wait")) if facts.group else set()
     reclaimed = {machine.instance_id for machine in facts.machines if machine.reclaimed}
     instances: dict[str, Instance] = {}
+    passed = False
     unfit = interruptions = rebalances = 0
     for key, found in state.instances.items():
         said = facts.reports.get(key)
         # A report of another run is an old one: the node was there before the plan changed.
         if said and said.run == settings.run:
             found = replace(found, report=said.state, reported_at=said.modified_at)
-        was_interrupted, was_rebalanced = found.interrupted, found.rebalanced
+        was_served, was_interrupted, was_rebalanced = found.served, found.interrupted, found.rebalanced
         found = replace(
             found,
             # The word of a node that came and went between two ticks proves it too.
@@ -191,6 +195,7 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
             rebalanced=was_rebalanced or key in facts.rebalanced,
             leaving_since=(found.leaving_since or now) if key in leaving else None,
         )
+        passed |= found.served and not was_served
         interruptions += found.interrupted and not was_interrupted
         rebalances += found.rebalanced and not was_rebalanced
         ended_now = found.ended_at is not None and (key not in before or before[key].ended_at is None)
@@ -201,7 +206,8 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     return replace(
         state,
         instances=instances,
-        unfit_nodes=state.unfit_nodes + unfit,
+        # In a row: over weeks of replaced nodes, a bad one now and then is no sign of bad code.
+        unfit_nodes=(0 if passed else state.unfit_nodes) + unfit,
         interruptions=state.interruptions + interruptions,
         rebalance_notices=state.rebalance_notices + rebalances,
         failed_launches=state.failed_launches + len(facts.failed_launches),
@@ -256,7 +262,8 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
             return asked.with_phase(*end, now) if end else _waiting(settings, asked, facts, now, adopt=True)
         return state
     if settings.mode == "workers":
-        return state
+        # Of a stack whose nodes were a gang before.
+        return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
     return _gang(settings, state, facts, now)
 
 
@@ -280,8 +287,8 @@ def _must_end(settings: Settings, state: State, facts: Facts, now: datetime) -> 
     limit = unfit_limit(settings.node_count)
     if state.unfit_nodes > limit:
         return "unfit", (
-            f"{state.unfit_nodes} nodes failed their set-up or tests, and {limit} may: see the log streams node-init/ "
-            "of the stack's log group, then `gpufleet resume`"
+            f"{state.unfit_nodes} nodes in a row failed their set-up or tests, and {limit} may: see the log streams "
+            "node-init/ of the stack's log group, then `gpufleet resume`"
         )
     over = _over_budget(settings, state, facts, now)
     if over:

@@ -127,7 +127,8 @@ class State:
         incomplete_since: since when some but not all nodes are in service; None otherwise.
         complete_since: since when all nodes are in service; None otherwise.
         on_demand: whether on-demand nodes stand in for the spot nodes that did not come.
-        unfit_nodes, failed_launches, interruptions, rebalance_notices: counts of this run.
+        unfit_nodes: nodes that failed their set-up or tests since one last passed.
+        failed_launches, interruptions, rebalance_notices: counts of this run.
         last_failure: what AWS said of the last launch that failed; empty without one.
         desired_seen: the group's desired size at the last tick that wanted nodes; 0 in a phase that wants none.
         request: the last request that was obeyed; None without one.

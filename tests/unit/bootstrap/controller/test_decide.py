@@ -167,6 +167,28 @@ def test_nodes_that_fail_their_tests_are_bounded() -> None:
     assert world.known.unfit_nodes == 0
 
 
+def test_a_bad_node_now_and_then_ends_no_long_run() -> None:
+    world = trained(World(settings()))
+    for _ in range(3 * unfit_limit(3)):
+        world.boot = None
+        world.interrupt(world.in_service()[0])
+        world.run(6)
+        world.boot = timedelta(minutes=3)
+        world.run(15)
+    assert world.phase == "running"
+    assert sum(not found.served for found in world.known.instances.values()) > unfit_limit(3)
+
+
+def test_new_code_drains_no_workers() -> None:
+    world = World(settings(mode="workers", min_nodes=2), min_size=2, desired=2)
+    world.run(15)
+    working = world.in_service()
+    world.config = settings(mode="workers", min_nodes=2, run="ffffffffffff")
+    world.run(5)
+    assert (world.phase, world.known.run) == ("running", "ffffffffffff")
+    assert world.in_service() == working
+
+
 def test_a_done_run_ends_at_zero_nodes_and_stays_there() -> None:
     world = trained(World(settings()))
     for key in world.in_service():
