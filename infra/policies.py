@@ -150,6 +150,13 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> dict[st
             "Resource": f"{names.bucket_arn}/{names.control_prefix}/nodes/*",
         },
         {
+            # How old the controller's state is: nodes end themselves when nobody counts them any more.
+            "Sid": "SeeController",
+            "Effect": "Allow",
+            "Action": "s3:GetObject",
+            "Resource": f"{names.bucket_arn}/{names.control_prefix}/state.json",
+        },
+        {
             # Only through S3 and Parameter Store: a node cannot decrypt anything with the key by itself.
             "Sid": "UseKeyThroughServices",
             "Effect": "Allow",
