@@ -4,14 +4,11 @@ import base64
 import email
 import email.policy
 import json
-import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import bootstrap
 from infra.config import ConfigError
 from infra.eks import FIXED_USD_PER_HOUR, LOG_TYPES, node_config, pod_identity_trust, statements
 from infra.images import EKS_RELEASE_VERSION, KUBERNETES_VERSION
@@ -141,18 +138,6 @@ def test_the_role_of_platform_ec2_does_not_exist_beside_the_clusters(cluster: De
     assert profile.name == "gpufleet-dev-gpu-node"
     granted = [found for found in cluster.all("RolePolicy") if "KeepCheckpoints" in found.inputs["policy"]]
     assert [found.name for found in granted] == ["gpufleet-dev-training"]
-
-
-def test_what_a_nodes_scripts_ask_of_its_group_is_granted(cluster: Deployed) -> None:
-    folder = Path(bootstrap.__file__).parent
-    scripts = [folder / "fleet.sh", *(folder / "kubernetes").glob("*.sh"), folder / "steps/complete-launch-hook.sh"]
-    asked = {
-        call for script in scripts for call in re.findall(r"aws(?:_cli)? autoscaling ([a-z-]+)", script.read_text())
-    }
-    assert len(asked) == 4
-    actions = {f"autoscaling:{''.join(word.title() for word in call.split('-'))}" for call in asked}
-    for granted in (cluster.policy("RolePolicy", "dev-gpu-node"), deploy().policy("RolePolicy", "dev-node")):
-        assert actions <= set(granted["ActInOwnGroup"]["Action"])
 
 
 def test_roles_have_only_the_managed_policies_eks_asks_for(cluster: Deployed) -> None:
