@@ -7,6 +7,23 @@ import ipaddress
 # Network, router, DNS, future use, broadcast: https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
 AWS_RESERVED = 5
 _SMALLEST_PREFIX = 28
+# Zones of a region are numbered from 1 ("use1-az6"), and no region has more than six so far.
+ZONES = 7
+
+
+def zone_slot(zone_id: str) -> int:
+    """Which of ``ZONES`` ranges is a zone's, whatever other zones the fleet uses: 1 of "use1-az2".
+
+    A fleet that moves to another zone makes its subnets there before it leaves the old ones, so the ranges of two zones
+    must be two: https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+
+    Raises:
+        ValueError: not a zone id, or a number nobody has seen.
+    """
+    number = zone_id.rpartition("-az")[2]
+    if not (number.isdecimal() and 1 <= int(number) <= ZONES):
+        raise ValueError(f"zone {zone_id}: expected an id like use1-az1, numbered up to {ZONES}")
+    return int(number) - 1
 
 
 def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: int) -> list[ipaddress.IPv4Network]:

@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.addresses import service_ranges, subnet_ranges
+from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.config import ConfigError, Settings
 from infra.naming import Names
 from optimizer.plan import INTERFACE_ENDPOINTS
@@ -144,9 +144,10 @@ class Network(pulumi.ComponentResource):
         # that start while their predecessors stop; endpoints take one each in the first subnet.
         nodes = 2 * plan.node_count
         addresses = (nodes + SYSTEM_NODES) * KUBERNETES_NODE_ADDRESSES if eks else nodes
-        ranges = subnet_ranges(args.settings.vpc_cidr, len(zones), addresses + len(endpoints))
-        # Always three, so that turning the gateway or the platform changes no other subnet's range.
-        nat_range, *control_plane_ranges = service_ranges(args.settings.vpc_cidr, len(zones), 1 + CONTROL_PLANE_ZONES)
+        ranges = subnet_ranges(args.settings.vpc_cidr, ZONES, addresses + len(endpoints))
+        # Always all, so that turning the gateway or the platform changes no other subnet's range.
+        services = service_ranges(args.settings.vpc_cidr, ZONES, 2 * ZONES)
+        nat_ranges, control_plane_ranges = services[:ZONES], services[ZONES:]
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
             cidr_block=str(args.settings.vpc_cidr),
@@ -162,16 +163,14 @@ class Network(pulumi.ComponentResource):
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags={**tags, "Name": f"{prefix}-private"}, opts=self._own
         )
-        self.subnet_ids = [
-            self._subnet(zone.id, zone, addresses, routes) for zone, addresses in zip(zones, ranges, strict=True)
-        ]
+        self.subnet_ids = [self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes) for zone in zones]
         if eks:
             self.control_plane_subnet_ids = [
-                self._subnet(f"control-plane-{zone.id}", zone, addresses, routes)
-                for zone, addresses in zip(control_plane_zones(zones[0]), control_plane_ranges, strict=True)
+                self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)
+                for zone in control_plane_zones(zones[0])
             ]
         if args.settings.nat:
-            self._nat(routes, zones[0], nat_range)
+            self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints)
 
@@ -223,7 +222,8 @@ class Network(pulumi.ComponentResource):
             allocation_id=address.id,
             subnet_id=self._subnet("public", zone, addresses, public),
             tags={**tags, "Name": prefix},
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[out]),
+            # In another zone it is another gateway, and two cannot have the one address.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[out], delete_before_replace=True),
         )
         aws.ec2.Route(
             f"{prefix}-private",

@@ -14,8 +14,8 @@ Reader = Callable[[str], dict[str, str]]
 
 UNTAGGABLE = ("dashboard", "key alias", "subscription")
 MADE_BY_AWS = ("instance", "network interface", "security group rule", "volume")
-"""Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule, and what the
-launch template's tags are for, which ``facts.check_template`` looks at."""
+"""Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule; and nodes,
+whose tags are in the launch template (``facts.check_template``)."""
 
 
 def _tags_by_call(call: Callable[..., Any], parameter: str, field: str) -> Reader:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.addresses import AWS_RESERVED, service_ranges, subnet_ranges
+from infra.addresses import AWS_RESERVED, service_ranges, subnet_ranges, zone_slot
 
 
 @given(
@@ -59,3 +59,10 @@ def test_the_refusal_says_value_and_limit() -> None:
         subnet_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 12)
     with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 1 ranges of /28.*3 are needed"):
         service_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 3)
+
+
+def test_a_zone_has_its_own_range_whatever_other_zones_there_are() -> None:
+    assert [zone_slot(f"use1-az{number}") for number in (1, 2, 6)] == [0, 1, 5]
+    for wrong in ("use1-az0", "use1-az8", "us-east-1a", ""):
+        with pytest.raises(ValueError, match="expected an id like use1-az1"):
+            zone_slot(wrong)
