@@ -310,8 +310,11 @@ drain() {
     fi
     if [[ ! -e "$LISTENER_FILE" && ${#signalled[@]} -eq 0 ]]; then
       read -ra signalled <<<"$(workers | tr '\n' ' ')"
-      log "no training process reads the drain file; sending SIGTERM to ${#signalled[@]}"
-      [[ ${#signalled[@]} -eq 0 ]] || kill -TERM "${signalled[@]}" 2>/dev/null || true
+      # None between two starts of torchrun's; they are asked when they are there.
+      if [[ ${#signalled[@]} -gt 0 ]]; then
+        log "no training process reads the drain file; sending SIGTERM to ${#signalled[@]}"
+        kill -TERM "${signalled[@]}" 2>/dev/null || true
+      fi
     fi
     if [[ -e "$SAVED_FILE" ]]; then
       log "state is saved; ending torchrun"

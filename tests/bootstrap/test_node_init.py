@@ -274,6 +274,11 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         assert line in unit.splitlines()
 
 
+def test_nodes_tell_their_state_where_the_controller_looks() -> None:
+    naming = pytest.importorskip("infra.naming")
+    assert f"NODE_STATES_PREFIX:={naming.Names.control_prefix}/nodes}}" in (BOOTSTRAP / "lib.sh").read_text()
+
+
 def test_the_metrics_unit_never_hurts_training() -> None:
     unit = (BOOTSTRAP / "gpufleet-metrics.service").read_text().splitlines()
     for line in (
