@@ -24,7 +24,7 @@ import click
 
 from optimizer.plan import FleetPlan
 from tests.benchmarks.search_speed import RESULTS, run, spread
-from tests.plans import sample_plan
+from tests.plans import SPOT_P4D, sample_plan
 
 GOAL_S = 2.0
 CONFIG = {
@@ -56,6 +56,7 @@ def largest_plan() -> FleetPlan:
         purchase={"option": "on-demand", "on_demand_base": 0},
         job={"global_batch": 2048, "steps": 125},
         parallelism={"data": 8 * nodes, "micro_batch": 4, "grad_accum": 1},
+        prices=[{**SPOT_P4D["prices"][0], "item": "on-demand p5.48xlarge us-east-1", "usd": 55.04}],
     )
 
 
