@@ -12,16 +12,20 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
 # The endpoint's variable is that of the AWS SDKs.
 : "${IMDS_URL:=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}}"
-: "${NVME_MOUNT:=$ROOT/mnt/nvme}"           # where the instance-store disks go
-: "${DISK_MIN_FREE_GIB:=20}"                # free space on the root volume: one torch environment and logs
-: "${PCIE_MIN_WIDTH:=8}"                    # lanes of each GPU; EC2 gives some GPU types 8, none fewer
-: "${TIME_SYNC_TIMEOUT_S:=60}"              # chrony's first synchronisation after boot, s
-: "${SMOKE_TIMEOUT_S:=600}"                 # smoke test, s
-: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"   # floor of its all-reduce, GB/s; empty for none
-: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"       # floor of its scaling, 0 to 1; empty for none
-: "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}" # notes between the node's processes; gone after a reboot
-: "${NODE_STATES_PREFIX:=control/nodes}"    # where nodes tell the controller their state, in the stack's bucket
-: "${WHEELS_KEY:=bootstrap/wheels.tar}"     # object of the stack's bucket: the wheels of requirements-node.txt
+: "${NVME_MOUNT:=$ROOT/mnt/nvme}"               # where the instance-store disks go
+: "${DISK_MIN_FREE_GIB:=20}"                    # free space on the root volume: one torch environment and logs
+: "${PCIE_MIN_WIDTH:=8}"                        # lanes of each GPU; EC2 gives some GPU types 8, none fewer
+: "${TIME_SYNC_TIMEOUT_S:=60}"                  # chrony's first synchronisation after boot, s
+: "${SMOKE_TIMEOUT_S:=600}"                     # smoke test, s
+: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"       # floor of its all-reduce, GB/s; empty for none
+: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"           # floor of its scaling, 0 to 1; empty for none
+: "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}"     # notes between the node's processes; gone after a reboot
+: "${NODE_STATES_PREFIX:=control/nodes}"        # where nodes tell the controller their state, in the stack's bucket
+: "${CONTROLLER_STATE_KEY:=control/state.json}" # what the controller writes every minute, in the stack's bucket
+# Silence of the controller that ends a node, s: longer than most of AWS's own outages, which mend themselves, and than a
+# person takes who sees the alarm after five minutes; short enough to be cheap beside a run.
+: "${LEASE_S:=1800}"
+: "${WHEELS_KEY:=bootstrap/wheels.tar}" # object of the stack's bucket: the wheels of requirements-node.txt
 
 ETC_DIR=$ROOT/etc/gpufleet
 LOG_DIR=$ROOT/var/log/gpufleet

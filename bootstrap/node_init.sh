@@ -22,6 +22,7 @@ STEPS=(
   check-health     # every script of checks/
   run-smoke-test   # DDP on this node's own GPUs
   check-xid-errors # again: did the smoke test wake a sick GPU?
+  start-lease      # from here on the node ends itself should the controller fall silent
 )
 
 current=start

@@ -175,6 +175,9 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> dict[st
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:RecordLifecycleActionHeartbeat",
                 "autoscaling:SetInstanceHealth",
+                # A node that the controller no longer counts ends itself (bootstrap/steps/check-lease.sh). It ends no
+                # more than SetInstanceHealth can, and is not replaced.
+                "autoscaling:TerminateInstanceInAutoScalingGroup",
                 *(["autoscaling:SetInstanceProtection"] if workers else []),
             ],
             "Resource": names.group_arn,

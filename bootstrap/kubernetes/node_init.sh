@@ -73,6 +73,8 @@ if ((GPUFLEET_EFA_CARDS > 0)); then
   current=reserve-huge-pages
   reserve_huge_pages
 fi
+current=start-lease
+"$BOOTSTRAP_DIR/steps/start-lease.sh"
 current=start-service
 install -D --mode 0644 "$BOOTSTRAP_DIR/kubernetes/gpufleet-node.service" \
   "$ROOT/etc/systemd/system/gpufleet-node.service"

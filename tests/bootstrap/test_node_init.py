@@ -43,14 +43,14 @@ def script_of(step: str) -> str:
 
 
 def test_the_steps_are_scripts_and_every_script_is_used() -> None:
-    assert len(STEPS) == len(set(STEPS)) == 12
+    assert len(STEPS) == len(set(STEPS)) == 13
     assert all((BOOTSTRAP / script_of(step)).is_file() for step in STEPS)
     called = set(STEPS) | {
         "complete-launch-hook", "start-metrics", "start-training", "send-heartbeats", "report-failure", "send-log",
         "wait-for-drain",
     }  # fmt: skip
-    # The install steps call it.
-    called.add("add-cuda-repository")
+    # The install steps call the one, gpufleet-lease.timer the other.
+    called |= {"add-cuda-repository", "check-lease"}
     assert {path.stem for path in (BOOTSTRAP / "steps").glob("*.sh")} <= called
 
 
