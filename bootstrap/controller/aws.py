@@ -28,6 +28,10 @@ REBALANCE = "EC2 Instance Rebalance Recommendation"
 QUEUE_BATCHES = 50
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceProtection.html
 PROTECTION_BATCH = 50
+# A report has a few hundred bytes, a run of months some thousand nodes. Nodes may write what they like below nodes/,
+# and more than this would take the tick its memory or its minute, and with them the meter.
+REPORT_BYTES = 16 * 1024
+REPORTS = 10_000
 
 
 class StateError(RuntimeError):
@@ -140,27 +144,40 @@ def _request(clients: Clients, settings: Settings) -> Request | None:
 def _reports(
     clients: Clients, settings: Settings, known: dict[str, datetime | None], problems: list[str]
 ) -> dict[str, NodeReport]:
-    """What the nodes in ``known`` wrote since the time there."""
+    """What the nodes in ``known`` wrote since the time there.
+
+    Whatever hostile code on a node put there (an object too large, archived, under a key of its own, no JSON) is a
+    problem to be logged: it must not stop the meter.
+    """
     prefix = f"{settings.control_prefix}/nodes/"
     found = {}
-    for page in clients.s3.get_paginator("list_objects_v2").paginate(Bucket=settings.bucket, Prefix=prefix):
+    pages = clients.s3.get_paginator("list_objects_v2").paginate(
+        Bucket=settings.bucket, Prefix=prefix, PaginationConfig={"MaxItems": REPORTS}
+    )
+    for page in pages:
         for entry in page.get("Contents", []):
             instance_id = entry["Key"].removeprefix(prefix).removesuffix(".json")
             modified_at = _seconds(entry["LastModified"])
             if instance_id not in known or known[instance_id] == modified_at:
                 continue
-            body = clients.s3.get_object(Bucket=settings.bucket, Key=entry["Key"])["Body"].read()
             place = f"s3://{settings.bucket}/{entry['Key']}"
             try:
-                data = json.loads(body)
+                data = json.loads(_small(clients, settings, entry["Key"]))
                 if not isinstance(data, dict):
                     raise FormatError(f"{place} is not an object")
                 data["modified_at"] = time_text(modified_at)
                 found[instance_id] = from_json(NodeReport, data, place)
-            except ValueError as error:
+            except (ValueError, RecursionError, ClientError) as error:
                 # One node's garbled word must not stop the meter of all.
-                problems.append(f"{place} is not a report: {error}")
+                problems.append(f"{place} is not a report: {str(error)[:200]}")
     return found
+
+
+def _small(clients: Clients, settings: Settings, key: str) -> bytes:
+    body = clients.s3.get_object(Bucket=settings.bucket, Key=key)["Body"].read(REPORT_BYTES + 1)
+    if len(body) > REPORT_BYTES:
+        raise FormatError(f"it has more than {REPORT_BYTES} bytes")
+    return body
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------

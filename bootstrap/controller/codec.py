@@ -91,11 +91,12 @@ def _scalar(kind: Any, data: Any, place: str) -> Any:
     if kind is datetime:
         try:
             moment = datetime.fromisoformat(data)
-        except (TypeError, ValueError) as error:
+            if moment.tzinfo is not None:
+                # The first year's first hours have no UTC.
+                return moment.astimezone(UTC)
+        except (TypeError, ValueError, OverflowError) as error:
             raise _wrong(place, data, "a time like 2026-11-21T16:00:00Z") from error
-        if moment.tzinfo is None:
-            raise _wrong(place, data, "a time with its zone, like 2026-11-21T16:00:00Z")
-        return moment.astimezone(UTC)
+        raise _wrong(place, data, "a time with its zone, like 2026-11-21T16:00:00Z")
     if kind is float:
         if isinstance(data, bool) or not isinstance(data, int | float) or not math.isfinite(data):
             raise _wrong(place, data, "a number")

@@ -17,6 +17,9 @@ from bootstrap.controller.settings import VARIABLE
 from tests.engine.moto_extension.activities import fail_launch
 from tests.unit.bootstrap.controller.conftest import Stack
 
+# Of the calendar, in a zone where it is the year 0 in UTC.
+FIRST_HOUR = "0001-01-01T00:00:00+14:00"
+
 
 def events(output: str, kind: str) -> list[dict[str, Any]]:
     """The log lines of one kind."""
@@ -267,6 +270,38 @@ def test_metrics_that_are_not_taken_stop_nothing(stack: Stack, monkeypatch: pyte
         with pytest.raises(TickError, match="AccessDenied"):
             stack.tick()
     assert stack.group.desired_capacity == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("[" * 10_000, id="nested deeper than Python reads"),
+        pytest.param(json.dumps({"step": "x" * aws.REPORT_BYTES}), id="larger than a report"),
+        pytest.param(
+            json.dumps(
+                {"schema_version": 1, "run": "r", "state": "done", "exit_status": 0, "step": "", "at": FIRST_HOUR}
+            ),
+            id="a time without UTC",
+        ),
+    ],
+)
+def test_what_hostile_code_says_of_a_node_does_not_stop_the_meter(stack: Stack, body: str) -> None:
+    node = stack.trained()[0]
+    stack.put(f"nodes/{node}.json", body)
+    before = stack.read()["spent_usd"]
+    assert stack.tick(60).phase == "running"
+    assert stack.read()["spent_usd"] > before + 80
+
+
+def test_a_report_that_s3_does_not_give_back_does_not_stop_the_meter(stack: Stack) -> None:
+    """Archived by the node that wrote it (InvalidObjectState), or under a key of its own (InvalidRequest)."""
+    node = stack.trained()[0]
+    stack.clients.s3.put_object(
+        Bucket=stack.config.bucket, Key=f"control/nodes/{node}.json", Body=b"{}", StorageClass="GLACIER"
+    )
+    before = stack.read()["spent_usd"]
+    assert stack.tick(60).phase == "running"
+    assert stack.read()["spent_usd"] > before + 80
 
 
 def test_a_garbled_word_of_a_node_or_a_person_changes_nothing(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
