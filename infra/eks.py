@@ -37,6 +37,7 @@ LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 NODE_STATEMENTS = (
     "ReadBootstrap",
     "ReportRun",
+    "SeeController",
     "UseKeyThroughServices",
     "ActInOwnGroup",
     "WriteLogs",
