@@ -139,6 +139,7 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> dict[st
             "Resource": names.bucket_arn,
             # IfExists: a request for a missing object carries no prefix, and S3 answers 404 instead of 403 only to
             # those who may list: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+            # A listing of the whole bucket carries none either: it shows the names of this stack's objects.
             "Condition": {"StringLikeIfExists": {"s3:prefix": [f"{names.checkpoint_prefix}/*"]}},
         },
         {
@@ -368,7 +369,7 @@ def flow_log_policy(names: Names) -> dict[str, Any]:
         {
             "Sid": "FindFlowLogs",
             "Effect": "Allow",
-            "Action": "logs:DescribeLogStreams",
+            "Action": ["logs:DescribeLogGroups", "logs:DescribeLogStreams"],
             "Resource": [group, f"{group}:*"],
         },
     )
@@ -478,6 +479,17 @@ def bucket_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
         _deny_other("OnlyKms", names, "s3:x-amz-server-side-encryption", "aws:kms"),
         _deny_other("OnlyThisKey", names, "s3:x-amz-server-side-encryption-aws-kms-key-id", key_arn),
+        {
+            # Encryption under a key that only the uploader has names no KMS key at all: hostile code could take the
+            # checkpoints hostage, and nobody could read what it wrote.
+            # https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
+            "Sid": "NoKeysOfUploaders",
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:PutObject",
+            "Resource": f"{names.bucket_arn}/*",
+            "Condition": {"Null": {"s3:x-amz-server-side-encryption-customer-algorithm": "false"}},
+        },
     )
 
 

@@ -52,6 +52,10 @@ def test_the_bucket_refuses_plain_http_and_other_keys(stack: Deployed) -> None:
         "Null": {header: "false"},
     }
     assert statements["OnlyKms"]["Condition"]["Null"] == {"s3:x-amz-server-side-encryption": "false"}
+    # An upload under the uploader's own key has neither header.
+    own_key = statements["NoKeysOfUploaders"]
+    assert own_key["Condition"] == {"Null": {"s3:x-amz-server-side-encryption-customer-algorithm": "false"}}
+    assert (own_key["Action"], own_key["Resource"]) == ("s3:PutObject", f"{bucket}/*")
 
 
 def test_what_is_deleted_is_billed_for_a_day_only(stack: Deployed) -> None:
