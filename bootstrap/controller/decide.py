@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from bootstrap.controller import meter
 from bootstrap.controller.facts import Facts, Group
-from bootstrap.controller.meter import TICK, hours
+from bootstrap.controller.meter import LEASE, TICK, hours
 from bootstrap.controller.settings import Settings
 from bootstrap.controller.state import ENDED, Instance, Nodes, Phase, State
 
@@ -225,6 +225,9 @@ def _obey(state: State, facts: Facts, now: datetime) -> State:
     if request is None or request.want != "run":
         return state
     reason = f"{request.by} asked to go on"
+    if state.phase in UP and facts.group and facts.group.desired == 0 < state.desired_seen:
+        # Asked while the controller was silent, of nodes that had ended themselves: it is not to pause now.
+        return replace(state, desired_seen=0).with_phase("waiting", reason, now)
     if state.phase == "paused":
         return state.with_phase("waiting", reason, now)
     if state.phase == "draining" and state.after == "paused":
@@ -387,7 +390,16 @@ def _gang(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
     if group is None:
         return state
     if group.desired == 0 and state.desired_seen > 0:
+        if group.created_at > state.updated_at:
+            # `pulumi destroy` in the middle of a run, and `pulumi up`: nobody wants a pause.
+            return _rest(settings, replace(state, desired_seen=0), "the stack was deployed anew", now)
         reason = "a schedule, or a person, set the group's size to 0"
+        silent = now - state.updated_at
+        if silent > LEASE:
+            reason = (
+                f"the controller was silent for {hours(silent) * 60:.0f} minutes, so the nodes saved and ended "
+                "themselves: see its log group, then `gpufleet resume`"
+            )
         return state.with_phase("draining", reason, now, after="paused")
     in_service = len(group.in_state("InService"))
     if in_service >= count:

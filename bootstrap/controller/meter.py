@@ -20,6 +20,10 @@ TICK = timedelta(minutes=1)
 SHORTEST = timedelta(seconds=60)
 # EC2 describes a terminated instance for about an hour; a day later nobody asks for it one by one.
 KEEP_ENDED = timedelta(days=1)
+# A node that sees no tick for so long ends itself (LEASE_S of bootstrap/lib.sh); it looks every five minutes, and Auto
+# Scaling takes some to act (gpufleet-lease.timer, check-lease.sh).
+LEASE = timedelta(minutes=30)
+LEASE_ACTS = timedelta(minutes=10)
 
 
 def hours(duration: timedelta) -> float:
@@ -35,7 +39,7 @@ def charge(settings: Settings, state: State, machines: Iterable[Machine], group:
         if instance_id in seen:
             instances[instance_id] = _charged(settings, instance, seen[instance_id], now)
         else:
-            instances[instance_id] = _gone(instance, now)
+            instances[instance_id] = _gone(settings, instance, group, now)
     for instance_id, machine in seen.items():
         if instance_id not in instances:
             instances[instance_id] = _charged(settings, _new(machine), machine, now)
@@ -106,14 +110,19 @@ def _charged(settings: Settings, instance: Instance, machine: Machine, now: date
     )
 
 
-def _gone(instance: Instance, now: datetime) -> Instance:
-    """An instance EC2 no longer describes: it ended while nobody looked, at the latest a tick after it was last seen.
+def _gone(settings: Settings, instance: Instance, group: Group | None, now: datetime) -> Instance:
+    """An instance EC2 no longer describes: it ended while nobody looked, and the latest time it can have counts.
 
-    Should EC2 describe it again (its answers are eventually consistent), it is charged without a gap.
+    Between two ticks that is the next one. After a longer silence it is when the node's own lease had ended it, as EC2
+    forgets ended instances in an hour; but a group made since means that the old one was deleted with its nodes. Should
+    EC2 describe it again (its answers are eventually consistent), it is charged without a gap.
     """
     if instance.ended_at is not None:
         return instance
-    until = min(now, instance.metered_until + TICK)
+    latest, before = TICK, instance.metered_until
+    if now - before > LEASE and not (group and group.created_at > before):
+        latest = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
+    until = min(now, before + latest)
     spent = hours(until - instance.metered_until) * instance.usd_per_hour
     return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
 

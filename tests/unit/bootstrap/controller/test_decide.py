@@ -417,6 +417,48 @@ def test_a_person_ends_a_pause(phase: str) -> None:
     world.run_until("running")
 
 
+def left_alone(world: World, silent_minutes: int) -> World:
+    """The controller is silent, and the nodes end themselves."""
+    world.now += timedelta(minutes=40)
+    for key in world.alive():
+        world.vanish(key)
+    world.desired = 0
+    world.now += timedelta(minutes=silent_minutes - 40)
+    return world
+
+
+@pytest.mark.parametrize("silent_minutes", [45, 300])
+def test_nodes_that_ended_themselves_stay_away_until_a_person_asks_and_every_dollar_counts(
+    silent_minutes: int,
+) -> None:
+    world = left_alone(trained(World(settings())), silent_minutes)
+    world.run(30)
+    assert (world.phase, world.desired) == ("paused", 0)
+    assert "silent" in world.known.reason
+    assert "gpufleet resume" in world.known.reason
+    assert world.known.spent_usd >= world.true_usd() - 1e-9
+    world.ask("run")
+    world.run_until("running")
+
+
+def test_a_person_who_asks_while_the_controller_is_silent_is_heard() -> None:
+    world = trained(World(settings()))
+    world.advance(MINUTE)
+    world.tick()
+    left_alone(world, 50).ask("run")
+    world.run_until("running")
+    assert world.known.attempts == 2
+
+
+def test_a_stack_that_is_destroyed_while_it_trains_trains_when_it_is_deployed_again() -> None:
+    world = left_alone(trained(World(settings())), 60)
+    world.born = world.now
+    world.advance(MINUTE)
+    world.run_until("running")
+    reasons = [reason for decision in world.decisions for _, reason in decision.changes]
+    assert "the stack was deployed anew" in reasons
+
+
 def test_nodes_that_a_schedule_has_started_already_are_kept() -> None:
     world = World(settings(scheduled=True))
     world.run(2)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bootstrap.controller import decide as decide_module
 from bootstrap.controller.decide import decide
 from bootstrap.controller.facts import Facts, Group, Machine
-from bootstrap.controller.meter import KEEP_ENDED, TICK, charge
+from bootstrap.controller.meter import KEEP_ENDED, LEASE, LEASE_ACTS, TICK, charge
 from bootstrap.controller.state import State
 from tests.unit.bootstrap.controller.world import START, settings
 
@@ -94,12 +97,30 @@ def test_the_shortest_life_is_a_minute() -> None:
 
 
 def test_one_that_disappeared_is_charged_a_tick_more_and_no_gap_is_left_when_it_reappears() -> None:
-    gone = metered((HOUR, [machine()]), (3 * HOUR, []))
+    gone = metered((HOUR, [machine()]), (HOUR + 3 * TICK, []))
     assert gone.spent_usd == pytest.approx(10 + 10 / 60)
     assert gone.instances["i-1"].ended_at == START + HOUR + TICK
     back = metered((HOUR, [machine()]), (3 * HOUR, []), (4 * HOUR, [machine()]))
     assert back.spent_usd == pytest.approx(40)
     assert back.instances["i-1"].ended_at is None
+
+
+def test_one_that_ended_itself_while_the_controller_was_silent_is_charged_to_its_lease() -> None:
+    gone = metered((HOUR, [machine()]), (24 * HOUR, []))
+    drained = timedelta(seconds=settings().drain_s)
+    assert gone.instances["i-1"].ended_at == START + HOUR + LEASE + LEASE_ACTS + drained
+    # The old group was deleted with its nodes.
+    state = metered((HOUR, [machine()]))
+    anew = charge(settings(), state, [], group(created_at=START + 20 * HOUR), START + 24 * HOUR)
+    assert anew.instances["i-1"].ended_at == START + HOUR + TICK
+
+
+def test_the_lease_is_the_nodes_own() -> None:
+    folder = Path(decide_module.__file__).parents[1]
+    (seconds,) = re.findall(r"LEASE_S:=(\d+)", (folder / "lib.sh").read_text())
+    assert timedelta(seconds=int(seconds)) == LEASE
+    (minutes,) = re.findall(r"OnUnitActiveSec=(\d+)min", (folder / "gpufleet-lease.timer").read_text())
+    assert timedelta(minutes=int(minutes)) < LEASE_ACTS
 
 
 def test_a_tick_that_runs_twice_charges_once() -> None:

@@ -152,6 +152,10 @@ class World:
         if notice:
             self.interrupted.add(key)
 
+    def vanish(self, key: str) -> None:
+        """A node ends without the controller."""
+        self._end(key)
+
     def facts(self) -> Facts:
         """What the controller would be shown now."""
         assert self.max_size >= self.desired >= self.min_size
