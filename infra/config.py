@@ -209,7 +209,7 @@ def load(*, need_wheels: bool) -> Settings:
         warm_pool=config.get_int("warmPool") or 0,
         eks=_model("eks", config.get_object("eks"), Eks) or Eks(),
     )
-    problems = refusals(settings, region=pulumi.Config("aws").get("region") or "")
+    problems = _unknown_keys() + refusals(settings, region=pulumi.Config("aws").get("region") or "")
     if (
         need_wheels
         and settings.platform == "ec2"
@@ -343,6 +343,42 @@ def _eks_refusals(settings: Settings) -> list[str]:
             "or mirror their images (docs/kubernetes.md, 'Images')"
         )
     return found
+
+
+# Those of Pulumi.yaml; Pulumi takes any other without a word, and a misspelled ceilingUsd would be no ceiling.
+KEYS = {
+    "gpufleet:plan",
+    "gpufleet:vpcId",
+    "gpufleet:subnetIds",
+    "gpufleet:vpcCidr",
+    "gpufleet:zoneId",
+    "gpufleet:amiName",
+    "gpufleet:amiId",
+    "gpufleet:wheels",
+    "gpufleet:trainDir",
+    "gpufleet:trainCommand",
+    "gpufleet:alarmEmail",
+    "gpufleet:tags",
+    "gpufleet:forceDestroy",
+    "gpufleet:mode",
+    "gpufleet:platform",
+    "gpufleet:nat",
+    "gpufleet:ceilingUsd",
+    "gpufleet:gangWindowMinutes",
+    "gpufleet:scaling",
+    "gpufleet:warmPool",
+    "gpufleet:eks",
+}
+
+
+def _unknown_keys() -> list[str]:
+    given = pulumi.runtime.get_config_env() | pulumi.runtime.config.CONFIG.get()
+    return [
+        f"{key} is no key that the program reads, so what it asks for would not be done: Pulumi.yaml has them all, one "
+        f"inside an object is set with `pulumi config set --path`; `pulumi config rm '{key}'`"
+        for key in sorted(given.keys() - KEYS)
+        if key.startswith("gpufleet:")
+    ]
 
 
 def _strings(key: str, value: Any) -> list[str]:

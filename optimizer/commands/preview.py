@@ -141,12 +141,13 @@ def command(
 
 
 def _declared(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
-    from infra.config import ConfigError
+    from pulumi import RunError
+
     from infra.preview import resources
 
     try:
         return resources(plan, stack=stack, config=config, known=known)
-    except (ConfigError, ValueError) as error:
+    except (ValueError, RunError) as error:  # RunError: Pulumi's own, of a value that is no number
         raise InvalidInputError(str(error)) from error
 
 

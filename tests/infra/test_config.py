@@ -63,6 +63,8 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
         ({"gpufleet:tags": '{"team": "a&b"}'}, "has a character that AWS refuses in tags"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
+        ({"gpufleet:ceilingUSD": "500"}, "gpufleet:ceilingUSD is no key"),
+        ({"gpufleet:eks.adminArns[0]": "arn"}, r"gpufleet:eks.adminArns\[0\] is no key.*pulumi config set --path"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
         ({"gpufleet:plan": json.dumps({**SPOT_P4D, "node_count": 3})}, "parallelism covers"),
     ],
@@ -228,6 +230,7 @@ def test_the_defaults_are_those_pulumi_yaml_describes(repository: Path) -> None:
         if "default" in entry
     }
     assert described.keys() - defaults.keys() == {"gpufleet:plan"}
+    assert described.keys() == config.KEYS
     assert load({**defaults, **EXISTING_VPC}) == load(EXISTING_VPC)
 
 

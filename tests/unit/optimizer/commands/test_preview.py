@@ -250,6 +250,17 @@ def test_a_config_entry_without_a_value_ends_with_2(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "'nat' is not KEY=VALUE" in result.output
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [("nat=maybe", "'gpufleet:nat' value 'maybe' is not a valid"), ("ceilingUSD=500", "gpufleet:ceilingUSD is no key")],
+)
+def test_a_config_entry_the_program_cannot_read_ends_with_2(tmp_path: Path, entry: str, message: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(SPOT_P4D))
+    result = CliRunner().invoke(cli, ["preview", str(path), "--config", entry])
+    assert isinstance(result.exception, InvalidInputError) and message in str(result.exception)
+
+
 def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["violations"] == []
     # What a changed infra/ would do: nothing is excused.
