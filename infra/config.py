@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
-from infra.naming import NOT_IN_TAGS, slug
+from infra.naming import NOT_IN_TAGS, slug, tags
 from infra.refusals import block_refusals, purchase_refusals, scaling_refusals, zone_refusals
 from infra.secret_text import secrets_in
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
@@ -485,6 +485,15 @@ def _tags(value: Any) -> dict[str, str]:
             raise ConfigError(
                 f"gpufleet:tags {key!r}: {str(text)!r} has a character that AWS refuses in tags: use letters, digits, "
                 "spaces and _ . : / = + - @"
+            )
+    # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
+    keys = [*value, *(key for key in tags("", "", {}) if key not in value)]
+    for key in value:
+        twins = sorted(other for other in keys if other.lower() == key.lower() and other != key)
+        if twins:
+            raise ConfigError(
+                f"gpufleet:tags {key!r} differs from {twins[0]!r} in case alone, and IAM refuses two such tags: "
+                "name it otherwise"
             )
     if len(value) > 6:
         # An S3 object takes 10 tags, and gpufleet adds its own: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html

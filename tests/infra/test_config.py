@@ -63,6 +63,8 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
         ({"gpufleet:tags": '{"team": "a&b"}'}, "has a character that AWS refuses in tags"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
+        ({"gpufleet:tags": '{"project": "x"}'}, "'project' differs from 'Project' in case alone"),
+        ({"gpufleet:tags": '{"team": "x", "Team": "y"}'}, "'team' differs from 'Team' in case alone"),
         ({"gpufleet:ceilingUSD": "500"}, "gpufleet:ceilingUSD is no key"),
         ({"gpufleet:eks.adminArns[0]": "arn"}, r"gpufleet:eks.adminArns\[0\] is no key.*pulumi config set --path"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
@@ -106,7 +108,7 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
         ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "minNodes 1, scaling.gpuUtilizationPercent: for gpufleet"),
         ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 nodes, and a gang has 0 or 2"),
         ({}, {"gpufleet:nat": "true", **EXISTING_VPC}, "keeps its own routes"),
-        (on_demand(), workers(), r"runs the whole model on each node.*\(DP16, zero3\).*--sharding ddp"),
+        (on_demand(), workers(), r"runs the whole model on each node.*\(DP16, zero3\).*--parallelism data"),
         (
             {**WORKERS, "parallelism": {"sharding": "ddp", "data": 1, "tensor": 16, "grad_accum": 32}},
             workers(),
