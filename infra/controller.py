@@ -17,6 +17,7 @@ from infra import bundle, eks, policies
 from infra.config import ConfigError, Settings
 from infra.draining import terminate_timeout_s
 from infra.naming import Names
+from infra.network import NAT_USD_PER_HOUR
 from infra.observability import LOG_RETENTION_DAYS
 from optimizer.plan import FleetPlan, PurchaseOption
 
@@ -119,7 +120,8 @@ def control_settings(
         "prices": node_prices(plan),
         "volume_usd_per_node_hour": _rate(cost.volumes, hours * plan.node_count),
         "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours)
-        + (eks.FIXED_USD_PER_HOUR if settings.platform == "eks" else 0.0),
+        + (eks.FIXED_USD_PER_HOUR if settings.platform == "eks" else 0.0)
+        + (NAT_USD_PER_HOUR if settings.nat else 0.0),
         # An existing reservation is paid by whoever made it, used or not.
         "reserved_nodes": plan.node_count
         if purchase.option == "reserved" and not purchase.capacity_reservation_id

@@ -19,7 +19,7 @@ from infra import bundle
 from infra.config import ConfigError
 from infra.controller import job_id, node_prices
 from infra.naming import Names
-from optimizer import assemble
+from optimizer import assemble, catalog
 from optimizer.plan import PurchaseOption
 from tests.infra.deployed import LONE_NODE, WORKERS, Deployed, capacity_block, deploy, on_demand, reserved, workers
 from tests.plans import SPOT_P4D, sample_plan
@@ -87,6 +87,15 @@ def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
     assert settings.drain_s == hook["heartbeatTimeout"]
     assert settings.gang_window_s == 2700
     assert (settings.reserved_nodes, settings.block, settings.scheduled) == (0, None, False)
+
+
+def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> None:
+    more = told(deploy(config={"gpufleet:nat": "true"})).fixed_usd_per_hour - told(deploy()).fixed_usd_per_hour
+    known = catalog.load()
+    regions = {price.region for price in known.unit_prices if price.item == "nat-gateway"}
+    assert len(regions) > 3
+    dearest = max(known.unit_price("nat-gateway", region).usd for region in regions)
+    assert more == pytest.approx(dearest + known.unit_price("public-ipv4", "us-east-1").usd)
 
 
 def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:

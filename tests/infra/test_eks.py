@@ -208,7 +208,7 @@ def test_no_node_starts_before_a_person_says_so(cluster: Deployed) -> None:
 def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
     with_cluster, without = (
         json.loads(stack.one("Function")["environment"]["variables"]["GPUFLEET_CONTROL"])["fixed_usd_per_hour"]
-        for stack in (cluster, deploy())
+        for stack in (cluster, deploy(config={"gpufleet:nat": "true"}))
     )
     # A control plane, two small nodes, three endpoints.
     assert with_cluster - without == pytest.approx(FIXED_USD_PER_HOUR)
