@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import json
+import keyword
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -318,6 +319,7 @@ def names_agree_with_pulumi_aws(provider: Path, tokens: Iterable[str]) -> None:
             ours = {item.pulumi_name for item in block.attributes.values() if item.settable}
             ours |= {item.pulumi_name for item in block.blocks.values() if item.name != "timeouts"}
             module, class_name = token.removeprefix("aws:").split("/")[0], token.split(":")[-1]
+            module += "_" * keyword.iskeyword(module)  # pulumi_aws.lambda_
             resource = getattr(importlib.import_module(f"pulumi_aws.{module}"), class_name)
             theirs = set(resource_types(resource)) | {"id"}
             assert ours - theirs - GONE_IN_6.get(name, set()) == set(), f"{token} ({name})"
