@@ -276,6 +276,9 @@ def _revived(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     raised = settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
     if state.phase == "over-budget" and raised and not _must_end(settings, state, facts, now):
         return state.with_phase("waiting", "the ceiling was raised", now)
+    # What is trained stays the same run, and a block that was bought for it is paid from its start.
+    if state.phase == "block-ended" and not _must_end(settings, state, facts, now):
+        return state.with_phase("waiting", "the plan has another Capacity Block, or needs none", now)
     return state
 
 

@@ -14,7 +14,7 @@ Written by the controller alone, read by `gpufleet status`. Money in USD, times 
     failed        0      a node gave up, or the gang did not come together in any of its attempts
     unfit         0      too many nodes failed their set-up or tests
     over-budget   0      the ceiling is reached; a higher gpufleet:ceilingUsd goes on
-    block-ended   0      the Capacity Block ends
+    block-ended   0      the Capacity Block ends; a plan with another one, or with none, goes on
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Phase = Literal[
     "block-ended",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# Nothing but a person's request, a new run or (over-budget) a higher ceiling leaves these.
+# Nothing but a person's request, a new run, a higher ceiling (over-budget) or another purchase (block-ended) leaves
+# these.
 ENDED: tuple[Phase, ...] = ("stopped", "done", "failed", "unfit", "over-budget", "block-ended")
 
 # What a node says of itself (bootstrap/README.md, "control/nodes").

@@ -380,6 +380,20 @@ def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it(
     assert block.end - world.now <= timedelta(minutes=50)
 
 
+@pytest.mark.parametrize("bought", [True, False])
+def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> None:
+    prices = {"capacity-block": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 10.0}}
+    config = settings(block=Block(start=START, end=START + timedelta(hours=24)), prices=prices)
+    world = World(config, base=None)
+    world.run_until("block-ended")
+    world.run(60)
+    assert (world.phase, world.desired) == ("block-ended", 0)
+    start = world.now + timedelta(hours=3)
+    world.config = replace(config, block=Block(start=start, end=start + timedelta(hours=24)) if bought else None)
+    world.run_until("running")
+    assert (world.now >= start) is bought
+
+
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
     block = Block(start=START, end=START + timedelta(hours=24))
     world = World(
