@@ -419,7 +419,7 @@ class Cluster(pulumi.ComponentResource):
         """
         nodes, cluster = self._args.node_group_id, self._group_id
         for name, protocol, port, source, target, what in (
-            ("api", "tcp", 443, nodes, cluster, "The cluster's API, from GPU nodes"),
+            ("api", "tcp", 443, nodes, cluster, "API of the cluster, from GPU nodes"),
             ("dns-udp", "udp", 53, nodes, cluster, "CoreDNS, from GPU nodes"),
             ("dns-tcp", "tcp", 53, nodes, cluster, "CoreDNS, from GPU nodes"),
             ("kubelet", "tcp", 10250, cluster, nodes, "kubelet, from the control plane"),

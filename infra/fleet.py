@@ -141,7 +141,8 @@ class Fleet(pulumi.ComponentResource):
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
         return aws.ec2.LaunchTemplate(
             f"{args.names.prefix}-node",
-            description=f"gpufleet {args.names.stack}: {plan.instance_type} for {plan.job.model}",
+            # As much as EC2 takes; a model's name is anybody's.
+            description=f"gpufleet {args.names.stack}: {plan.instance_type} for {plan.job.model}"[:255],
             image_id=args.image.id,
             instance_type=plan.instance_type,
             user_data=user_data,

@@ -1,0 +1,148 @@
+"""Names and texts of the declared resources against the lengths and patterns of AWS's own API models (botocore's).
+
+The AWS provider checks some of them, the emulator hardly any: AWS would refuse the rest in the middle of `pulumi up`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.model import ServiceModel
+
+from infra.guardrails import _listed, kind_of
+from infra.preview import Resource
+from tests.infra.deployed import ALARM, deploy
+from tests.infra.test_guardrails import EKS, FULL, VARIANTS
+
+# Argument of a resource, and where the API's model has it.
+ARGUMENTS = {
+    ("Alias", "name"): ("kms", "CreateAlias", "AliasName"),
+    ("Budget", "name"): ("budgets", "CreateBudget", "Budget.BudgetName"),
+    ("Cluster", "name"): ("eks", "CreateCluster", "name"),
+    ("EventRule", "description"): ("events", "PutRule", "Description"),
+    ("EventRule", "eventPattern"): ("events", "PutRule", "EventPattern"),
+    ("EventRule", "name"): ("events", "PutRule", "Name"),
+    ("Function", "description"): ("lambda", "CreateFunction", "Description"),
+    ("Function", "name"): ("lambda", "CreateFunction", "FunctionName"),
+    ("Group", "name"): ("autoscaling", "CreateAutoScalingGroup", "AutoScalingGroupName"),
+    ("Key", "description"): ("kms", "CreateKey", "Description"),
+    ("LaunchTemplate", "description"): ("ec2", "CreateLaunchTemplate", "VersionDescription"),
+    ("LifecycleHook", "name"): ("autoscaling", "PutLifecycleHook", "LifecycleHookName"),
+    ("LogGroup", "name"): ("logs", "CreateLogGroup", "logGroupName"),
+    ("MetricAlarm", "alarmDescription"): ("cloudwatch", "PutMetricAlarm", "AlarmDescription"),
+    ("MetricAlarm", "namespace"): ("cloudwatch", "PutMetricAlarm", "Namespace"),
+    ("Role", "description"): ("iam", "CreateRole", "Description"),
+    ("Role", "name"): ("iam", "CreateRole", "RoleName"),
+    ("Schedule", "scheduledActionName"): ("autoscaling", "PutScheduledUpdateGroupAction", "ScheduledActionName"),
+    ("ServiceLinkedRole", "customSuffix"): ("iam", "CreateServiceLinkedRole", "CustomSuffix"),
+    ("ServiceLinkedRole", "description"): ("iam", "CreateServiceLinkedRole", "Description"),
+}
+# What EC2's model does not say: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_SecurityGroupRuleRequest.html
+RULE_TEXT = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{0,255}")
+RULES = ("SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule")
+# Characters of a policy without white space, and what is not counted so in bytes.
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+# https://docs.aws.amazon.com/kms/latest/developerguide/resource-limits.html
+# https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-limits-endpoints.html
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-policies.html
+POLICY_SIZES = {"RolePolicy": 10_240, "Key": 32_768, "VpcEndpoint": 20_480, "BucketPolicy": 20_480}
+TRUST_SIZE = 2_048
+# https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
+VARIABLES_BYTES = 4_096
+# Actions that are no operation of a public API: that of ListObjectsV2, and the agent's own.
+NOT_OPERATIONS = {"s3:ListBucket", "ssm:UpdateInstanceInformation"}
+NO_MODEL = ("ssmmessages:",)
+
+LONG: dict[str, Any] = {"job": {"model": "an/organisation/" + 30 * "long-model-name-"}}
+# As long as any that Pulumi takes, with everything that a name may hold.
+STACK = "Team_A.Llama-" + 87 * "x"
+
+
+@cache
+def declared() -> list[Resource]:
+    from infra.preview import resources
+    from tests.plans import sample_plan
+
+    found = [resource for changes, config in VARIANTS.values() for resource in deploy(changes, config).found]
+    for config in (FULL, {**EKS, **FULL}, ALARM):
+        found += resources(sample_plan(**LONG), stack=STACK, config=config)
+    return [resource for resource in found if resource.type.startswith("aws:")]
+
+
+@cache
+def model(service: str) -> ServiceModel:
+    return botocore.session.get_session().get_service_model(service)
+
+
+def problem(value: str, service: str, operation: str, path: str) -> str | None:
+    shape: Any = model(service).operation_model(operation).input_shape
+    for part in path.split("."):
+        shape = shape.members[part]
+    limits = shape.metadata
+    if not limits.get("min", 0) <= len(value) <= limits.get("max", len(value)):
+        return f"has {len(value)} characters, AWS takes {limits}"
+    # Java's regular expressions: a flag in the middle, and two halves of a character.
+    pattern = (
+        limits.get("pattern", "").replace("(?i)", "").replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010ffff")
+    )
+    return f"does not match {pattern}" if pattern and not re.fullmatch(pattern, value) else None
+
+
+@pytest.mark.parametrize(("kind", "argument"), ARGUMENTS)
+def test_names_and_texts_are_ones_that_aws_takes(kind: str, argument: str) -> None:
+    values = {found.inputs[argument] for found in declared() if kind_of(found) == kind and argument in found.inputs}
+    assert values
+    assert {value: problem(value, *ARGUMENTS[kind, argument]) for value in values} == dict.fromkeys(values)
+
+
+def test_what_security_groups_say_of_themselves_has_only_letters_that_ec2_takes() -> None:
+    texts = {found.inputs["description"] for found in declared() if kind_of(found) in RULES}
+    assert len(texts) > 8
+    assert [text for text in texts if not RULE_TEXT.fullmatch(text)] == []
+    assert not RULE_TEXT.fullmatch("The cluster's API")
+
+
+def test_policies_and_variables_have_room() -> None:
+    for found in declared():
+        kind, given = kind_of(found), found.inputs
+        if kind in POLICY_SIZES:
+            assert len(re.sub(r"\s", "", given["policy"])) <= POLICY_SIZES[kind] / 2, found.name
+        if kind == "Role":
+            assert len(given["assumeRolePolicy"]) <= TRUST_SIZE / 2, found.name
+        if kind == "Function":
+            assert len(json.dumps(given["environment"]["variables"])) <= VARIABLES_BYTES / 2
+
+
+def actions() -> Iterator[str]:
+    for found in declared():
+        if kind_of(found) == "RolePolicy":
+            for statement in json.loads(found.inputs["policy"])["Statement"]:
+                yield from _listed(statement["Action"])
+
+
+def test_every_action_a_role_may_take_exists() -> None:
+    asked = {action for action in actions() if not action.startswith(NO_MODEL)} - NOT_OPERATIONS
+    assert len(asked) > 25
+    unknown = [action for action in asked if action.partition(":")[2] not in operations(action.partition(":")[0])]
+    assert unknown == []
+
+
+def operations(service: str) -> list[str]:
+    return list(model(service).operation_names)
+
+
+def test_an_alarm_looks_back_a_day_at_most() -> None:
+    """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html"""
+    alarms = [found.inputs for found in declared() if kind_of(found) == "MetricAlarm"]
+    assert alarms
+    for alarm in alarms:
+        periods = [each["metric"]["period"] for each in alarm.get("metricQueries", []) if "metric" in each]
+        assert alarm["evaluationPeriods"] * max([alarm.get("period", 0), *periods]) <= 86_400
+        assert len(alarm.get("metricQueries", [])) <= 10
