@@ -117,6 +117,10 @@ class Answers(mocks.Mocks):
             case "getPartition":
                 return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
             case "getAvailabilityZones":
+                # A region has zones that do not offer the plan's type, and a cluster's control plane may be in them.
+                prefix = zone_ids[0].rpartition("-az")[0] + "-az"
+                others = [*self._known.zones, *(f"{prefix}{number}" for number in (1, 2, 3))]
+                zone_ids = tuple(dict.fromkeys((*zone_ids, *(zone for zone in others if zone.startswith(prefix)))))
                 names = [self._known.zones.get(zone, f"{plan.region}{chr(97 + n)}") for n, zone in enumerate(zone_ids)]
                 return {"names": names, "zoneIds": zone_ids}
             case "getInstanceTypeOfferings":

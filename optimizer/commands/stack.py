@@ -90,8 +90,13 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
         )
-    if not any(before.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId")):
+    torch_comes = any(before.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
+    reaches_an_index = str(before.get("gpufleet:nat")).lower() == "true"
+    if not (torch_comes or reaches_an_index or before.get("gpufleet:platform") == "eks"):
         click.echo("once: pulumi config set gpufleet:wheels wheels.tar (docs/infrastructure.md, 'Before the first up')")
+    reservation = chosen.purchase.capacity_reservation_id
+    if reservation and len(chosen.zone_ids) != 1 and not before.get("gpufleet:zoneId"):
+        click.echo(f"once: pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in")
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 

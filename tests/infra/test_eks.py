@@ -83,6 +83,13 @@ def test_the_image_and_the_system_nodes_are_of_one_release(cluster: Deployed) ->
         assert absent not in template
 
 
+def test_nodes_that_one_zone_offers_have_a_control_plane_in_two() -> None:
+    """The offers' only zone is the nodes'; its region has others, which a preview knows of too."""
+    found = deploy({"zone_ids": ["use1-az6"]}, eks())
+    assert len(found.one("Cluster", "-cluster")["vpcConfig"]["subnetIds"]) == 2
+    assert found.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az6-id"]
+
+
 def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(cluster: Deployed) -> None:
     group = cluster.one("Group")
     assert group["minSize"] == 0 and "desiredCapacity" not in group

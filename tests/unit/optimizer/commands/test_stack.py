@@ -85,6 +85,25 @@ def test_a_move_to_another_region_and_missing_wheels_are_said(project: Path) -> 
     assert "gpufleet:wheels" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("key", "said"), [("nat: true", False), ("nat: 'true'", False), ("nat: false", True), ("platform: eks", False)]
+)
+def test_wheels_are_asked_for_where_nodes_need_them(project: Path, key: str, said: bool) -> None:
+    (project / "Pulumi.dev.yaml").write_text(f"config:\n  gpufleet:{key}\n")
+    assert ("gpufleet:wheels" in run(project, write(project, SPOT_P4D)).stdout) is said
+
+
+def test_the_zone_of_a_reservation_is_asked_for(project: Path) -> None:
+    purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
+    plan = write(project, merged(SPOT_P4D, {"purchase": purchase, "zone_ids": ["use1-az1", "use1-az6"]}))
+    assert (
+        "once: pulumi config set gpufleet:zoneId ZONE, the zone cr-0123456789abcdef0 is in" in run(project, plan).stdout
+    )
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(path.read_text() + "  gpufleet:zoneId: use1-az6\n")
+    assert "once: pulumi config set gpufleet:zoneId" not in run(project, plan).stdout
+
+
 def test_one_plan_of_several_and_standard_input(project: Path) -> None:
     other = merged(SPOT_P4D, {"region": "eu-west-1", "zone_ids": []})
     text = json.dumps({"schema_version": 1, "plans": [SPOT_P4D, other]})
