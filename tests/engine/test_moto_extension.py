@@ -506,6 +506,13 @@ class TestBucketPolicies:
         with refusal("403|AccessDenied|Forbidden"):
             s3.put_object(**encrypted, SSEKMSKeyId="theirs")
 
+    def test_an_upload_under_the_uploaders_own_key_is_denied(self, aws: Client) -> None:
+        own = {"Null": {"s3:x-amz-server-side-encryption-customer-algorithm": "false"}}
+        s3 = self.bucket(aws, "hostage", {"Action": "s3:PutObject", "Condition": own})
+        s3.put_object(Bucket="hostage", Key="a", Body=b"a")
+        with refusal("403|AccessDenied|Forbidden"):
+            s3.put_object(Bucket="hostage", Key="a", Body=b"a", SSECustomerAlgorithm="AES256", SSECustomerKey=32 * "k")
+
     @pytest.mark.parametrize(
         ("condition", "context", "met"),
         [

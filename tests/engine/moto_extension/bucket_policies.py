@@ -20,7 +20,11 @@ from moto.s3.models import FakeBucket
 TRANSPORT = {"aws:SecureTransport": "true", "s3:TlsVersion": "1.2"}
 # Request headers that policies see as s3:HEADER:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html#amazons3-policy-keys
-HEADERS = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+HEADERS = (
+    "x-amz-server-side-encryption",
+    "x-amz-server-side-encryption-aws-kms-key-id",
+    "x-amz-server-side-encryption-customer-algorithm",
+)
 
 
 def install() -> None:
