@@ -97,6 +97,8 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
     reservation = chosen.purchase.capacity_reservation_id
     if reservation and len(chosen.zone_ids) != 1 and not before.get("gpufleet:zoneId"):
         click.echo(f"once: pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in")
+    if not before.get("gpufleet:trainCommand"):
+        click.echo("once: pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle")
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 

@@ -51,6 +51,7 @@ def test_the_plan_comes_back_from_the_stack_file_as_it_was(project: Path) -> Non
     assert config["gpufleet:plan"]["prices"][0]["as_of"] == "2026-01-21", "a date would not be text for Pulumi"
     assert "null" not in (project / "Pulumi.dev.yaml").read_text()
     assert "2 x p4d.24xlarge (spot)" in done.output
+    assert "once: pulumi config set gpufleet:trainCommand" in done.output
     assert "next: pulumi stack select --create dev && pulumi up" in done.output
 
 
@@ -77,6 +78,7 @@ def test_a_move_to_another_region_and_missing_wheels_are_said(project: Path) -> 
     done = run(project, write(project, SPOT_P4D))
     assert "aws:region was eu-west-1: resources do not move" in done.stderr
     assert "once: pulumi config set gpufleet:wheels" in done.stdout
+    assert "gpufleet:trainCommand" not in done.stdout
     path.write_text(
         path.read_text().replace("  gpufleet:trainCommand", "  gpufleet:amiName: x\n  gpufleet:trainCommand")
     )
