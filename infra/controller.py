@@ -163,7 +163,7 @@ class Controller(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _role(self) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        args, settings = self._args, self._args.settings
+        args = self._args
         role = aws.iam.Role(
             self._name,
             name=args.names.controller_role,
@@ -171,12 +171,11 @@ class Controller(pulumi.ComponentResource):
             tags=args.tags,
             opts=self._own,
         )
-        resizes = settings.moving_bounds or settings.plan.purchase.fallback == "on-demand"
         permissions = aws.iam.RolePolicy(
             self._name,
             role=role.name,
             policy=pulumi.Output.from_input(args.key_arn).apply(
-                lambda arn: json.dumps(policies.controller_policy(args.names, key_arn=arn, resizes=resizes))
+                lambda arn: json.dumps(policies.controller_policy(args.names, key_arn=arn))
             ),
             opts=self._own,
         )

@@ -246,13 +246,11 @@ def publish_metrics(names: Names) -> Statement:
     }
 
 
-def controller_policy(names: Names, *, key_arn: str, resizes: bool) -> dict[str, Any]:
+def controller_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
     """What the controller may do: this stack's group, events, control objects, metrics and its own log.
 
     Args:
         key_arn: the stack's key.
-        resizes: whether it changes more of the group than its desired size: workers' bounds, or how many spot nodes
-            are bought on demand.
     """
     control = f"{names.bucket_arn}/{names.control_prefix}"
     return document(
@@ -263,7 +261,9 @@ def controller_policy(names: Names, *, key_arn: str, resizes: bool) -> dict[str,
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
-                *(["autoscaling:UpdateAutoScalingGroup"] if resizes else []),
+                # Workers' bounds, a schedule's, how many spot nodes are bought on demand; and back, when a later plan
+                # has none of these. Another launch template is refused, as that takes ec2:RunInstances.
+                "autoscaling:UpdateAutoScalingGroup",
             ],
             "Resource": names.group_arn,
         },

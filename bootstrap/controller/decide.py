@@ -502,8 +502,10 @@ def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGr
     desired = settings.node_count if up else 0
     base = min_size = max_size = None
     most = 0 if state.phase in ENDED else settings.node_count
-    if settings.scheduled and group.max_size != most:
-        min_size, max_size = 0, most
+    # Of a group that was workers' or scheduled before, no `up` sets the bounds back: it ignored how they moved.
+    stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
+    if stale or (settings.scheduled and group.max_size != most):
+        min_size, max_size = 0, most if settings.scheduled else settings.node_count
     if up and group.on_demand_base is not None:
         wanted = settings.node_count if state.on_demand else settings.on_demand_base
         base = wanted if wanted != group.on_demand_base else None

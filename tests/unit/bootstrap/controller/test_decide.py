@@ -542,6 +542,23 @@ def test_workers_are_left_to_their_policies_and_stopped_by_their_bounds() -> Non
     assert (world.min_size, world.max_size, world.desired) == (1, 3, 1)
 
 
+@pytest.mark.parametrize("want", ["run", "stop"])
+def test_a_gang_takes_over_the_bounds_of_the_workers_before_it(want: str) -> None:
+    world = World(settings(mode="workers", min_nodes=1))
+    world.run(3)
+    world.ask(want)
+    world.run(12)
+    assert (world.min_size, world.max_size) == ((1, 3) if want == "run" else (0, 0))
+    world.config = settings()
+    world.advance(MINUTE)
+    world.ask("run")
+    world.run_until("running")
+    for key in world.in_service():
+        world.say(key, "done")
+    world.run_until("done")
+    assert (world.min_size, world.max_size, world.alive()) == (0, 3, [])
+
+
 def test_workers_that_are_done_go_on_with_the_next_piece() -> None:
     world = World(settings(mode="workers", min_nodes=1), min_size=1, desired=1)
     world.run(10)
