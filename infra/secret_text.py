@@ -16,6 +16,10 @@ _SECRETS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
     # ... and values of what is called one: NAME_PASSWORD=value, "apiKey": value, --auth-token value.
     rf"|(?i:(?<![a-z:]){_CALLED}['\"]?\s*[=:]\s*{_VALUE}|--{_CALLED}\s+{_VALUE})"
+    # A token of this length is none of a model's, like eos_token=</s> ...
+    r"|(?i:token['\"]?\s*[=:]\s*['\"]?(?!\$|arn:|s3:|/|<|-)[\w.-]{20,})"
+    # ... and who has a password in an address, as package indexes ask for it.
+    r"|https?://[^\s/:@$]+:[^\s/@$]+@"
 )
 # Random letters and digits of this length have 4.2 bits a letter, give or take 0.1; hexadecimal digests have one case
 # only, and words and names fewer bits.
