@@ -507,7 +507,8 @@ def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGr
     if stale or (settings.scheduled and group.max_size != most):
         min_size, max_size = 0, most if settings.scheduled else settings.node_count
     if up and group.on_demand_base is not None:
-        wanted = settings.node_count if state.on_demand else settings.on_demand_base
+        instead = state.on_demand and settings.fallback_on_demand
+        wanted = settings.node_count if instead else settings.on_demand_base
         base = wanted if wanted != group.on_demand_base else None
     wanted_size = desired if desired != group.desired else None
     return SetGroup(desired=wanted_size, min_size=min_size, max_size=max_size, on_demand_base=base)

@@ -90,6 +90,9 @@ def _charged(settings: Settings, instance: Instance, machine: Machine, now: date
         return instance
     volume = settings.volume_usd_per_node_hour
     price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
+    if machine.instance_type not in settings.prices.get(machine.lifecycle, {}):
+        # A node of the plan before, bought another way: this plan's prices may all be lower than its own.
+        price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + volume
     running_until = now if machine.running else machine.until or now

@@ -102,6 +102,16 @@ def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
     assert world.base == 0
 
 
+def test_a_plan_that_no_longer_falls_back_buys_no_further_node_on_demand() -> None:
+    world = World(settings(fallback_on_demand=True), capacity={"spot": 0, "on-demand": 9, "capacity-block": 0})
+    world.run_until("running", limit=200)
+    assert world.base == 3
+    world.config = settings()
+    world.advance(MINUTE)
+    world.tick()
+    assert world.base == 0
+
+
 def test_a_lost_node_is_waited_for_within_the_window_and_counted_once() -> None:
     world = trained(World(settings()))
     victim = world.in_service()[0]

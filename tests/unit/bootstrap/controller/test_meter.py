@@ -135,6 +135,15 @@ def test_a_price_that_changes_holds_from_then_on() -> None:
     assert charge(dearer, state, [machine()], group(), START + 2 * HOUR).spent_usd == pytest.approx(30)
 
 
+def test_a_node_that_was_bought_another_way_than_the_plan_buys_now_keeps_its_price() -> None:
+    bought = machine(lifecycle="on-demand")
+    state = metered((HOUR, [bought]))
+    spot_only = settings(prices={"spot": {"p4d.24xlarge": 10.0}})
+    later = charge(spot_only, state, [bought], group(), START + 2 * HOUR)
+    assert later.spent_usd == pytest.approx(60)
+    assert later.usd_per_hour == pytest.approx(30)
+
+
 def test_a_stopped_node_of_a_warm_pool_costs_its_volume_alone() -> None:
     config = settings(volume_usd_per_node_hour=1.0)
     stopped = machine(running=False, until=START + HOUR)
