@@ -251,6 +251,9 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
     if end and state.phase in UP:
         return state.with_phase("draining", end[1], now, after=end[0])
     if state.phase == "draining":
+        # Now, as the state keeps no ceiling but the last tick's.
+        if state.after == "over-budget" and not end and _is_raised(settings, state):
+            return replace(state, after="waiting", reason="the ceiling was raised")
         if facts.group and facts.group.members:
             return state
         assert state.after is not None
@@ -273,13 +276,16 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
 def _revived(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
     if state.phase == "stopped" and (facts.request is None or facts.request.want == "run"):
         return state.with_phase("waiting", "the request to stop is gone", now)
-    raised = settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
-    if state.phase == "over-budget" and raised and not _must_end(settings, state, facts, now):
+    if state.phase == "over-budget" and _is_raised(settings, state) and not _must_end(settings, state, facts, now):
         return state.with_phase("waiting", "the ceiling was raised", now)
     # What is trained stays the same run, and a block that was bought for it is paid from its start.
     if state.phase == "block-ended" and not _must_end(settings, state, facts, now):
         return state.with_phase("waiting", "the plan has another Capacity Block, or needs none", now)
     return state
+
+
+def _is_raised(settings: Settings, state: State) -> bool:
+    return settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
 
 
 def _must_end(settings: Settings, state: State, facts: Facts, now: datetime) -> tuple[Phase, str] | None:

@@ -303,6 +303,16 @@ def test_the_fleet_is_drained_while_the_checkpoints_can_still_be_paid() -> None:
     world.run_until("running")
 
 
+@pytest.mark.parametrize("phase", ["draining", "over-budget"])
+@pytest.mark.parametrize("ceiling_usd", [200.0, None])
+def test_a_raised_ceiling_goes_on_whenever_it_is_raised(phase: str, ceiling_usd: float | None) -> None:
+    world = trained(World(settings(ceiling_usd=30.0)))
+    world.run_until(phase)
+    world.config = replace(world.config, ceiling_usd=ceiling_usd)
+    world.advance(MINUTE)
+    world.run_until("running", limit=60)
+
+
 def test_a_reservation_that_the_stack_made_costs_on_and_the_reason_says_so() -> None:
     config = settings(ceiling_usd=100.0, reserved_nodes=3, prices={"on-demand": {"p4d.24xlarge": 10.0}})
     world = trained(World(config, base=None))
