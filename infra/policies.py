@@ -369,7 +369,7 @@ def flow_log_policy(names: Names) -> dict[str, Any]:
         {
             "Sid": "FindFlowLogs",
             "Effect": "Allow",
-            "Action": ["logs:DescribeLogGroups", "logs:DescribeLogStreams"],
+            "Action": "logs:DescribeLogStreams",
             "Resource": [group, f"{group}:*"],
         },
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ import botocore.session
 import pytest
 from botocore.model import ServiceModel
 
-from infra.guardrails import _listed, kind_of
+from infra.guardrails import kind_of
 from infra.preview import Resource
 from tests.infra.deployed import ALARM, deploy
 from tests.infra.test_guardrails import EKS, FULL, VARIANTS
@@ -56,9 +55,6 @@ POLICY_SIZES = {"RolePolicy": 10_240, "Key": 32_768, "VpcEndpoint": 20_480, "Buc
 TRUST_SIZE = 2_048
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLES_BYTES = 4_096
-# Actions that are no operation of a public API: that of ListObjectsV2, and the agent's own.
-NOT_OPERATIONS = {"s3:ListBucket", "ssm:UpdateInstanceInformation"}
-NO_MODEL = ("ssmmessages:",)
 
 LONG: dict[str, Any] = {"job": {"model": "an/organisation/" + 30 * "long-model-name-"}}
 # As long as any that Pulumi takes, with everything that a name may hold.
@@ -118,24 +114,6 @@ def test_policies_and_variables_have_room() -> None:
             assert len(given["assumeRolePolicy"]) <= TRUST_SIZE / 2, found.name
         if kind == "Function":
             assert len(json.dumps(given["environment"]["variables"])) <= VARIABLES_BYTES / 2
-
-
-def actions() -> Iterator[str]:
-    for found in declared():
-        if kind_of(found) == "RolePolicy":
-            for statement in json.loads(found.inputs["policy"])["Statement"]:
-                yield from _listed(statement["Action"])
-
-
-def test_every_action_a_role_may_take_exists() -> None:
-    asked = {action for action in actions() if not action.startswith(NO_MODEL)} - NOT_OPERATIONS
-    assert len(asked) > 25
-    unknown = [action for action in asked if action.partition(":")[2] not in operations(action.partition(":")[0])]
-    assert unknown == []
-
-
-def operations(service: str) -> list[str]:
-    return list(model(service).operation_names)
 
 
 def test_an_alarm_looks_back_a_day_at_most() -> None:

@@ -93,7 +93,7 @@ def test_all_traffic_of_the_stacks_vpc_is_logged_by_a_role_that_can_do_nothing_e
     group = "arn:aws:logs:us-east-1:000000000000:log-group:/gpufleet/dev/flow"
     assert {name: (each["Action"], each["Resource"]) for name, each in statements.items()} == {
         "WriteFlowLogs": (["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*"),
-        "FindFlowLogs": (["logs:DescribeLogGroups", "logs:DescribeLogStreams"], [group, f"{group}:*"]),
+        "FindFlowLogs": ("logs:DescribeLogStreams", [group, f"{group}:*"]),
     }
     (trust,) = json.loads(stack.one("Role", "-flow")["assumeRolePolicy"])["Statement"]
     assert trust["Principal"] == {"Service": "vpc-flow-logs.amazonaws.com"}
