@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -418,17 +418,23 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 
-def publish(clients: Clients, settings: Settings, state: State) -> None:
-    """One minute's metrics; the counts are those of the run so far."""
+def publish(clients: Clients, settings: Settings, state: State, before: State | None) -> None:
+    """One minute's metrics; the counts are of what is new since ``before``, so that sums over time are true."""
+
+    def new(count: Callable[[State], int]) -> int:
+        known = before and before.run_started_at == state.run_started_at
+        # Never below 0: unfit nodes are counted in a row.
+        return max(0, count(state) - (count(before) if before and known else 0))
+
     metrics: dict[str, tuple[float, str]] = {
         "SpentUsd": (state.spent_usd, "None"),
         "UsdPerHour": (state.usd_per_hour, "None"),
         "NodesInService": (state.nodes.in_service, "Count"),
         "NodesWanted": (state.nodes.wanted, "Count"),
-        "Interruptions": (state.interruptions, "Count"),
-        "RebalanceNotices": (state.rebalance_notices, "Count"),
-        "FailedLaunches": (state.failed_launches, "Count"),
-        "UnfitNodes": (state.unfit_nodes, "Count"),
+        "Interruptions": (new(lambda state: state.interruptions), "Count"),
+        "RebalanceNotices": (new(lambda state: state.rebalance_notices), "Count"),
+        "FailedLaunches": (new(lambda state: state.failed_launches), "Count"),
+        "UnfitNodes": (new(lambda state: state.unfit_nodes), "Count"),
     }
     clients.cloudwatch.put_metric_data(
         Namespace=settings.metric_namespace,

@@ -82,7 +82,7 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
     failures = _act(clients, settings, decision.actions)
     try:
         aws.forget(clients, settings, gathered.receipts)
-        aws.publish(clients, settings, state)
+        aws.publish(clients, settings, state, before)
     except (ClientError, BotoCoreError) as error:
         failures.append(str(error))
         log("failed", action="publish", reason=str(error))
