@@ -27,62 +27,79 @@ MAX_ATTEMPTS = 6
 
 
 def ec2(region: str) -> EC2Client:
-    """An EC2 client of ``region``.
-
-    Raises:
-        botocore.exceptions.BotoCoreError: the profile or region cannot be used.
-    """
-    return _session().client("ec2", region_name=region, config=_config())
+    """An EC2 client of ``region``; every client raises as ``_client``."""
+    client: EC2Client = _client("ec2", region)
+    return client
 
 
 def pricing() -> PricingClient:
     """A client of the Price List Query API, which knows the prices of all regions."""
-    return _session().client("pricing", region_name=PRICING_REGION, config=_config())
+    client: PricingClient = _client("pricing", PRICING_REGION)
+    return client
 
 
 def sts(region: str) -> STSClient:
     """A client that says whose credentials these are."""
-    return _session().client("sts", region_name=region, config=_config())
+    client: STSClient = _client("sts", region)
+    return client
 
 
 def kms(region: str) -> KMSClient:
     """A KMS client of ``region``."""
-    return _session().client("kms", region_name=region, config=_config())
+    client: KMSClient = _client("kms", region)
+    return client
 
 
 def s3(region: str) -> S3Client:
     """An S3 client of ``region``."""
-    return _session().client("s3", region_name=region, config=_config())
+    client: S3Client = _client("s3", region)
+    return client
 
 
 def service_quotas(region: str) -> Any:
     """A Service Quotas client of ``region``."""
-    return _session().client("service-quotas", region_name=region, config=_config())
+    return _client("service-quotas", region)
 
 
 def lambda_(region: str) -> Any:
     """A Lambda client of ``region``."""
-    return _session().client("lambda", region_name=region, config=_config())
+    return _client("lambda", region)
 
 
 def budgets() -> Any:
     """A client of AWS Budgets, which knows one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html."""
-    return _session().client("budgets", region_name=HOME_REGION, config=_config())
+    return _client("budgets", HOME_REGION)
 
 
 def autoscaling(region: str) -> AutoScalingClient:
     """An EC2 Auto Scaling client of ``region``."""
-    return _session().client("autoscaling", region_name=region, config=_config())
+    client: AutoScalingClient = _client("autoscaling", region)
+    return client
 
 
 def cloudwatch(region: str) -> Any:
     """A CloudWatch client of ``region``."""
-    return _session().client("cloudwatch", region_name=region, config=_config())
+    return _client("cloudwatch", region)
 
 
 def cost_explorer() -> Any:
     """A Cost Explorer client; AWS bills each of its requests."""
-    return _session().client("ce", region_name=COST_EXPLORER_REGION, config=_config())
+    return _client("ce", COST_EXPLORER_REGION)
+
+
+def _client(service: str, region: str) -> Any:
+    """A client of ``service``.
+
+    Raises:
+        botocore.exceptions.BotoCoreError: profile, configuration file, region or endpoint cannot be used.
+    """
+    from botocore.exceptions import InvalidEndpointConfigurationError
+
+    session: Any = _session()  # its type knows services by literal names only
+    try:
+        return session.client(service, region_name=region, config=_config())
+    except ValueError as error:  # botocore's of an AWS_ENDPOINT_URL that is no URL
+        raise InvalidEndpointConfigurationError(msg=str(error)) from error
 
 
 def _session() -> Session:

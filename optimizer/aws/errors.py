@@ -11,8 +11,12 @@ import textwrap
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigNotFound,
+    ConfigParseError,
     ConnectionError,
     HTTPClientError,
+    InvalidEndpointConfigurationError,
+    InvalidRegionError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
@@ -109,6 +113,11 @@ def has_no_credentials(error: BaseException) -> bool:
     )
 
 
+def is_misconfigured(error: BaseException) -> bool:
+    """Whether this machine's AWS configuration cannot be used; no request was sent."""
+    return isinstance(error, ConfigNotFound | ConfigParseError | InvalidEndpointConfigurationError | InvalidRegionError)
+
+
 def has_bad_credentials(error: BaseException) -> bool:
     """Whether AWS refused the credentials: wrong, expired, or of an account that has not enabled the region."""
     return code(error) in BAD_CREDENTIALS
@@ -166,6 +175,8 @@ def reason(error: BaseException) -> str:
     """What happened and what to do, in a line for a person."""
     if has_no_credentials(error):
         return f"no AWS credentials were found ({error}); run `aws configure` or set AWS_PROFILE"
+    if is_misconfigured(error):
+        return f"this machine's AWS configuration cannot be used ({error}); mend ~/.aws/config, or AWS_ENDPOINT_URL"
     if has_bad_credentials(error):
         return f"AWS refused the credentials ({code(error)}): expired, wrong, or the region is not enabled"
     if is_not_permitted(error):

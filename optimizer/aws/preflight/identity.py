@@ -27,6 +27,7 @@ def identify(region: str) -> Account | Unknown:
         except Exception as error:
             hopeless = (
                 errors.has_no_credentials,
+                errors.is_misconfigured,
                 errors.has_bad_credentials,
                 errors.is_unreachable,
                 errors.is_unreadable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,17 @@ def test_no_credentials_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(clients, "_session", session)
     with pytest.raises(GpufleetError, match="no AWS credentials were found"):
+        identify("us-east-1")
+
+
+def test_a_configuration_that_boto3_cannot_use_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
+    with pytest.raises(GpufleetError, match=r"nothing was checked: this machine's AWS configuration.*Invalid endpoint"):
+        identify("us-east-1")
+    broken = tmp_path / "config"
+    broken.write_text("[default\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(broken))
+    with pytest.raises(GpufleetError, match=r"configuration cannot be used .Unable to parse config file"):
         identify("us-east-1")
 
 
