@@ -132,13 +132,13 @@ class Stack:
         """Plan without acting."""
         return self._run("preview")
 
-    def up(self, *, expect_no_changes: bool = False) -> Run:
+    def up(self) -> Run:
         """Carry out the program."""
-        return self._run("up", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
+        return self._run("up", "--yes", "--skip-preview")
 
-    def refresh(self, *, expect_no_changes: bool = False) -> Run:
-        """Read every resource again."""
-        return self._run("refresh", "--yes", "--skip-preview", *(["--expect-no-changes"] if expect_no_changes else []))
+    def settled(self) -> Run:
+        """Read every resource again and carry out the program, which fails where either finds something to do."""
+        return self._run("up", "--refresh", "--yes", "--skip-preview", "--expect-no-changes")
 
     def destroy(self, *, keep_protected: bool = False, time_limit_s: float = TIME_LIMIT_S) -> Run:
         """Delete everything, or all but what is protected."""
