@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -39,9 +39,11 @@ def measures(out: str) -> dict[str, dict[str, Any]]:
 def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     deployed.write_state()
     write_ledger(deployed)
+    # The end of what is asked for is not in it, to the second.
+    minute_ago = datetime.now(UTC) - timedelta(minutes=1)
     deployed.cloudwatch.put_metric_data(
         Namespace=deployed.names.metric_namespace,
-        MetricData=[{"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": datetime.now(UTC)}],
+        MetricData=[{"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": minute_ago}],
     )
     code, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     assert (code, err) == (0, "")
