@@ -223,6 +223,12 @@ def load(*, need_wheels: bool) -> Settings:
         )
     if need_wheels:
         problems += zone_refusals(settings)
+        if settings.platform == "ec2" and not settings.train_command and settings.ceiling_usd is None:
+            problems.append(
+                "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
+                "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
+                "`pulumi config set gpufleet:ceilingUsd 100`"
+            )
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
     return settings

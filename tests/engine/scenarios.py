@@ -175,7 +175,7 @@ REPLACEMENT = ("create-replacement", "delete-replaced")
 
 
 def reserved(tools: Tools, scratch: Path) -> None:
-    """A reservation the stack makes, and a lost state."""
+    """A reservation the stack makes."""
     plan = sample_plan(**as_reserved())
     with fleet(tools, scratch, "reserved", plan) as (deployed, empty):
         assert_created(deployed)

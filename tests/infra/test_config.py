@@ -220,6 +220,14 @@ def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_mone
         assert load(way_out).stack == "dev"
 
 
+def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
+    unlimited = {"job": {"budget_usd": None}}
+    with pytest.raises(ConfigError, match="trainCommand is empty and nothing limits the spend"):
+        load(EXISTING_VPC, **unlimited)
+    for way_out in ({"gpufleet:trainCommand": "train.py"}, {"gpufleet:ceilingUsd": "100"}):
+        assert load({**EXISTING_VPC, **way_out}, **unlimited).stack == "dev"
+
+
 def test_the_defaults_are_those_pulumi_yaml_describes(repository: Path) -> None:
     """The CLI fills in Pulumi.yaml's defaults, other programs the code's: they must be the same, and no key unknown."""
     described = yaml.safe_load((repository / "Pulumi.yaml").read_text())["config"]
