@@ -111,8 +111,7 @@ def _layout_refusals(plan: FleetPlan) -> list[str]:
     return [
         f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
         f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
-        "is ddp (`gpufleet recommend --parallelism data` shows it, --plan N takes it), or one for one node "
-        "(--max-nodes 1)"
+        "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
     ]
 
 

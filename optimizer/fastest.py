@@ -296,7 +296,16 @@ def fastest(
 
 
 Binding = Literal[
-    "memory", "precision", "global_batch", "region", "price", "budget", "deadline", "interruptions", "capacity-block"
+    "memory",
+    "precision",
+    "global_batch",
+    "sharding",
+    "region",
+    "price",
+    "budget",
+    "deadline",
+    "interruptions",
+    "capacity-block",
 ]
 
 
@@ -622,6 +631,10 @@ class Search:
         row = self.nearest[at : at + 1]
         peak_gib, limit_gib = np.broadcast_arrays(*room_gib(self.inputs(np.array([at]), row)))
         gap = np.where(self.shards[:, :, row], peak_gib - limit_gib, np.inf)
+        if not np.isfinite(gap).any():
+            kinds = ", ".join(SHARDINGS[sharding] for sharding in self.shardings)
+            reason = f"one GPU has nothing to shard its state over, and sharding is {kinds}"
+            return rejection(instance.name, "sharding", reason, kinds, SHARDINGS[DDP])
         sharding, _, _ = np.unravel_index(int(gap.argmin()), gap.shape)
         needs, leaves = float(peak_gib.flat[gap.argmin()]), float(limit_gib.flat[gap.argmin()])
         layout = described(self.table.take(row), SHARDINGS[self.shardings[sharding]])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from optimizer.errors import InvalidInputError
-from optimizer.plan import CapacityBlock, PurchaseOption
+from optimizer.plan import CapacityBlock, PurchaseOption, Sharding
 from optimizer.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
@@ -126,6 +126,11 @@ class Constraints(_Model):
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
     parallelism: tuple[Axis, ...] = Field(
         default=get_args(Axis), min_length=1, description="Kinds of parallelism that the training code can do."
+    )
+    sharding: tuple[Sharding, ...] = Field(
+        default=get_args(Sharding),
+        min_length=1,
+        description="How the training code may shard its state; ddp is all that bootstrap.training keeps.",
     )
     existing_reservations: tuple[Reservation, ...] = Field(
         default=(),

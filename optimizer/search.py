@@ -501,4 +501,10 @@ def search_types(
 def run_of(request: FleetRequest, amount: Amount) -> Run:
     """What stays the same over all configurations of a request."""
     work = request.workload
-    return Run(seq_len=amount.seq_len, precision=work.precision, optimizer=work.optimizer, framework=work.framework)
+    return Run(
+        seq_len=amount.seq_len,
+        precision=work.precision,
+        optimizer=work.optimizer,
+        framework=work.framework,
+        shardings=request.constraints.sharding,
+    )

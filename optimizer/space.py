@@ -20,6 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Run
@@ -172,8 +173,20 @@ def _with_virtual_stages(model: ModelSpec, found: dict[str, Ints]) -> Rows:
 
 
 def shardings(run: Run) -> Ints:
-    """The shardings that the run's framework has."""
-    return np.array(_SHARDINGS.get(framework_name(run.framework), range(len(SHARDINGS))))
+    """The shardings that the run's framework has and the search may use.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    had = _SHARDINGS.get(framework_name(run.framework), range(len(SHARDINGS)))
+    found = [sharding for sharding in had if SHARDINGS[sharding] in run.shardings]
+    if not found:
+        raise InvalidInputError(
+            f"sharding is {', '.join(run.shardings)}",
+            limit=f"{run.framework} has {', '.join(SHARDINGS[sharding] for sharding in had)}",
+            next_step="leave --sharding out, or choose another --framework",
+        )
+    return np.array(found)
 
 
 def checkpointings(model: ModelSpec) -> Ints:

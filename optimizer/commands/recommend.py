@@ -76,6 +76,11 @@ Example:
     metavar="KIND,...",
     help="What the training code can do of data, tensor, pipeline, context, expert.  [default: all]",
 )
+@click.option(
+    "--sharding",
+    metavar="KIND,...",
+    help="How the training code may shard its state: ddp, zero1, zero2, zero3.  [default: all]",
+)
 @click.option("--budget", metavar="USD", help="Most the run may cost, at the 95th percentile; takes suffixes (5k).")
 @click.option("--deadline", metavar="48h|3d", help="Longest the run may take, at the 95th percentile.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
@@ -186,8 +191,9 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     ):
         if name in given:
             constraints[renamed.get(name, name)] = given[name]
-    if "parallelism" in given:
-        constraints["parallelism"] = [kind.strip() for kind in str(given["parallelism"]).split(",")]
+    for name in ("parallelism", "sharding"):
+        if name in given:
+            constraints[name] = [kind.strip() for kind in str(given[name]).split(",")]
     out |= {"workload": workload, "constraints": constraints}
     out |= {name: given[name] for name in ("model", "objective") if name in given}
     if "model" not in out:
@@ -276,7 +282,7 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
     if sharded:
         click.echo(
             f"{', '.join(sharded)}: the training code must shard its state (FSDP, DeepSpeed) and save it itself; "
-            "bootstrap.training keeps replicas (ddp)."
+            "bootstrap.training keeps replicas (--sharding ddp --parallelism data plans them)."
         )
     if explain:
         click.echo()

@@ -37,6 +37,7 @@ class Run:
         compiled: element-wise operations are fused by a compiler (torch.compile).
         framework: a profile of data/frameworks.yaml: what the training code keeps in memory and costs the host.
         experts: how it computes a mixture's experts: one grouped kernel, or a loop; None for what the framework does.
+        shardings: of SHARDINGS, those that a search may use.
     """
 
     seq_len: int
@@ -46,6 +47,7 @@ class Run:
     compiled: bool = False
     framework: str = "torch"
     experts: ExpertsKind | None = None
+    shardings: tuple[str, ...] = SHARDINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

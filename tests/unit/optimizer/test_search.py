@@ -66,7 +66,7 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
             if ranks * micro * accum != amount.global_batch:
                 continue
             for sharding, checkpointing in itertools.product(range(len(SHARDINGS)), range(len(CHECKPOINTINGS))):
-                if ranks == 1 and sharding:
+                if (ranks == 1 and sharding) or SHARDINGS[sharding] not in wanted.constraints.sharding:
                     continue
                 found = estimate(
                     model,
@@ -117,6 +117,33 @@ def test_best_plan_is_the_best_of_all(catalog: Catalog, calibration: Calibration
         found, least = best.hours.expected, min(hours for hours, _ in everything)
     # Of configurations that are tied, the simplest; four parts of a cost are rounded to cents.
     assert least * (1 - 1e-4) - 0.02 <= found <= least * (1 + TIE) + 0.02
+
+
+@pytest.mark.parametrize("kinds", [["ddp"], ["zero1", "zero2"], ["zero3"]])
+def test_only_shardings_that_are_asked_for_are_planned(
+    catalog: Catalog, calibration: Calibration, kinds: list[str]
+) -> None:
+    limits = {"purchase_options": ["on-demand"], "parallelism": ["data"], "sharding": kinds}
+    wanted = request(constraints=limits)
+    answer = recommend(wanted, catalog, calibration)
+    assert {plan.parallelism.sharding for plan in answer.plans} <= set(kinds)
+    least_usd = min(usd for _, usd in brute_force(wanted, catalog, calibration))
+    whole = answer.plans[0].cost_usd.breakdown
+    assert whole.total() - whole.head_node == pytest.approx(least_usd, rel=0.002)
+
+
+def test_a_lone_gpu_has_nothing_to_shard(catalog: Catalog, calibration: Calibration) -> None:
+    limits = {"instance_types": ["g5.xlarge"], "max_nodes": 1, "sharding": ["zero3"]}
+    answer = recommend(request(constraints=limits), catalog, calibration)
+    (why,) = answer.rejected
+    assert (why["binding_constraint"], why["limit"]) == ("sharding", "ddp")
+
+
+def test_a_framework_without_the_sharding_is_named(catalog: Catalog, calibration: Calibration) -> None:
+    with pytest.raises(InvalidInputError, match="megatron has ddp, zero1"):
+        recommend(
+            request(workload={"framework": "megatron"}, constraints={"sharding": ["zero3"]}), catalog, calibration
+        )
 
 
 def test_pareto_set_is_that_of_all_configurations(catalog: Catalog, calibration: Calibration) -> None:
