@@ -261,6 +261,8 @@ def controller_policy(names: Names, *, key_arn: str) -> dict[str, Any]:
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
+                # Of a node that protects itself again each time it is let go.
+                "autoscaling:TerminateInstanceInAutoScalingGroup",
                 # Workers' bounds, a schedule's, how many spot nodes are bought on demand; and back, when a later plan
                 # has none of these. Another launch template is refused, as that takes ec2:RunInstances.
                 "autoscaling:UpdateAutoScalingGroup",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from bootstrap.controller.codec import FormatError, from_json, time_text
-from bootstrap.controller.decide import Action, EndLeaving, LiftProtection, SetGroup
+from bootstrap.controller.decide import Action, EndLeaving, EndStaying, LiftProtection, SetGroup
 from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
 from bootstrap.controller.settings import Lifecycle, Settings
 from bootstrap.controller.state import Request, State, read_request, read_state
@@ -382,6 +382,12 @@ def carry_out(clients: Clients, settings: Settings, action: Action) -> None:
                 InstanceIds=ids[start : start + PROTECTION_BATCH],
                 ProtectedFromScaleIn=False,
             )
+        return
+    if isinstance(action, EndStaying):
+        # The desired size is 0 by now, so nobody replaces it.
+        clients.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=action.instance_id, ShouldDecrementDesiredCapacity=False
+        )
         return
     leaving = isinstance(action, EndLeaving)
     try:

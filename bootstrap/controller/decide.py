@@ -70,7 +70,14 @@ class EndLeaving:
     instance_id: str
 
 
-Action = SetGroup | LiftProtection | AbandonLaunch | EndLeaving
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndStaying:
+    """End an instance that Auto Scaling does not: its terminate hook still gives it time to save."""
+
+    instance_id: str
+
+
+Action = SetGroup | LiftProtection | AbandonLaunch | EndLeaving | EndStaying
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -484,6 +491,9 @@ def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> l
         found.append(sizes)
     if not up:
         found += [AbandonLaunch(instance_id=key) for key in sorted(group.in_state("Pending:Wait"))]
+    # A worker may protect itself, and hostile code in one does so again each time it is let go.
+    if state.phase == "draining" and now - state.since >= ENDING:
+        found += [EndStaying(instance_id=key) for key in sorted(group.in_state("InService"))]
     limit = timedelta(seconds=settings.drain_s)
     for key in sorted(group.in_state("Terminating:Wait")):
         instance = state.instances.get(key)

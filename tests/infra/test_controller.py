@@ -184,6 +184,7 @@ def test_the_role_reaches_this_stack_alone(stack: Deployed) -> None:
         "CompleteLifecycleAction",
         "SetDesiredCapacity",
         "SetInstanceProtection",
+        "TerminateInstanceInAutoScalingGroup",
         "UpdateAutoScalingGroup",
     ]
     writes = [statement for statement in policy.values() if statement["Action"] == "s3:PutObject"]

@@ -11,6 +11,7 @@ from bootstrap.controller.decide import (
     RETRY_WAITS,
     AbandonLaunch,
     EndLeaving,
+    EndStaying,
     LiftProtection,
     SetGroup,
     decide,
@@ -330,6 +331,17 @@ def test_nodes_that_never_answer_are_ended_after_the_time_for_a_checkpoint() -> 
     world.run_until("stopped")
     assert any(isinstance(action, EndLeaving) for decision in world.decisions for action in decision.actions)
     assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + ENDING
+
+
+def test_a_node_that_protects_itself_again_and_again_is_ended() -> None:
+    world = trained(World(settings(), saves_after=None))
+    for node in world.nodes.values():
+        node.clings = True
+    world.ask("stop")
+    asked_at = world.now
+    world.run_until("stopped")
+    assert any(isinstance(action, EndStaying) for decision in world.decisions for action in decision.actions)
+    assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + 2 * ENDING
 
 
 def test_no_further_start_that_could_not_even_pay_for_booting() -> None:

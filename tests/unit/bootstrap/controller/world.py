@@ -6,7 +6,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bootstrap.controller.decide import AbandonLaunch, Action, Decision, EndLeaving, LiftProtection, SetGroup, decide
+from bootstrap.controller.decide import (
+    AbandonLaunch,
+    Action,
+    Decision,
+    EndLeaving,
+    EndStaying,
+    LiftProtection,
+    SetGroup,
+    decide,
+)
 from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
 from bootstrap.controller.settings import Lifecycle, Settings
 from bootstrap.controller.state import Report, Request, State
@@ -55,6 +64,7 @@ class Node:
     Attributes:
         ready_after: from launch to in service; None for a node that fails its tests after ``fails_after``.
         saves_after: how long its last checkpoint takes; None for one that never completes its hook.
+        clings: protects itself again whenever it is let go.
     """
 
     lifecycle: Lifecycle
@@ -64,6 +74,7 @@ class Node:
     saves_after: timedelta | None
     state: str = "Pending:Wait"
     protected: bool = True
+    clings: bool = False
     leaving_at: datetime | None = None
     ended_at: datetime | None = None
     reclaimed: bool = False
@@ -219,9 +230,13 @@ class World:
             self.desired = self.desired if action.desired is None else action.desired
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
-                self.nodes[key].protected = False
+                self.nodes[key].protected = self.nodes[key].clings
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
+        elif isinstance(action, EndStaying):
+            assert (self.nodes[action.instance_id].state, self.desired) == ("InService", 0)
+            self.nodes[action.instance_id].state = "Terminating:Wait"
+            self.nodes[action.instance_id].leaving_at = self.now
         elif isinstance(action, EndLeaving):
             assert self.nodes[action.instance_id].state == "Terminating:Wait"
             self._end(action.instance_id)
