@@ -491,8 +491,9 @@ def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> l
         found.append(sizes)
     if not up:
         found += [AbandonLaunch(instance_id=key) for key in sorted(group.in_state("Pending:Wait"))]
-    # A worker may protect itself, and hostile code in one does so again each time it is let go.
-    if state.phase == "draining" and now - state.since >= ENDING:
+    # A worker may protect itself, and hostile code in one does so again each time it is let go. Not before the size is
+    # 0: a node that is ended would be replaced.
+    if state.phase == "draining" and group.desired == 0 and now - state.since >= ENDING:
         found += [EndStaying(instance_id=key) for key in sorted(group.in_state("InService"))]
     limit = timedelta(seconds=settings.drain_s)
     for key in sorted(group.in_state("Terminating:Wait")):

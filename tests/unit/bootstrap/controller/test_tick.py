@@ -83,6 +83,22 @@ def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> 
     assert stack.tick().phase == "starting"
 
 
+def test_a_node_that_holds_on_is_ended_through_its_group(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = stack.trained()
+    stack.ask("stop")
+    # As if each node protected itself again between two looks.
+    monkeypatch.setattr(stack.clients.autoscaling, "set_instance_protection", lambda **given: None)
+    for _ in range(5):
+        stack.tick()
+    ended = [
+        line["instance_id"] for line in events(capsys.readouterr().out, "action") if line["action"] == "EndStaying"
+    ]
+    assert set(ended) == set(nodes)
+    assert all(instance.lifecycle_state != "InService" for instance in stack.group.instance_states)
+
+
 def test_the_ceiling_drains_the_fleet(stack: Stack) -> None:
     stack.config = replace(stack.config, ceiling_usd=100.0)
     stack.trained()
