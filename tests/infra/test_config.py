@@ -12,7 +12,17 @@ import yaml
 from infra import config, images, refusals
 from infra.config import ConfigError
 from infra.preview import Answers, stand_in
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, WORKERS, capacity_block, deploy, on_demand, reserved, workers
+from tests.infra.deployed import (
+    EXISTING_VPC,
+    LONE_NODE,
+    WORKERS,
+    capacity_block,
+    deploy,
+    deploy_anew,
+    on_demand,
+    reserved,
+    workers,
+)
 from tests.plans import SPOT_P4D, sample_plan
 
 
@@ -85,8 +95,8 @@ def test_a_block_that_was_not_bought_is_refused() -> None:
 def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
     with pytest.raises(ConfigError, match=r"Capacity Block cr-0123456789abcdef0 ended at 2099-06-02 09:00 UTC"):
-        deploy(capacity_block())
-    assert deploy(capacity_block(), {"gpufleet:forceDestroy": "true"}).all("Group")
+        deploy_anew(capacity_block())
+    assert deploy_anew(capacity_block(), {"gpufleet:forceDestroy": "true"}).all("Group")
 
 
 UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}

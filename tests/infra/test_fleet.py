@@ -10,7 +10,17 @@ from infra import refusals
 from infra.draining import terminate_timeout_s
 from infra.fleet import Fleet, interfaces
 from infra.naming import Names
-from tests.infra.deployed import LONE_NODE, WORKERS, Deployed, capacity_block, deploy, on_demand, reserved, workers
+from tests.infra.deployed import (
+    LONE_NODE,
+    WORKERS,
+    Deployed,
+    capacity_block,
+    deploy,
+    deploy_anew,
+    on_demand,
+    reserved,
+    workers,
+)
 from tests.plans import sample_plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,7 +130,7 @@ def test_a_block_with_an_offset_is_drained_at_the_same_moment() -> None:
 def test_the_last_minutes_of_a_block_declare_no_action_in_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto Scaling refuses a time in the past, and drops an action that has run."""
     monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 8, 25, tzinfo=UTC))
-    assert not deploy(capacity_block()).all("Schedule")
+    assert not deploy_anew(capacity_block()).all("Schedule")
 
 
 def test_hooks_exist_before_the_first_instance_and_stay_changeable(stack: Deployed) -> None:
@@ -277,7 +287,7 @@ def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Fleet, "_left_to_others", left)
-        deploy(*given)
+        deploy_anew(*given)
     return seen
 
 
