@@ -352,8 +352,19 @@ request_drain() {
   [[ -e "$DRAIN_FILE" ]] || ask_drain "launch.sh got SIG$1"
 }
 
+# tell_last: the newest state, where the one before was still on its way; a few seconds, as the time to leave is short.
+tell_last() {
+  local until=$((SECONDS + 5))
+  while ((SECONDS < until)); do
+    keep_telling
+    if [[ -z "$teller_pid" ]] || ! kill -0 "$teller_pid" 2>/dev/null; then return 0; fi
+    pause 0.2
+  done
+}
+
 # leave: the last thing a node does.
 leave() {
+  tell_last
   complete_terminate_hook
   log "this node has left the run"
 }
