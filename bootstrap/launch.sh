@@ -131,6 +131,14 @@ tell_newest() {
   log "the controller knows that this node is ${state[0]}"
 }
 
+# wait_for_others NOUN DEADLINE: until the next look at who is there; fails where this node leaves meanwhile.
+wait_for_others() {
+  if [[ -e "$DRAIN_FILE" ]]; then return 1; fi
+  ((SECONDS < $2)) || die "the $1 was not complete within $GPUFLEET_JOIN_LIMIT_S s"
+  keep_watching
+  pause "$GPUFLEET_JOIN_POLL_S"
+}
+
 # in_service_instances: "launch-time instance-id private-ip" of each running in-service node of the fleet, oldest first.
 in_service_instances() {
   local ids
@@ -164,12 +172,7 @@ resolve_rendezvous() {
     else
       log "cannot list the nodes of $GPUFLEET_ASG_NAME; trying again"
     fi
-    if [[ -e "$DRAIN_FILE" ]]; then
-      return 0
-    fi
-    ((SECONDS < deadline)) || die "the fleet was not complete within $GPUFLEET_JOIN_LIMIT_S s"
-    keep_watching
-    pause "$GPUFLEET_JOIN_POLL_S"
+    wait_for_others fleet "$deadline" || return 0
   done
 }
 
@@ -201,12 +204,7 @@ resolve_peers() {
     else
       log "the first pod does not listen yet; waiting for it"
     fi
-    if [[ -e "$DRAIN_FILE" ]]; then
-      return 0
-    fi
-    ((SECONDS < deadline)) || die "the gang was not complete within $GPUFLEET_JOIN_LIMIT_S s"
-    keep_watching
-    pause "$GPUFLEET_JOIN_POLL_S"
+    wait_for_others gang "$deadline" || return 0
   done
 }
 

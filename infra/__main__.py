@@ -18,16 +18,16 @@ from infra.security import Security, SecurityArgs
 from infra.storage import Storage, StorageArgs
 
 
-def main(*, need_wheels: bool = True) -> None:
+def main(*, starts_nodes: bool = True) -> None:
     """Declare every resource of the stack.
 
     Args:
-        need_wheels: as ``config.load``; false for a preview, which starts no node.
+        starts_nodes: as ``config.load``; false for a preview.
 
     Raises:
         infra.config.ConfigError: the configuration or plan cannot be carried out.
     """
-    settings = config.load(need_wheels=need_wheels)
+    settings = config.load(starts_nodes=starts_nodes)
     plan = settings.plan
     image = images.look_up(settings)
     names = Names(

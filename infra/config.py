@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from infra.bundle import files_of
 from infra.naming import NOT_IN_TAGS, slug, tags
-from infra.refusals import block_refusals, purchase_refusals, scaling_refusals, zone_refusals
+from infra.refusals import block_refusals, purchase_refusals, scaling_refusals, start_refusals
 from infra.secret_text import secrets_in
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
@@ -166,12 +166,11 @@ class Settings:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def load(*, need_wheels: bool) -> Settings:
+def load(*, starts_nodes: bool) -> Settings:
     """Read and check the current stack's configuration.
 
     Args:
-        need_wheels: whether to refuse a fleet whose nodes could not get torch, or would wait in the wrong zone; false
-            to look only.
+        starts_nodes: whether to refuse what is only wrong once nodes start (``start_refusals``); false to look only.
 
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
@@ -210,25 +209,8 @@ def load(*, need_wheels: bool) -> Settings:
         eks=_model("eks", config.get_object("eks"), Eks) or Eks(),
     )
     problems = _unknown_keys() + refusals(settings, region=pulumi.Config("aws").get("region") or "")
-    if (
-        need_wheels
-        and settings.platform == "ec2"
-        and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat)
-    ):
-        problems.append(
-            "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
-            "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
-            "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
-        )
-    if need_wheels:
-        problems += zone_refusals(settings)
-        if settings.platform == "ec2" and not settings.train_command and settings.ceiling_usd is None:
-            problems.append(
-                "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
-                "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
-                "`pulumi config set gpufleet:ceilingUsd 100`"
-            )
+    if starts_nodes:
+        problems += start_refusals(settings)
     if problems:
         raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
     return settings

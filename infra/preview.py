@@ -228,7 +228,7 @@ def resources(
     from infra.__main__ import main
 
     recorder = stand_in(plan, stack=stack, config=config, answers=Answers(plan, known))
-    run: Callable[[], None] = mocks.test(functools.partial(main, need_wheels=False))  # type: ignore[no-untyped-call]
+    run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
     # Sorted, as they register whenever their inputs have resolved.
     return sorted(

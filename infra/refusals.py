@@ -59,7 +59,28 @@ def block_refusals(settings: Settings) -> list[str]:
     ]
 
 
-def zone_refusals(settings: Settings) -> list[str]:
+def start_refusals(settings: Settings) -> list[str]:
+    """What would make nodes that start fail, wait or idle at full price; no harm to a stack that is only looked at."""
+    found = []
+    ec2 = settings.platform == "ec2"
+    if ec2 and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat):
+        found.append(
+            "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
+            "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
+            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
+            "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
+        )
+    found += _zone_refusals(settings)
+    if ec2 and not settings.train_command and settings.ceiling_usd is None:
+        found.append(
+            "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
+            "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
+            "`pulumi config set gpufleet:ceilingUsd 100`"
+        )
+    return found
+
+
+def _zone_refusals(settings: Settings) -> list[str]:
     """Whether it is known in which zone an existing reservation is."""
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
     if not reservation or settings.zone_id or settings.subnet_ids or len(zones) == 1:

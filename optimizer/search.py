@@ -290,9 +290,10 @@ class Table:
             worst = float(self.run.rate.min())
             return rejection(name, "interruptions", "spot nodes are lost faster than the job recovers", worst, None)
         budget, deadline = limits.budget_usd, limits.deadline_hours
-        in_time = hours <= self._hours_had()
+        had = self._hours_had()
+        in_time = hours <= had
         if not in_time.any():
-            longest, nearest = float(self._hours_had().max()), float(hours.min())
+            longest, nearest = float(had.max()), float(hours.min())
             return rejection(
                 name,
                 "capacity-block",

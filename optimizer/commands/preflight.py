@@ -173,7 +173,7 @@ def _accepted(plan: FleetPlan, stack: str | None, config: Mapping[str, Any]) -> 
     }
     stand_in(plan, stack=stack or _NO_STACK, config=values)
     try:
-        load(need_wheels=bool(config))
+        load(starts_nodes=bool(config))
     except (ConfigError, RunError) as error:  # RunError: Pulumi's own, of a value that is no number
         return Row(
             check="configuration",

@@ -197,7 +197,7 @@ def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
 
 def load(settings: dict[str, str], **changes: Any) -> config.Settings:
     stand_in(sample_plan(**changes), stack="dev", config=settings)
-    return config.load(need_wheels=True)
+    return config.load(starts_nodes=True)
 
 
 @pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
@@ -258,7 +258,7 @@ def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
     assert images.PINNED.keys() == {"x86_64", "arm64"}
     assert all(name[-8:].isdigit() and "*" not in name for name in images.PINNED.values())
     stand_in(sample_plan(node={"cpu_architecture": "arm64"}), stack="dev")
-    image = images.look_up(config.load(need_wheels=False))
+    image = images.look_up(config.load(starts_nodes=False))
     assert (image.name, image.kind) == (images.PINNED["arm64"], "dlami")
 
 
@@ -281,7 +281,7 @@ def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.I
     answers = _Image(plan)
     answers.changes = changes
     stand_in(plan, stack="dev", config=settings, answers=answers)
-    return images.look_up(config.load(need_wheels=False)), answers.asked
+    return images.look_up(config.load(starts_nodes=False)), answers.asked
 
 
 def test_the_image_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:
