@@ -12,7 +12,8 @@ from optimizer.assemble import cents, parallelism, rounded
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import TIE, Machines, Search, estimates_of
+from optimizer.fastest import TIE, Search, estimates_of
+from optimizer.machines import Machines
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Grid, Run
@@ -20,8 +21,6 @@ from optimizer.plan import FleetPlan, Parallelism
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, Purchase, Table, besides_nodes, run_of
 from optimizer.workload.model import ModelSpec
-
-_SPLITS = space.AXES[1:]
 
 
 def alternatives(
@@ -69,11 +68,11 @@ def alternatives(
     lacks = np.where(np.isfinite(hours), peak_gib - limit_gib, np.inf)
     key = np.where(lacks <= 0, hours, 1e9 + lacks)
     mine = plan.parallelism
-    own_layout = np.logical_and.reduce([getattr(rows, name) == getattr(mine, name) for name in ("data", *_SPLITS)])
+    own_layout = np.logical_and.reduce([getattr(rows, name) == getattr(mine, name) for name in ("data", *space.SPLITS)])
     groups: list[Any] = []
-    for used in range(1 << len(_SPLITS)):
-        names = [name for at, name in enumerate(_SPLITS) if used >> at & 1]
-        if names != [name for name in _SPLITS if getattr(mine, name) > 1]:
+    for used in range(1 << len(space.SPLITS)):
+        names = [name for at, name in enumerate(space.SPLITS) if used >> at & 1]
+        if names != [name for name in space.SPLITS if getattr(mine, name) > 1]:
             groups.append((search.used == used)[:, None, None])
     for sharding in search.shardings:
         if SHARDINGS[sharding] != mine.sharding:
@@ -135,7 +134,7 @@ def _illegal(
         ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
     )
     found = []
-    for at, name in enumerate(_SPLITS):
+    for at, name in enumerate(space.SPLITS):
         if (used >> at & 1).any() or (name == "expert" and not model.experts):
             continue
         entry = nothing | {"fits": False, "loses_by": "illegal"}

@@ -1,37 +1,35 @@
 """The fastest configuration that fits, for every instance type and node count at once.
 
 For one type and node count, the configuration that trains fastest is best at every price, because a fleet's cost rises
-with its hours. All types are searched in flat arrays, and not every configuration is evaluated: a bound says how fast a
-row of ``space`` could be at best, and a row that could not be the fastest is left out. The answer is that of evaluating
-them all (tests compare it with brute force); ``Fastest`` says how many were evaluated and how many the bound covered.
+with its hours. All types are searched in flat arrays, and not every configuration is evaluated: a bound (``floor``)
+says how fast a row of ``space`` could be at best, and a row that could not be the fastest is left out. The answer is
+that of evaluating them all (tests compare it with brute force); ``Fastest`` says how many were evaluated and how many
+the bound covered.
 
-The bound of a row has the computation and tensor communication of its layers without more recomputation than memory
-asks for, the pipeline's bubble, and the data-parallel communication that computation cannot hide; it leaves out the
-optimizer and the host. Computation comes from a table by (machine, tensor, context, expert, micro-batch), of which
-there are few; what memory asks for, and communication, from the layout at its smallest micro-batch.
+A row is bounded first with the checkpointings that memory asks for at its layout's smallest micro-batch; then, where
+it may be the fastest, its memory is worked out, and with the checkpointings that this asks for it is bounded again.
+What is still fast enough is evaluated, the rows of the least bounds first: they set the mark for the others.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer import space
-from optimizer.hardware import Gpu, InstanceType, Precision
-from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
-from optimizer.performance.communication import communication
-from optimizer.performance.evaluate import evaluate_inputs, inputs_of, limit_gib, needed_gib, room_gib, step_s
-from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.inputs import Coefficients, Inputs
-from optimizer.performance.step import step_seconds
-from optimizer.performance.types import DDP, SHARDINGS, Estimates, Grid, Hardware, Run
+from optimizer.floor import COLUMNS, Floor
+from optimizer.hardware import InstanceType
+from optimizer.machines import Machines, share_of_gpu
+from optimizer.performance.calibration import POOLED, Calibration, model_kind
+from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
+from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware, Run
+from optimizer.sureness import measured_axes
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -42,25 +40,13 @@ Rejection = dict[str, Any]
 # virtual stages, sharding, recomputation, passes of a step, in this order): a third of the error of
 # the best-measured GPU.
 TIE = 0.01
-# Rows evaluated together, with their shardings and checkpointings: fewer pay more for numpy's calls, more miss the
-# cache.
-_CHUNK = 4096
+# Rows evaluated together: fewer pay more for numpy's calls, more miss the cache. Memory is worked out of fewer rows, as
+# it is of all their shardings and checkpointings.
+_CHUNK = 8192
+_MEMORY_CHUNK = 1024
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
-_WAVES = (1.03, 1.1, 1.3, np.inf)
-# Kinds of parallelism that split the model, by place in a row's bits.
-_SPLITS = space.AXES[1:]
-# Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code
-# with fused kernels (Megatron's) and in plain PyTorch: what one's pipeline costs says little of the other's. With any
-# other the speed is as sure as that of a GPU nobody measured.
-MEASURED_AXES = {
-    ("A100", "fused"): ("tensor", "pipeline"),
-    ("H100", "fused"): ("tensor", "pipeline"),
-    ("H200", "written out"): ("tensor",),
-}
-_COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
-# Parts of a step that every micro-batch pays in the layers of a stage.
-_IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
+_WAVES = (1.03, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,116 +87,6 @@ class Fastest:
         """Nodes that write a checkpoint together: those that hold different parts of the state."""
         split = np.minimum(self.rows.nodes, self.rows.pipeline)
         return np.where(self.sharding == DDP, split, self.rows.nodes).astype(float)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machines:
-    """Instance types as the estimator sees them: one Inputs whose numbers differ by type in ``differing`` only."""
-
-    instances: tuple[InstanceType, ...]
-    common: Inputs
-    differing: dict[str, Floats]
-    coefficients: dict[str, Floats]
-
-    @cached_property
-    def memory_bytes(self) -> Floats:
-        """What each one's driver shows of a GPU's memory."""
-        shown: Any = self.differing.get("gpu_memory_bytes", self.common.gpu_memory_bytes)
-        return np.broadcast_to(shown, len(self.instances))
-
-    def any_with(self, gpus_per_node: Floats, columns: Mapping[str, Any]) -> Inputs:
-        """Inputs of configurations on no GPU in particular: all that is known of it is how many a node has."""
-        numbers: dict[str, Any] = dict.fromkeys(self.differing, np.nan) | {"gpus_per_node": gpus_per_node}
-        fitted: dict[str, Any] = dict.fromkeys(self.coefficients, np.nan)
-        return replace(self.common, **numbers, **columns, coefficients=replace(self.common.coefficients, **fitted))
-
-    @classmethod
-    def of(cls, instances: Sequence[InstanceType], run: Run, model: ModelSpec, calibration: Calibration) -> Self:
-        """Look up what the estimator needs of each type.
-
-        Raises:
-            DataMissingError: a fact about a GPU is missing.
-        """
-        one = Grid(nodes=1, data=1, sequence_parallel=0)
-        inputs = [inputs_of(model, run, share_of_gpu(instance), one, calibration) for instance in instances]
-        grid = {field.name for field in fields(Grid)}
-        names = [field.name for field in fields(Inputs) if field.name not in grid | {"coefficients", "module"}]
-        return cls(
-            instances=tuple(instances),
-            common=inputs[0],
-            differing=_differing(inputs, names),
-            coefficients=_differing([x.coefficients for x in inputs], [field.name for field in fields(Coefficients)]),
-        )
-
-    def inputs(self, machine: Ints, columns: Mapping[str, Any], *, axes: int = 0) -> Inputs:
-        """Inputs of configurations on ``machine`` (positions in ``instances``, one a configuration).
-
-        Args:
-            machine: flat.
-            columns: fields of Grid; flat ones of that length, or broadcasting against it.
-            axes: dimensions that the flat ones get behind their own.
-        """
-        more = (..., *(None,) * axes)
-        numbers: dict[str, Any] = {name: values[machine][more] for name, values in self.differing.items()}
-        return replace(
-            self.common,
-            **numbers,
-            **columns,
-            coefficients=replace(
-                self.common.coefficients, **{name: values[machine][more] for name, values in self.coefficients.items()}
-            ),
-        )
-
-
-def _differing(things: Sequence[Any], names: Collection[str]) -> dict[str, Floats]:
-    columns = {name: [getattr(thing, name) for thing in things] for name in names}
-    return {name: np.array(values) for name, values in columns.items() if any(v != values[0] for v in values)}
-
-
-def measured_axes(gpu: Gpu, framework: str) -> tuple[str, ...]:
-    """Kinds of parallelism, besides data parallelism, that measured runs on ``gpu`` have in code like ``framework``."""
-    fused = frameworks()[framework_name(framework)].fused_kernels
-    return MEASURED_AXES.get((gpu.name, "fused" if fused else "written out"), ())
-
-
-def unmeasured_note(gpu: Gpu, framework: str, ranks: Mapping[str, int]) -> str:
-    """What no measured run on ``gpu`` has of a layout (ranks by kind of parallelism), in words; empty if it has all."""
-    known = measured_axes(gpu, framework)
-    kinds = [axis for axis in _SPLITS if axis not in known and ranks[axis] > 1]
-    what = f"{' or '.join(kinds)} parallelism in code like {framework}"
-    return f"no measured run on {gpu.name} has {what}" if kinds else ""
-
-
-def speed_source(
-    calibration: Calibration, gpu: Gpu, precision: Precision, framework: str, model: ModelSpec, ranks: Mapping[str, int]
-) -> tuple[Residual, str]:
-    """How sure the speed of a layout (ranks by kind of parallelism) is, and where it comes from, in words."""
-    kind, unsure = model_kind(model), calibration.residuals[POOLED].relative_error
-    residual = calibration.residual(gpu, precision, framework, kind=kind)
-    source = calibration.describe(gpu, precision, framework, kind=kind)
-    note = unmeasured_note(gpu, framework, ranks)
-    if note and residual.relative_error < unsure:
-        return Residual(rows=residual.rows, relative_error=unsure), f"{source}; {note}, so error {unsure:.0%}"
-    return residual, source
-
-
-def share_of_gpu(instance: InstanceType) -> Hardware:
-    """The estimator's view of an instance type; a fractional GPU computes and moves data at its fraction."""
-    gpu = instance.gpu
-    if instance.gpu_count < 1:
-        gpu = replace(
-            gpu,
-            memory_bandwidth_gb_per_s=gpu.memory_bandwidth_gb_per_s * instance.gpu_count,
-            peak_tflop_per_s={name: peak * instance.gpu_count for name, peak in gpu.peak_tflop_per_s.items()},
-        )
-    return Hardware(
-        gpu=gpu,
-        gpus_per_node=instance.ranks,
-        interconnect=instance.interconnect,
-        network_gbit_per_s=instance.network_gbit_per_s,
-        efa=instance.efa_cards > 0,
-        gpu_memory_gib=instance.gpu_memory_gib,
-    )
 
 
 def fastest(
@@ -342,29 +218,19 @@ class Search:
         samples: int,
         calibration: Calibration,
     ) -> None:
-        self.machines, self.model, self.run, self.samples = machines, model, run, samples
-        self.calibration = calibration
-        distinct = list({id(table): table for table in tables}.values())
-        self.table = space.Rows.joined(distinct)
-        layouts = np.cumsum([0, *(int(table.layout.max()) + 1 for table in distinct)])
-        self.layout = np.concatenate([t.layout + first for t, first in zip(distinct, layouts, strict=False)])
-        self.first_row = np.zeros(layouts[-1], dtype=np.int64)
-        self.first_row[self.layout[::-1]] = np.arange(self.layout.size)[::-1]
-        starts = dict(zip(map(id, distinct), np.cumsum([0, *(t.size for t in distinct[:-1])]), strict=True))
-        self.slices = [slice(starts[id(table)], starts[id(table)] + table.size) for table in tables]
+        self.machines, self.model = machines, model
+        self.tables = list({id(table): table for table in tables}.values())
+        self.table_of = [next(at for at, one in enumerate(self.tables) if one is table) for table in tables]
+        self.table = space.Rows.joined(self.tables)
+        ends = np.cumsum([0, *(table.size for table in self.tables)]).tolist()
+        self.slices_of_tables = [slice(start, end) for start, end in pairwise(ends)]
+        self.slices = [self.slices_of_tables[at] for at in self.table_of]
         self.shardings, self.checkpointings = space.shardings(run), space.checkpointings(model)
-        self.columns = np.stack([getattr(self.table, name) for name in _COLUMNS]).astype(np.float64)
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
         self.shards = np.ascontiguousarray(space.shards(self.table, self.shardings).T)[:, None]
-        self.possible = np.moveaxis(self.shards, -1, 0)
+        self.settings = np.count_nonzero(self.shards, axis=(0, 1)) * self.checkpointings.size
         self.steps = np.ceil(samples / self.table.batch)
-        self.ranks = self.table.data * self.table.tensor * self.table.pipeline * self.table.context // self.table.nodes
-        # What each row needs of a GPU's memory, GiB, worked out when it is first asked for (``_know``).
-        self.known = np.zeros(self.table.size, dtype=bool)
-        self.peak_gib = np.empty((self.shardings.size, self.checkpointings.size, self.table.size))
-        self.nccl_gib = np.empty(self.table.size)
-        self.axes = self.table.axes
-        self.used = np.sum([(getattr(self.table, a) > 1) << i for i, a in enumerate(_SPLITS)], axis=0)
+        self.used = self.table.used
         self.unsure = calibration.residuals[POOLED].relative_error
         self.errors = np.array(
             [
@@ -373,7 +239,7 @@ class Search:
             ]
         )
         measured = [
-            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(_SPLITS))
+            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(space.SPLITS))
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
@@ -381,178 +247,185 @@ class Search:
         self.width = int(self.table.nodes.max()) + 1
         self.marks = np.full((3, len(tables) * self.width), np.inf)
         self.evaluated = np.zeros(len(tables), dtype=np.int64)
-        self.entries: list[_Entries] = []
-        # Of each machine where nothing fitted yet: the row that came nearest, and the GiB it lacks.
-        self.lacks_gib = np.full(len(tables), np.inf)
-        self.nearest = np.zeros(len(tables), dtype=np.int64)
-        self.floor = _Floor(self)
+        self.waves: list[tuple[Ints, Ints]] = []
+        none = np.zeros(0, dtype=np.int64)
+        self.entries = [_Entries(machine=none, row=none, sharding=none, checkpointing=none, hours=np.zeros(0))]
+
+    @cached_property
+    def first_rows(self) -> list[Ints]:
+        """Of each table, the first row of each layout: that of its smallest micro-batch."""
+        found = []
+        for table in self.tables:
+            first = np.zeros(int(table.layout.max()) + 1, dtype=np.int64)
+            first[table.layout[::-1]] = np.arange(table.size)[::-1]
+            found.append(first)
+        return found
+
+    @cached_property
+    def floor(self) -> Floor:
+        """The bound of every row."""
+        return Floor(
+            machines=self.machines,
+            tables=self.tables,
+            table_of=self.table_of,
+            first_rows=self.first_rows,
+            steps=self.steps,
+            model=self.model,
+            shardings=self.shardings,
+            checkpointings=self.checkpointings,
+        )
 
     def results(self) -> list[Fastest | Rejection]:
         """One result a machine."""
-        plain = self.axes == 0
-        self._wave(*self._rows_where(lambda _, rows: plain[rows]))
-        machine, row = self._rows_where(self._may_beat_the_mark(~plain))
+        plain = [np.flatnonzero(self.used[rows] == 0) + rows.start for rows in self.slices]
+        self._weigh(np.repeat(np.arange(len(plain)), [rows.size for rows in plain]), np.concatenate(plain))
+        machine, row, bound = self.bounded()
         key = machine * self.width + self.table.nodes[row]
-        bound = self._bound(machine, row)
         least = np.full(self.marks.shape[1], np.inf)
         np.minimum.at(least, key, bound)
         for factor in _WAVES:
-            open_ = np.isfinite(bound) & (bound <= (1 + TIE) * self.marks[self.sureness(machine, row), key])
-            now = open_ & (bound <= factor * least[key])
-            self._wave(machine[now], row[now])
-            later = open_ & ~now
+            may = bound <= self._mark(machine, row, key)
+            now = may & (bound <= factor * least[key])
+            self._weigh(machine[now], row[now])
+            later = may & ~now
             machine, row, key, bound = machine[later], row[later], key[later], bound[later]
-        self.found = self._choose()
-        return [self._result(at) for at in range(len(self.slices))]
+        return self._found()
 
-    def _rows_where(self, wanted: Callable[[int, slice], NDArray[np.bool_]]) -> tuple[Ints, Ints]:
-        """Machine and row of all that are ``wanted`` of a machine's rows: a machine at a time stays in the cache."""
-        rows = [s.start + np.flatnonzero(wanted(at, s)) for at, s in enumerate(self.slices)]
-        return np.repeat(np.arange(len(rows)), [found.size for found in rows]), np.concatenate(rows)
+    def _mark(self, machine: Ints, row: Ints, key: Ints) -> Floats:
+        """The hours that a row must not exceed: a tie with the fastest known that is as sure; finite."""
+        marks = self.marks[self.sureness(machine, row), key]
+        return np.minimum((1 + TIE) * marks, np.finfo(float).max)
 
-    def _may_beat_the_mark(self, asked: NDArray[np.bool_]) -> Callable[[int, slice], NDArray[np.bool_]]:
-        """Which of ``asked`` could be as fast as the fastest known, whatever their checkpointing."""
-        marks = (1 + TIE) * self.marks.reshape(len(self.marks), len(self.slices), self.width)
+    def bounded(self) -> tuple[Ints, Ints, Floats]:
+        """Machine, row and bound of all rows that split the model and may beat the mark.
 
-        def may(machine: int, rows: slice) -> NDArray[np.bool_]:
-            mark = marks[self.sureness(machine, rows), machine, self.table.nodes[rows]]
-            return np.asarray(asked[rows] & (self.floor.least_hours(machine, rows) <= mark))
+        A machine at a time stays in the cache.
+        """
+        smallest = [self._least_gib(*of) for of in zip(self.slices_of_tables, self.first_rows, strict=True)]
+        ways: dict[tuple[int, float], tuple[Ints, Ints]] = {}
+        places: dict[tuple[int, int], Ints] = {}
+        found_rows, found_bounds = [], []
+        for machine, rows in enumerate(self.slices):
+            table, shown_bytes = self.table_of[machine], float(self.machines.memory_bytes[machine])
+            if (table, shown_bytes) not in ways:
+                least_gib, nccl_gib = smallest[table]
+                way = self._first_that_fits(least_gib <= limit_gib(shown_bytes, nccl_gib))
+                ways[table, shown_bytes] = way, way.min(axis=0)[self.tables[table].layout]
+            way, least_way = ways[table, shown_bytes]
+            unmeasured = int(self.unmeasured[machine])
+            if (table, unmeasured) not in places:
+                places[table, unmeasured] = self.sureness(machine, rows) * self.width + self.table.nodes[rows]
+            marks = self.marks.reshape(len(self.marks), len(self.slices), self.width)[:, machine]
+            marks = np.minimum((1 + TIE) * marks, np.finfo(float).max)
+            marks[0] = -1.0  # plain data parallelism is weighed already
+            mark = marks.take(places[table, unmeasured])
+            near = np.flatnonzero(self.floor.least_hours(machine, rows, least_way) <= mark)
+            row, mark = near + rows.start, mark[near]
+            bound = self.floor.hours(machine, row, way[:, self.tables[table].layout[near]]).min(axis=0)
+            may = bound <= mark
+            found_rows.append(row[may])
+            found_bounds.append(bound[may])
+        machines = np.repeat(np.arange(len(found_rows)), [row.size for row in found_rows])
+        return machines, np.concatenate(found_rows), np.concatenate(found_bounds)
 
-        return may
-
-    def _bound(self, machine: Ints, row: Ints) -> Floats:
-        """The least hours of rows with what fits at the smallest micro-batch; infinite where nothing does."""
-        code = machine * self.first_row.size + self.layout[row]
-        asked = np.zeros(len(self.slices) * self.first_row.size, dtype=bool)
-        asked[code] = True
-        pair = np.flatnonzero(asked)
-        place = (np.cumsum(asked) - 1)[code]
-        at, layout = np.divmod(pair, self.first_row.size)
-        first = self.first_row[layout]
-        way = np.zeros(pair.size, dtype=np.int64)
-        every, once = (np.empty((self.shardings.size, pair.size)) for _ in range(2))
-        always = np.empty(pair.size)
-
-        smallest, at_layout = _distinct(first)
+    def _least_gib(self, rows: slice, first_row: Ints) -> tuple[Floats, Floats]:
+        """What each layout of a table needs at least: peak (shardings x checkpointings x layouts), and NCCL's."""
+        row = first_row + rows.start
         # No micro-batch keeps less: a larger one has fewer in flight, of more samples each.
-        columns = self.columns[:, smallest]
-        pipeline, accum = columns[_COLUMNS.index("pipeline")], columns[_COLUMNS.index("grad_accum")]
-        columns[_COLUMNS.index("grad_accum")] = np.where(pipeline > 1, accum, 1.0)
-        least_gib, nccl_gib = self._needed_gib(smallest, columns)
+        accum = np.where(self.table.pipeline[row] > 1, self.table.grad_accum[row], 1)
+        return self._needed_gib(row, grad_accum=accum.astype(float))
+
+    def _weigh(self, machine: Ints, row: Ints) -> None:
+        """Evaluate rows as far as they may be the fastest, and lower the marks."""
+        if not row.size:
+            return
+        self.waves.append((machine, row))
+        self.evaluated += np.bincount(machine, weights=self.settings[row], minlength=len(self.slices)).astype(int)
+        place = np.zeros(self.table.size, dtype=np.int64)
+        place[row] = 1
+        needed = np.flatnonzero(place)
+        place[needed] = np.arange(needed.size)
+        peak_gib, nccl_gib = self._needed_gib(needed)
         shown_bytes = self.machines.memory_bytes
-
-        def fill(piece: slice) -> None:
-            x = self._inputs_of(at[piece], self.columns[:, first[piece]])
-            sent = communication(replace(x, checkpointing=np.zeros((1, 1))))
-            where = at_layout[piece]
-            most_gib = limit_gib(shown_bytes[at[piece]], nccl_gib[where])
-            fit = (least_gib[:, :, where] <= most_gib) & self.shards[:, :, first[piece]]
-            way[piece] = _first(np.any(fit, axis=0))
-            every[:, piece] = np.where(fit.any(axis=1), sent.data_per_micro_batch[:, 0], np.inf)
-            once[:, piece] = sent.data_per_step[:, 0]
-            always[piece] = x.coefficients.exposed_communication
-
-        _each(fill, [slice(start, start + _CHUNK) for start in range(0, pair.size, _CHUNK)])
-        bound = np.full(row.size, np.inf)
+        pieces = []
+        for start in range(0, row.size, _CHUNK):
+            of, at = machine[start : start + _CHUNK], row[start : start + _CHUNK]
+            where = place[at]
+            most_gib = limit_gib(shown_bytes[of], nccl_gib[where])
+            way = self._first_that_fits(peak_gib.take(where, axis=2) <= most_gib)
+            bound = self.floor.hours(of, at, way)
+            mark = self._mark(of, at, of * self.width + self.table.nodes[at])
+            sharding, which = np.nonzero(bound <= mark)
+            pieces.append((of[which], at[which], sharding, way[sharding, which], bound[sharding, which]))
+        machine, row, sharding, way, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
         key = machine * self.width + self.table.nodes[row]
-        asked = np.flatnonzero(way[place] >= 0)
-        compute = self.floor.hours(machine[asked], row[asked], way[place[asked]])
-        # What computation alone leaves too slow needs no more of a bound.
-        slow = compute > (1 + TIE) * self.marks[self.sureness(machine[asked], row[asked]), key[asked]]
-        asked, compute = asked[~slow], compute[~slow]
-        row, place = row[asked], place[asked]
-        accum, shown = self.table.grad_accum[row], always[place]
-        behind = compute * 3600 / self.steps[row] / accum
-        exposed = [
-            accum * np.maximum(shown * often[place], often[place] - behind)
-            + np.maximum(shown * last[place], last[place] - behind)
-            for often, last in zip(every, once, strict=True)
-        ]
-        bound[asked] = compute + self.steps[row] * np.min(exposed, axis=0) / 3600
-        return bound
+        least = np.full(self.marks.shape[1], np.inf)
+        np.minimum.at(least, key, bound)
+        for factor in _WAVES:
+            may = bound <= self._mark(machine, row, key)
+            now = may & (bound <= factor * least[key])
+            self._evaluate(machine[now], row[now], self.shardings[sharding[now]], self.checkpointings[way[now]])
+            later = may & ~now
+            machine, row, sharding, way, key, bound = (
+                column[later] for column in (machine, row, sharding, way, key, bound)
+            )
 
-    def _wave(self, machine: Ints, row: Ints) -> None:
-        """Evaluate rows, on all processors, and lower the marks."""
-        self._know(row)
-        pieces = [slice(at, at + _CHUNK) for at in range(0, row.size, _CHUNK)]
-        weighed = _each(lambda piece: self._weigh(machine[piece], row[piece]), pieces)
-        for entries, (where, nearest, lacks_gib) in weighed:
-            self.entries.append(entries)
-            least = self.lacks_gib.copy()
-            np.minimum.at(least, where, lacks_gib)
-            nearer = (lacks_gib == least[where]) & (lacks_gib < self.lacks_gib[where])
-            self.nearest[where[nearer]] = nearest[nearer]
-            self.lacks_gib = least
-            key = entries.machine * self.width + self.table.nodes[entries.row]
-            sureness = self.sureness(entries.machine, entries.row)
-            for at, marks in enumerate(self.marks):
-                np.minimum.at(marks, key[sureness <= at], entries.hours[sureness <= at])
-        self.evaluated += np.bincount(machine, weights=self._settings(row), minlength=len(self.slices)).astype(int)
+    def _evaluate(self, machine: Ints, row: Ints, sharding: Ints, checkpointing: Ints) -> None:
+        """Work out the hours of configurations that fit, and lower the marks."""
+        for start in range(0, row.size, _CHUNK):
+            piece = slice(start, start + _CHUNK)
+            at = row[piece]
+            columns = self._columns(at)
+            columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
+            hours = self.steps[at] * step_s(self.machines.inputs(machine[piece], columns)) / 3600
+            entries = _Entries(
+                machine=machine[piece],
+                row=at,
+                sharding=sharding[piece],
+                checkpointing=checkpointing[piece],
+                hours=hours,
+            )
+            key = entries.machine * self.width + self.table.nodes[at]
+            sureness = self.sureness(entries.machine, at)
+            for level, marks in enumerate(self.marks):
+                np.minimum.at(marks, key[sureness <= level], hours[sureness <= level])
+            self.entries.append(entries.take(hours <= self._mark(entries.machine, at, key)))
+
+    def _first_that_fits(self, fits: NDArray[np.bool_]) -> Ints:
+        """Of each sharding (axis 0) and row (last) the first checkpointing that fits; their number where none does.
+
+        Recomputing more is never faster.
+        """
+        first = np.full((fits.shape[0], fits.shape[2]), self.checkpointings.size)
+        for way in range(self.checkpointings.size)[::-1]:
+            first[fits[:, way]] = way
+        return first
 
     def sureness(self, machine: Ints | int, row: Ints | slice) -> Ints:
         """0 for plain data parallelism, 1 for what was measured on the GPU, 2 for what was not: the wider error."""
         used = self.used[row]
         return np.where(used == 0, 0, 1 + ((used & self.unmeasured[machine]) != 0))
 
-    def _settings(self, row: Ints | slice) -> Ints:
-        """Configurations of each row."""
-        return np.asarray(self.possible[row].sum(axis=(1, 2)) * self.checkpointings.size)
-
-    def _weigh(self, machine: Ints, row: Ints) -> tuple[_Entries, tuple[Ints, Ints, Floats]]:
-        """The fastest checkpointing that fits of each row and sharding, and what rows that do not fit lack."""
-        most_gib = limit_gib(self.machines.memory_bytes[machine], self.nccl_gib[row])
-        gap = np.where(self.shards[:, :, row], self.peak_gib[:, :, row] - most_gib, np.inf)
-        fit = gap <= 0
-        none = ~fit.any(axis=(0, 1))
-        lacks = (machine[none], row[none], gap[:, :, none].min(axis=(0, 1)))
-        # Recomputing more is never faster: of each sharding the first checkpointing that fits, if it can beat the mark.
-        first = _first(np.moveaxis(fit, 1, 0))
-        sharding, at = np.nonzero(first >= 0)
-        way = first[sharding, at]
-        machine, row = machine[at], row[at]
-        key = machine * self.width + self.table.nodes[row]
-        mark = (1 + TIE) * self.marks[self.sureness(machine, row), key]
-        may = self.floor.hours(machine, row, way) <= mark
-        machine, row, mark = machine[may], row[may], mark[may]
-        sharding, way = self.shardings[sharding[may]], self.checkpointings[way[may]]
-        columns: dict[str, Any] = dict(zip(_COLUMNS, self.columns[:, row], strict=True))
-        columns |= {"sharding": sharding.astype(float), "checkpointing": way.astype(float)}
-        hours = self.steps[row] * step_s(self.machines.inputs(machine, columns)) / 3600
-        kept = hours <= mark
-        found = _Entries(machine=machine, row=row, sharding=sharding, checkpointing=way, hours=hours)
-        return found.take(kept), lacks
-
-    def _know(self, row: Ints) -> None:
-        """Work out what rows need of a GPU's memory, where it is not known: once for all machines."""
-        asked = np.zeros_like(self.known)
-        asked[row] = True
-        new = np.flatnonzero(asked & ~self.known)
-        self.peak_gib[:, :, new], self.nccl_gib[new] = self._needed_gib(new, self.columns[:, new])
-        self.known[new] = True
-
-    def _needed_gib(self, row: Ints, values: Floats) -> tuple[Floats, Floats]:
-        """Peak (shardings x checkpointings x rows) and what NCCL needs (rows), of rows with other ``values``."""
+    def _needed_gib(self, row: Ints, **columns: Floats) -> tuple[Floats, Floats]:
+        """Peak (shardings x checkpointings x rows), infinite where there is nothing to shard, and what NCCL needs."""
         peak_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
         nccl_gib = np.empty(row.size)
-
-        def fill(piece: slice) -> None:
-            ranks = self.ranks[row[piece]].astype(float)
-            x = self.machines.any_with(ranks, self._columns_of(values[:, piece]))
-            peak_gib[:, :, piece], nccl_gib[piece] = needed_gib(x)
-
-        _each(fill, [slice(start, start + _CHUNK) for start in range(0, row.size, _CHUNK)])
+        table = self.table
+        for start in range(0, row.size, _MEMORY_CHUNK):
+            piece = slice(start, start + _MEMORY_CHUNK)
+            at = row[piece]
+            ranks = table.data[at] * table.tensor[at] * table.pipeline[at] * table.context[at] / table.nodes[at]
+            settings = self._grid(at) | {name: values[piece] for name, values in columns.items()}
+            peak, nccl_gib[piece] = needed_gib(self.machines.any_with(ranks, settings))
+            peak_gib[:, :, piece] = np.where(self.shards[:, :, at], peak, np.inf)
         return peak_gib, nccl_gib
 
-    def inputs(self, machine: Ints, row: Ints) -> Inputs:
-        """Inputs of shape shardings x checkpointings x rows."""
-        return self._inputs_of(machine, self.columns[:, row])
+    def _columns(self, row: Ints) -> dict[str, Any]:
+        return {name: getattr(self.table, name)[row].astype(float) for name in COLUMNS}
 
-    def _inputs_of(self, machine: Ints, values: Floats) -> Inputs:
-        return self.machines.inputs(machine, self._columns_of(values))
-
-    def _columns_of(self, values: Floats) -> dict[str, Any]:
-        columns: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
-        return columns | {
+    def _grid(self, row: Ints) -> dict[str, Any]:
+        """Fields of Grid, of shape shardings x checkpointings x rows."""
+        return self._columns(row) | {
             "sharding": self.shardings[:, None, None].astype(float),
             "checkpointing": self.checkpointings[:, None].astype(float),
         }
@@ -563,7 +436,7 @@ class Search:
         Hours are infinite where there is nothing to shard.
         """
         row = np.arange(self.table.size)
-        x = self.inputs(np.zeros_like(row), row)
+        x = self.machines.inputs(np.zeros_like(row), self._grid(row))
         shape = (self.shardings.size, self.checkpointings.size, row.size)
         hours = np.where(self.shards, self.steps * step_s(x) / 3600, np.inf)
         found = [np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in (hours, *room_gib(x))]
@@ -584,25 +457,32 @@ class Search:
             evaluated=row.size,
         )
 
-    def _result(self, at: int) -> Fastest | Rejection:
-        """What was found of one machine."""
-        instance = self.machines.instances[at]
-        found = self.found.take(self.found.machine == at)
-        if not found.row.size:
-            return self._no_room(at)
-        rows = self.table.take(found.row)
+    def _found(self) -> list[Fastest | Rejection]:
+        """What was found of each machine."""
+        found = self._choose()
+        rows, steps = self.table.take(found.row), self.steps[found.row].astype(np.int64)
         sure = self.sureness(found.machine, found.row) < 2
-        return Fastest(
-            instance=instance,
-            rows=rows,
-            sharding=found.sharding,
-            checkpointing=found.checkpointing,
-            relative_error=np.where(sure, self.errors[at], self.unsure),
-            steps=self.steps[found.row].astype(np.int64),
-            train_hours=found.hours,
-            configurations=int(self._settings(self.slices[at]).sum()),
-            evaluated=int(self.evaluated[at]),
-        )
+        ends = np.searchsorted(found.machine, np.arange(len(self.slices) + 1)).tolist()
+        results: list[Fastest | Rejection] = []
+        for at, instance in enumerate(self.machines.instances):
+            mine = slice(ends[at], ends[at + 1])
+            if mine.start == mine.stop:
+                results.append(self._no_room(at))
+                continue
+            results.append(
+                Fastest(
+                    instance=instance,
+                    rows=rows.take(mine),
+                    sharding=found.sharding[mine],
+                    checkpointing=found.checkpointing[mine],
+                    relative_error=np.where(sure[mine], self.errors[at], self.unsure),
+                    steps=steps[mine],
+                    train_hours=found.hours[mine],
+                    configurations=int(self.settings[self.slices[at]].sum()),
+                    evaluated=int(self.evaluated[at]),
+                )
+            )
+        return results
 
     def _choose(self) -> _Entries:
         """Of each machine, node count and sureness the simplest of the fastest, where it beats what is more sure."""
@@ -615,29 +495,33 @@ class Search:
         keep = (found.hours <= mark) & ((sureness == 0) | (self.marks[sureness - 1, key] > mark))
         found, key, sureness = found.take(keep), key[keep], sureness[keep]
         simplest = (
+            found.row,
             found.hours,
             self.table.grad_accum[found.row],
             found.checkpointing,
             found.sharding,
             self.table.virtual_stages[found.row],
-            self.axes[found.row],
+            np.bitwise_count(self.used[found.row]),
         )
         group = len(self.marks) * key + sureness
         order = np.lexsort((*simplest, group))
         return found.take(order[np.concatenate(([True], np.diff(group[order]) > 0))[: order.size]])
 
     def _no_room(self, at: int) -> Rejection:
+        """Why nothing fits on a machine: the row that comes nearest, of those that were weighed."""
         instance = self.machines.instances[at]
-        row = self.nearest[at : at + 1]
-        peak_gib, limit_gib = np.broadcast_arrays(*room_gib(self.inputs(np.array([at]), row)))
-        gap = np.where(self.shards[:, :, row], peak_gib - limit_gib, np.inf)
+        weighed = np.concatenate([row[machine == at] for machine, row in self.waves])
+        peak_gib, nccl_gib = self._needed_gib(weighed)
+        most_gib = limit_gib(self.machines.memory_bytes[at], nccl_gib)
+        gap = peak_gib - most_gib
         if not np.isfinite(gap).any():
             kinds = ", ".join(SHARDINGS[sharding] for sharding in self.shardings)
             reason = f"one GPU has nothing to shard its state over, and sharding is {kinds}"
             return rejection(instance.name, "sharding", reason, kinds, SHARDINGS[DDP])
-        sharding, _, _ = np.unravel_index(int(gap.argmin()), gap.shape)
-        needs, leaves = float(peak_gib.flat[gap.argmin()]), float(limit_gib.flat[gap.argmin()])
-        layout = described(self.table.take(row), SHARDINGS[self.shardings[sharding]])
+        nearest = int(np.flatnonzero((gap == gap.min()).any(axis=(0, 1)))[-1])
+        sharding, way = np.unravel_index(int(gap[:, :, nearest].argmin()), gap.shape[:2])
+        needs, leaves = float(peak_gib[sharding, way, nearest]), float(most_gib[nearest])
+        layout = described(self.table.take(weighed[[nearest]]), SHARDINGS[self.shardings[sharding]])
         return rejection(
             instance.name,
             "memory",
@@ -648,73 +532,13 @@ class Search:
         )
 
 
-class _Floor:
-    """The least time of a row: a table of computation by machine, layout of a layer and micro-batch."""
-
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        table = search.table
-        # Hours of a row for each second of a micro-batch: of a stage's share of the layers and what the bubble adds to
-        # it, of an even share of the model, and of the head.
-        stages, model = table.pipeline, search.model
-        share = -(-model.layers // stages) / model.layers if model.layers else 1.0
-        self.heads = search.steps * table.grad_accum / 3600
-        self.evens = self.heads / stages
-        self.wholes = share * (self.heads + search.steps * (stages - 1) / table.virtual_stages / 3600)
-        sizes, size = _distinct(table.micro_batch)
-        code = (((table.tensor << 10) + table.context) << 12) + table.expert
-        codes, layer = _distinct(code)
-        first = np.empty(codes.size, dtype=np.int64)
-        first[layer] = np.arange(layer.size)
-        self.at = layer * sizes.size + size
-        layers = table.take(np.repeat(first, sizes.size))
-        count = len(search.slices)
-        cells = layers.size
-        machine = np.repeat(np.arange(count), cells)
-        ranks = np.array([instance.ranks for instance in search.machines.instances])[machine]
-        layers = layers.take(np.tile(np.arange(cells), count))
-        layers = replace(
-            layers,
-            # As few ranks as there can be, so that nothing else is in it.
-            nodes=-(-layers.tensor * layers.context * layers.expert // ranks),
-            data=layers.expert,
-            pipeline=np.ones_like(machine),
-            virtual_stages=np.ones_like(machine),
-            grad_accum=np.ones_like(machine),
-            micro_batch=np.tile(sizes, first.size * count),
-        )
-        columns = {name: getattr(layers, name)[:, None].astype(float) for name in _COLUMNS}
-        columns |= {"sharding": np.array(float(DDP)), "checkpointing": search.checkpointings.astype(float)}
-        shape = (machine.size, search.checkpointings.size)
-        # Under autocast a mixture's experts are slower than sharded, and the bound is of every sharding.
-        seconds = step_seconds(replace(search.machines.inputs(machine, columns, axes=1), autocast=0.0))
-        parts = {name: np.broadcast_to(values, shape).reshape(count, cells, -1) for name, values in seconds.items()}
-        # What a stage has of this is at least its share of the layers; the weights' copies at least an even share.
-        self.whole = np.sum([parts[name] for name in _IN_LAYERS], axis=0)
-        self.even, self.head = parts["elementwise"], parts["head"]
-        self.least = tuple(part.min(axis=2) for part in (self.whole, self.even, self.head))
-
-    def hours(self, machine: Ints, row: Ints, way: Ints) -> Floats:
-        """The bound of each row with a checkpointing (position in the search's), hours of useful training."""
-        at = self.at[row]
-        return self._hours(row, *(part[machine, at, way] for part in (self.whole, self.even, self.head)))
-
-    def least_hours(self, machine: Ints | int, row: Ints | slice) -> Floats:
-        """The bound of each row whatever its checkpointing."""
-        at = self.at[row]
-        return self._hours(row, *(part[machine, at] for part in self.least))
-
-    def _hours(self, row: Ints | slice, whole: Floats, even: Floats, head: Floats) -> Floats:
-        return self.wholes[row] * whole + self.evens[row] * even + self.heads[row] * head
-
-
 def estimates_of(
     chosen: Sequence[tuple[Fastest, int]], run: Run, model: ModelSpec, calibration: Calibration
 ) -> Estimates:
     """Estimates of rows of ``Fastest``, one an element of ``chosen``, of which there is one at least."""
     types = list({found.instance.name: found.instance for found, _ in chosen}.values())
     position = {instance.name: at for at, instance in enumerate(types)}
-    columns = {name: np.array([getattr(found.rows, name)[at] for found, at in chosen], float) for name in _COLUMNS}
+    columns = {name: np.array([getattr(found.rows, name)[at] for found, at in chosen], float) for name in COLUMNS}
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
     machine = np.array([position[found.instance.name] for found, _ in chosen])
@@ -727,35 +551,3 @@ def described(rows: space.Rows, sharding: str) -> str:
     split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)
     ranks = int(rows.data[0])
     return f"{sharding} over {ranks} GPU{'s' * (ranks > 1)}{split}, micro-batch {int(rows.micro_batch[0])}"
-
-
-def _distinct(values: Ints) -> tuple[Ints, Ints]:
-    """The distinct values, sorted, and the place of each value in them; np.unique would import numpy.ma first."""
-    ordered = np.sort(values)
-    distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
-    return distinct, np.searchsorted(distinct, values)
-
-
-def _first(fit: NDArray[np.bool_]) -> Ints:
-    """The first place along axis 0 that is true; -1 where none is."""
-    first = np.full(fit.shape[1:], -1)
-    for at in range(len(fit))[::-1]:
-        first[fit[at]] = at
-    return first
-
-
-def _each(function: Callable[[slice], Any], pieces: Sequence[slice]) -> list[Any]:
-    """``function`` of each piece, in order; on two threads where there are processors for them: numpy lets both run."""
-    if len(pieces) < 4 or (os.cpu_count() or 1) < 2:
-        return [function(piece) for piece in pieces]
-    results: list[Any] = [None] * len(pieces)
-
-    def work(first: int) -> None:
-        for at in range(first, len(pieces), 2):
-            results[at] = function(pieces[at])
-
-    other = threading.Thread(target=work, args=(1,))
-    other.start()
-    work(0)
-    other.join()
-    return results

@@ -31,6 +31,8 @@ Bools = npt.NDArray[np.bool_]
 
 # Kinds of parallelism that a request can allow.
 AXES = ("data", "tensor", "pipeline", "context", "expert")
+# Those that split the model, by place in a row's ``used``.
+SPLITS = AXES[1:]
 # Context parallelism is for sequences that do not fit: Llama 3 used it from 16 ranks' 8192 tokens each
 # (arXiv:2407.21783, table 4); a quarter of that is still searched.
 MIN_CONTEXT_TOKENS = 2048
@@ -67,11 +69,12 @@ class Rows:
         return self.nodes.size
 
     @property
-    def axes(self) -> Ints:
-        """Kinds of parallelism besides data parallelism; with 0, any training loop does it."""
-        several = [np.asarray(ranks > 1) for ranks in (self.tensor, self.pipeline, self.context, self.expert)]
-        count: Ints = np.sum(several, axis=0, dtype=np.int64)
-        return count
+    def used(self) -> Ints:
+        """Which of SPLITS a row has, a bit for each; with 0, any training loop does it."""
+        bits = np.zeros(self.size, dtype=np.int64)
+        for at, name in enumerate(SPLITS):
+            bits |= (getattr(self, name) > 1).astype(np.int64) << at
+        return bits
 
     @property
     def batch(self) -> Ints:

@@ -12,7 +12,6 @@ from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import speed_source
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
@@ -28,6 +27,7 @@ from optimizer.performance.runs import (
     find_gpu,
 )
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
+from optimizer.sureness import speed_source
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
@@ -294,7 +294,7 @@ def _hardware(
                     f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
         from optimizer.catalog import load
-        from optimizer.fastest import share_of_gpu
+        from optimizer.machines import share_of_gpu
 
         hardware = share_of_gpu(load().instance_type(instance_type))
         return hardware, nodes or 1, (nodes or 1) * hardware.gpus_per_node, instance_type

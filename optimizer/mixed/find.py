@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.fastest import share_of_gpu
+from optimizer.machines import share_of_gpu
 from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
 from optimizer.mixed.mix import Mix, row_of

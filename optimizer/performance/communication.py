@@ -198,10 +198,7 @@ class Group:
 
 def communication(x: Inputs) -> Communication:
     """Seconds of one rank's communication, none of it hidden yet."""
-    local = np.maximum(
-        1.0, np.minimum(x.data * x.tensor * x.pipeline * x.context / np.maximum(x.nodes, 1.0), x.gpus_per_node)
-    )
-    network = x.network_byte_per_s * x.coefficients.network_efficiency
+    network, local = _network(x)
     tokens = tokens_of_rank(x)
     again = np.where(x.checkpointing == FULL, 1.0, 0.0)
 
@@ -242,6 +239,26 @@ def communication(x: Inputs) -> Communication:
         sent = 2.0 * tokens * x.hidden * element / x.tensor
         pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
 
+    per_micro_batch, per_step = _over_data_ranks(x, network, local)
+    return Communication(
+        data_per_micro_batch=per_micro_batch,
+        data_per_step=per_step,
+        tensor=tensor,
+        context=context,
+        expert=expert,
+        pipeline=pipeline,
+    )
+
+
+def data_communication(x: Inputs) -> tuple[Number, Number]:
+    """``Communication.data_per_micro_batch`` and ``data_per_step`` alone.
+
+    Data and context ranks hold the same weights and reduce their gradients together: their product counts.
+    """
+    return _over_data_ranks(x, *_network(x))
+
+
+def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number, Number]:
     ranks = x.data * x.context
     everyone = group_of(x, network, local, ranks, inner=x.tensor)
     held = stage_parameters(x)
@@ -253,16 +270,16 @@ def communication(x: Inputs) -> Communication:
         spread = np.where(x.expert > 1, 1.0, 0.0)
         of_others, of_experts = _data_seconds(x, everyone, held - spread * experts), _data_seconds(x, same, experts)
         per_micro_batch, per_step = (a + spread * b for a, b in zip(of_others, of_experts, strict=True))
-    else:
-        per_micro_batch, per_step = _data_seconds(x, everyone, held)
-    return Communication(
-        data_per_micro_batch=per_micro_batch,
-        data_per_step=per_step,
-        tensor=tensor,
-        context=context,
-        expert=expert,
-        pipeline=pipeline,
+        return per_micro_batch, per_step
+    return _data_seconds(x, everyone, held)
+
+
+def _network(x: Inputs) -> tuple[Number, Number]:
+    """Bandwidth of one node's network that collectives get, byte/s, and ranks of one node."""
+    local = np.maximum(
+        1.0, np.minimum(x.data * x.tensor * x.pipeline * x.context / np.maximum(x.nodes, 1.0), x.gpus_per_node)
     )
+    return x.network_byte_per_s * x.coefficients.network_efficiency, local
 
 
 def _data_seconds(x: Inputs, group: Group, parameters: Number) -> tuple[Number, Number]:

@@ -54,7 +54,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 
     # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
     # it that takes longer than what it hides behind.
-    always = np.where(x.overlaps_data > 0, c.exposed_communication, 1.0)
+    always = always_shown(x)
     room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
     # What the last micro-batch's communication fills can hide nothing else.
@@ -75,6 +75,11 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         "bubble": bubble,
         "optimizer": optimizer_time(x),
     }
+
+
+def always_shown(x: Inputs) -> Number:
+    """Share of data ranks' communication that shows whatever it hides behind."""
+    return np.where(x.overlaps_data > 0, x.coefficients.exposed_communication, 1.0)
 
 
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:

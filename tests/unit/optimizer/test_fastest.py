@@ -16,23 +16,15 @@ from hypothesis import strategies as st
 from optimizer import performance, space
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.fastest import (
-    MEASURED_AXES,
-    TIE,
-    Fastest,
-    Machines,
-    Search,
-    estimates_of,
-    fastest,
-    measured_axes,
-    share_of_gpu,
-)
+from optimizer.fastest import TIE, Fastest, Search, estimates_of, fastest
+from optimizer.machines import Machines, share_of_gpu
 from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.performance.evaluate import evaluate
+from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Run
+from optimizer.sureness import MEASURED_AXES, measured_axes
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -204,11 +196,16 @@ def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) ->
         samples=10_000,
         calibration=calibration,
     )
-    # Every row of both types would be 100,000 evaluations more; each hundredth is as good a witness.
-    row = np.concatenate([np.arange(s.start, s.stop, 7) for s in search.slices])
-    machine = np.concatenate([np.full(len(range(s.start, s.stop, 7)), at) for at, s in enumerate(search.slices)])
-    bound = search._bound(machine, row)
-    rough = search.floor.least_hours(machine, row)
+    # Nothing is known to be faster yet, so what the bound leaves out is what cannot fit.
+    machine, row, bound = search.bounded()
+    assert (np.diff(machine * search.table.size + row) > 0).all()
+    # Every row of both types would be 100,000 evaluations more; each seventh is as good a witness.
+    machine, row, bound = machine[::7], row[::7], bound[::7]
+    for at, rows_of in enumerate(search.slices):
+        left_out = np.setdiff1d(np.arange(rows_of.start, rows_of.stop, 7), search.bounded()[1])
+        left_out = left_out[search.used[left_out] > 0]
+        peak_gib, nccl_gib = search._needed_gib(left_out)
+        assert (peak_gib > limit_gib(search.machines.memory_bytes[at], nccl_gib)).all()
     table = search.table.take(row)
     beaten = 0
     for at, instance in enumerate(instances):
@@ -222,8 +219,14 @@ def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) ->
         )
         found = evaluate(model, run, share_of_gpu(instance), grid, calibration)
         hours = search.steps[row[mine]][:, None, None] * found.step_time_s / 3600
-        assert (rough[mine] <= hours.min(axis=(1, 2)) * (1 + 1e-12)).all()
-        fitting = np.where(found.fits & search.possible[row[mine]], hours, np.inf).min(axis=(1, 2))
+        for way in range(search.checkpointings.size):
+            same = np.full((search.shardings.size, int(mine.sum())), way)
+            floor = search.floor.hours(at, row[mine], same)
+            assert (floor <= hours[:, :, way].T * (1 + 1e-12)).all()
+            rough = search.floor.least_hours(at, search.slices[at], np.full(search.table.size, way)[search.slices[at]])
+            assert (rough[row[mine] - search.slices[at].start] <= floor.min(axis=0) * (1 + 1e-12)).all()
+        possible = np.moveaxis(search.shards, -1, 0)[row[mine]]
+        fitting = np.where(found.fits & possible, hours, np.inf).min(axis=(1, 2))
         assert (bound[mine] <= fitting * (1 + 1e-12)).all()
         beaten += int(np.isfinite(fitting).sum())
     assert beaten > 20 or name == "llama-3.1-405b"

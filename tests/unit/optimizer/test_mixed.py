@@ -18,8 +18,8 @@ from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
-from optimizer.fastest import share_of_gpu
 from optimizer.hardware import Price
+from optimizer.machines import share_of_gpu
 from optimizer.mixed import find
 from optimizer.mixed.find import MAX_FLEETS, Search
 from optimizer.mixed.mix import Mix

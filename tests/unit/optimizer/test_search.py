@@ -18,7 +18,8 @@ from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import TIE, estimates_of, share_of_gpu
+from optimizer.fastest import TIE, estimates_of
+from optimizer.machines import share_of_gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
