@@ -30,14 +30,16 @@ class Bundle:
 
 
 def build(source: Path = SOURCE) -> Bundle:
-    """Pack what nodes need of the bootstrap package as ``bootstrap/``; a new controller changes no node.
+    """Pack what nodes need of the bootstrap package as ``bootstrap/``.
+
+    A new controller, or a word changed in a README.md, changes no node.
 
     Raises:
         FileNotFoundError: ``source`` has no node_init.sh, so a node would have nothing to run.
     """
     if not (source / "node_init.sh").is_file():
         raise FileNotFoundError(f"{source}/node_init.sh is missing: install gpufleet with its bootstrap package")
-    return pack(source, "bootstrap", without=("controller",))
+    return pack(source, "bootstrap", without=("controller", "README.md"))
 
 
 def files_of(source: Path) -> list[Path]:
@@ -57,12 +59,12 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
     Args:
         source: the folder.
         root: what it is called in the archive.
-        without: folders in it to leave out.
+        without: names of folders and files in it to leave out.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in files_of(source):
-            if path.relative_to(source).parts[0] in without:
+            if not set(without).isdisjoint(path.relative_to(source).parts):
                 continue
             data = path.read_bytes()
             # TarInfo's defaults are what makes it reproducible: no owner, no times.

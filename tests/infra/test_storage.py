@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bundle import ENTRY_POINT, build
+from infra.bundle import ENTRY_POINT, build, pack
 from infra.config import ConfigError
 from infra.naming import Names
 from infra.policies import bucket_policy
@@ -89,7 +89,7 @@ def test_the_bundle_is_the_bootstrap_under_its_own_digest(stack: Deployed, repos
         assert script is not None and script.read() == (repository / ENTRY_POINT).read_bytes()
     assert entries[ENTRY_POINT].mode == 0o755
     assert all((entry.uid, entry.gid, entry.mtime) == (0, 0, 0) for entry in entries.values())
-    assert not any("__pycache__" in name or name.endswith(".pyc") for name in entries)
+    assert not any("__pycache__" in name or name.endswith((".pyc", ".md")) for name in entries)
 
 
 def test_the_same_files_make_the_same_bundle_and_a_change_another(tmp_path: Path) -> None:
@@ -102,8 +102,17 @@ def test_the_same_files_make_the_same_bundle_and_a_change_another(tmp_path: Path
     (tmp_path / "two" / "node_init.sh").chmod(0o700)
     first, second = build(tmp_path / "one"), build(tmp_path / "two")
     assert first == second
+    (tmp_path / "two" / "README.md").write_text("# bootstrap\n")
+    (tmp_path / "two" / "steps" / "README.md").write_text("Nodes read none, so its edit must not replace them.\n")
+    assert build(tmp_path / "two").sha256 == first.sha256
     (tmp_path / "two" / "steps" / "a.py").write_text("x = 2\n")
     assert build(tmp_path / "two").sha256 != first.sha256
+
+
+def test_training_code_keeps_its_readme(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("A package's long description, perhaps.\n")
+    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path, "train").content)) as archive:
+        assert archive.getnames() == ["train/README.md"]
 
 
 def test_a_bundle_without_an_entry_point_is_refused(tmp_path: Path) -> None:
