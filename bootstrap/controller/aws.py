@@ -15,7 +15,7 @@ from bootstrap.controller.codec import FormatError, from_json, time_text
 from bootstrap.controller.decide import Action, EndLeaving, EndStaying, LiftProtection, SetGroup
 from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
 from bootstrap.controller.settings import Lifecycle, Settings
-from bootstrap.controller.state import Request, State, read_request, read_state
+from bootstrap.controller.state import NewerStateError, Request, State, read_request, read_state
 
 if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
@@ -84,6 +84,7 @@ def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str 
     """The state and its ETag; both None before the first tick.
 
     Raises:
+        NewerStateError: a newer version of the controller wrote it.
         StateError: it was deleted, or is not a state.
     """
     key = state_key(settings)
@@ -103,6 +104,11 @@ def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str 
         return None, None
     try:
         return read_state(found["Body"].read().decode(errors="replace"), place), found["ETag"]
+    except NewerStateError as error:
+        raise NewerStateError(
+            f"{error}: a newer controller wrote it; `pulumi up` with that version of gpufleet goes on. Until then nothing is "
+            "started, metered or ended, and the nodes save and end themselves half an hour after its last word"
+        ) from error
     except FormatError as error:
         raise StateError(f"{error}: {help_}") from error
 

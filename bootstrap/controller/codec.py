@@ -19,6 +19,10 @@ class FormatError(ValueError):
     """JSON that is not what its reader expects; the message names the field, what it holds and what it must hold."""
 
 
+class UnknownError(FormatError):
+    """A field, or one of its words, that the reader has never heard of: another version of it may have."""
+
+
 def time_text(moment: datetime) -> str:
     """A time as it is written."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -45,7 +49,8 @@ def from_json(kind: type[T], data: Any, place: str) -> T:
         place: what to call the whole in errors.
 
     Raises:
-        FormatError: a field is missing, unknown or of another type.
+        UnknownError: a field is unknown, or has a word that is.
+        FormatError: a field is missing or of another type.
     """
     return typing.cast("T", _value(kind, data, place))
 
@@ -57,7 +62,7 @@ def _value(kind: Any, data: Any, place: str) -> Any:
         return None if data is None else _value(inner, data, place)
     if origin is typing.Literal:
         if data not in typing.get_args(kind) or isinstance(data, bool):
-            raise _wrong(place, data, " or ".join(repr(option) for option in typing.get_args(kind)))
+            raise UnknownError(_text(place, data, " or ".join(repr(option) for option in typing.get_args(kind))))
         return data
     if origin is dict:
         if not isinstance(data, dict):
@@ -76,7 +81,7 @@ def _dataclass(kind: Any, data: Any, place: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(data.keys() - fields.keys())
     if unknown:
-        raise FormatError(f"{place} has unknown fields: {', '.join(unknown)}")
+        raise UnknownError(f"{place} has unknown fields: {', '.join(unknown)}")
     missing = sorted(name for name, field in fields.items() if name not in data and not _has_default(field))
     if missing:
         raise FormatError(f"{place} lacks {', '.join(missing)}")
@@ -107,4 +112,8 @@ def _scalar(kind: Any, data: Any, place: str) -> Any:
 
 
 def _wrong(place: str, data: Any, expected: str) -> FormatError:
-    return FormatError(f"{place} is {str(data)[:80]!r}, and must be {expected}")
+    return FormatError(_text(place, data, expected))
+
+
+def _text(place: str, data: Any, expected: str) -> str:
+    return f"{place} is {str(data)[:80]!r}, and must be {expected}"

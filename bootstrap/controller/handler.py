@@ -21,7 +21,7 @@ from bootstrap.controller.aws import Clients
 from bootstrap.controller.codec import to_json
 from bootstrap.controller.decide import Action, decide, end_all
 from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import State
+from bootstrap.controller.state import NewerStateError, State
 
 
 class TickError(RuntimeError):
@@ -54,6 +54,7 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
     """One tick at ``now``: returns the state it left.
 
     Raises:
+        bootstrap.controller.state.NewerStateError: a newer controller wrote state.json; nothing was done.
         bootstrap.controller.aws.StateError: state.json cannot be trusted; the nodes are being ended.
         botocore.exceptions.ClientError: AWS refused to show a fact, or to take the state; nothing was done.
         TickError: an action failed; the others were done.
@@ -61,6 +62,11 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
     now = now.astimezone(UTC).replace(microsecond=0)
     try:
         before, etag = aws.load_state(clients, settings)
+    except NewerStateError as error:
+        # After a downgrade. Its dollars are not lost, so the fleet need not be: the object stays as old as it is, and
+        # the nodes' own lease (bootstrap/steps/check-lease.sh) bounds what they may cost uncounted.
+        log("state-newer", reason=str(error))
+        raise
     except aws.StateError as error:
         log("state-unreadable", reason=str(error))
         # Nobody knows what they cost, so nobody may let them run.

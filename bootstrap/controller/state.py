@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from bootstrap.controller.codec import FormatError, from_json, to_json
+from bootstrap.controller.codec import FormatError, UnknownError, from_json, to_json
 from bootstrap.controller.settings import Lifecycle
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -177,13 +177,25 @@ class State:
         return replace(self, phase=phase, reason=reason, since=now, **changes)
 
 
+class NewerStateError(FormatError):
+    """A state that a newer version of the controller wrote."""
+
+
 def read_state(text: str, place: str) -> State:
     """The state in an object's content.
 
     Raises:
-        FormatError: it is not one, or of another schema version.
+        NewerStateError: it is of a later schema version, or has what this version does not know.
+        FormatError: it is none.
     """
-    return from_json(State, _json(text, place), place)
+    data = _json(text, place)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise NewerStateError(f"{place} has schema_version {version}, and this controller knows {SCHEMA_VERSION}")
+    try:
+        return from_json(State, data, place)
+    except UnknownError as error:
+        raise NewerStateError(str(error)) from error
 
 
 def read_request(text: str, place: str) -> Request:

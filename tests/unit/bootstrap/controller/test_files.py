@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.controller.codec import FormatError, from_json, to_json
 from bootstrap.controller.settings import VARIABLE, Settings
-from bootstrap.controller.state import ENDED, PHASES, State, read_request, read_state
+from bootstrap.controller.state import ENDED, PHASES, NewerStateError, State, read_request, read_state
 from tests.unit.bootstrap.controller.world import World, settings, trained
 
 REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "by": "arn:aws:iam::1:user/ann"}
@@ -63,10 +63,35 @@ def test_a_state_survives_its_file() -> None:
     assert json.loads(state.to_text())["phase"] == "draining"
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("null", "an object"), ("{}", "lacks job, phase")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("null", "an object"),
+        ("{}", "lacks job, phase"),
+        ('{"schema_version": 1}', "lacks job, phase"),
+        ('{"schema_version": "2"}', "lacks job, phase"),
+    ],
+)
 def test_a_state_that_is_none_is_refused(text: str, message: str) -> None:
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, match=message) as caught:
         read_state(text, "s3://bucket/control/state.json")
+    assert not isinstance(caught.value, NewerStateError)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2, "spent_usd": {"usd": 1.0}}, "schema_version 2, and this controller knows 1"),
+        ({"owed_usd": 5.0}, "unknown fields: owed_usd"),
+        ({"phase": "moving"}, "phase is 'moving'"),
+        ({"nodes": {"wanted": 3, "spare": 1}}, "nodes has unknown fields: spare"),
+    ],
+)
+def test_a_state_of_a_newer_controller_is_told_from_a_broken_one(change: dict[str, Any], message: str) -> None:
+    data = {**to_json(trained(World(settings())).known), **change}
+    with pytest.raises(NewerStateError, match=message):
+        read_state(json.dumps(data), "s3://bucket/control/state.json")
 
 
 def test_a_request_is_read_strictly() -> None:

@@ -14,6 +14,7 @@ from bootstrap.controller import aws
 from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, StateError
 from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.settings import VARIABLE
+from bootstrap.controller.state import NewerStateError
 from tests.engine.moto_extension.activities import fail_launch
 from tests.unit.bootstrap.controller.conftest import Stack
 
@@ -201,7 +202,7 @@ def test_the_first_state_is_written_once(stack: Stack) -> None:
         aws.save_state(stack.clients, stack.config, state, '"of-another-version"')
 
 
-@pytest.mark.parametrize("content", ["{torn", "[]", '{"schema_version": 2}', "{}"])
+@pytest.mark.parametrize("content", ["{torn", "[]", '{"schema_version": 1}', "{}"])
 def test_a_corrupted_state_starts_no_node_and_is_never_overwritten(
     stack: Stack, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +229,32 @@ def test_nodes_whose_dollars_nobody_knows_are_ended_with_their_checkpoint(stack:
     state = stack.tick(5)
     assert state.spent_usd > 0
     assert len(state.instances) == 3
+
+
+def test_a_newer_controllers_fleet_is_left_alone_and_goes_on_with_its_meter(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = stack.trained()
+    spent_usd = stack.tick().spent_usd
+    good = stack.read()
+    # The stack was deployed with an older version, which does not know a field.
+    newer = json.dumps({**good, "owed_usd": 5.0})
+    stack.put("state.json", newer)
+    stack.ask("stop")
+    for _ in range(3):
+        with pytest.raises(NewerStateError, match="half an hour after its last word"):
+            stack.tick()
+    assert (stack.members("InService"), stack.group.desired_capacity) == (nodes, 3)
+    found = stack.clients.s3.get_object(Bucket=stack.config.bucket, Key="control/state.json")
+    assert found["Body"].read().decode() == newer, "untouched, so the nodes' own lease runs out"
+    assert len(events(capsys.readouterr().out, "state-newer")) == 3
+    # The newer version is deployed again: nothing was lost, the minutes between are charged.
+    stack.put("state.json", good)
+    stack.ask("run")
+    state = stack.tick()
+    minutes = 4
+    assert state.phase == "running"
+    assert state.spent_usd == pytest.approx(spent_usd + minutes / 60 * state.usd_per_hour)
 
 
 def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
