@@ -15,7 +15,6 @@ import pulumi_aws as aws
 
 from infra import bundle, eks, policies
 from infra.config import ConfigError, Settings
-from infra.draining import terminate_timeout_s
 from infra.naming import Names
 from infra.network import NAT_USD_PER_HOUR
 from infra.observability import LOG_RETENTION_DAYS
@@ -128,7 +127,7 @@ def control_settings(
         else 0,
         "ceiling_usd": settings.ceiling_usd,
         "gang_window_s": settings.gang_window_s,
-        "drain_s": terminate_timeout_s(plan),
+        "drain_s": plan.terminate_timeout_s,
         "fallback_on_demand": purchase.fallback == "on-demand",
         "on_demand_base": purchase.on_demand_base,
         "scheduled": bool(gang and scaling and scaling.schedules),

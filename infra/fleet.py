@@ -10,7 +10,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import Settings
-from infra.draining import terminate_timeout_s
 from infra.images import Image
 from infra.naming import Names
 from infra.user_data import NodeFacts, environment, user_data
@@ -223,7 +222,7 @@ class Fleet(pulumi.ComponentResource):
         args, plan, workers = self._args, self._args.settings.plan, self._args.settings.mode == "workers"
         hooks = (
             (args.names.launch_hook, "autoscaling:EC2_INSTANCE_LAUNCHING", LAUNCH_TIMEOUT_S),
-            (args.names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", terminate_timeout_s(plan)),
+            (args.names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", plan.terminate_timeout_s),
         )
         spot = plan.purchase.option == "spot"
         group = aws.autoscaling.Group(

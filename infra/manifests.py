@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.draining import save_limit_s, terminate_timeout_s
 from infra.naming import slug
 from optimizer.plan import FleetPlan, Node
 
@@ -288,7 +287,7 @@ def _pod(
         "tolerations": [_toleration()],
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         # As long as the terminate hook holds the node: torchrun's workers save, then it ends.
-        "terminationGracePeriodSeconds": terminate_timeout_s(plan),
+        "terminationGracePeriodSeconds": plan.terminate_timeout_s,
         "initContainers": [
             {
                 "name": "fetch",
@@ -346,7 +345,7 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         "GPUFLEET_PROGRESS_FILE": f"{RUN_DIR}/progress.json",
         "GPUFLEET_LEFT_STATUS": str(LEFT),
         # After SIGTERM; no systemd ends a pod sooner than its grace period.
-        "GPUFLEET_DRAIN_LIMIT_S": str(save_limit_s(plan)),
+        "GPUFLEET_DRAIN_LIMIT_S": str(plan.save_limit_s),
         # The metadata service answers over one hop, to the node alone, which passes its notices on in the drain file.
         "AWS_EC2_METADATA_DISABLED": "true",
         "GPUFLEET_BUNDLE_KEY": facts.bundle_key,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from zoneinfo import available_timezones
 
-from infra.draining import drain_at
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -36,11 +35,11 @@ def purchase_refusals(plan: FleetPlan) -> list[str]:
                 "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
                 "already (`aws ec2 purchase-capacity-block`): its id belongs into the request's existing_reservations"
             )
-        usable = drain_at(plan, block) - block.start
-        if timedelta(hours=plan.hours.p95) > usable:
+        usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
+        if plan.hours.p95 > usable_hours:
             found.append(
                 f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
-                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable / timedelta(hours=1), 0):.1f} h to train in: AWS ends "
+                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable_hours, 0):.1f} h to train in: AWS ends "
                 "its instances from 30 minutes before the end on, and the last checkpoint is saved before; buy a "
                 "longer block, or choose a faster plan with --plan N"
             )

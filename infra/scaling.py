@@ -7,15 +7,15 @@ pause it and bring it back, which the controller sees and carries out with a che
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, timedelta
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import refusals
 from infra.config import Queue, Settings
-from infra.draining import drain_at
 from infra.naming import Names
+from optimizer.plan import BLOCK_TAIL
 
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"
@@ -184,7 +184,8 @@ class Scaling(pulumi.ComponentResource):
         block = plan.purchase.capacity_block
         if block is None:
             return
-        at = drain_at(plan, block).astimezone(UTC)
+        # Its hook ends before AWS ends the node.
+        at = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
         # Auto Scaling takes no time in the past, and forgets an action that has run.
         if at > refusals.now():
             self._schedule("block-end", 0, start_time=f"{at:%Y-%m-%dT%H:%M:%SZ}")

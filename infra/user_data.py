@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
-from infra.draining import save_limit_s
 from optimizer.plan import FleetPlan
 
 # Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
@@ -83,7 +82,7 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
-        "GPUFLEET_SCALE_IN_LIMIT_S": str(save_limit_s(plan)),
+        "GPUFLEET_SCALE_IN_LIMIT_S": str(plan.save_limit_s),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),

@@ -79,7 +79,8 @@ def assemble(
     size = checkpoint_gib(model.parameters, request.workload.optimizer)
     p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
     compute_p95_usd = breakdown["compute"] * float(run.hours_p95[row] / run.hours_expected[row])
-    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, request.constraints, catalog)
+    reserve_usd = float(cost.reserve[row])
+    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, reserve_usd, request.constraints, catalog)
     return FleetPlan.model_validate(
         {
             "instance_type": instance.name,
@@ -161,7 +162,12 @@ def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:
 
 
 def _further_spot_types(
-    way: Purchase, compute_p95_usd: float, p95_usd: float, limits: Constraints, catalog: Catalog
+    way: Purchase,
+    compute_p95_usd: float,
+    p95_usd: float,
+    reserve_usd: float,
+    limits: Constraints,
+    catalog: Catalog,
 ) -> tuple[list[Offer], float]:
     """Offers a spot fleet may take besides ``way``'s without training slower, and the run's p95 with the dearest, USD.
 
@@ -179,8 +185,10 @@ def _further_spot_types(
         if not limits.allows_type(instance.name) or not set(offer.zone_ids) & set(way.offer.zone_ids):
             continue
         dearer = offer.spot.usd_per_hour / price - 1
-        worst_usd = p95_usd + max(0.0, dearer) * compute_p95_usd
-        if dearer <= limits.spot_spread and (limits.budget_usd is None or worst_usd <= limits.budget_usd):
+        more = max(0.0, dearer)
+        worst_usd = p95_usd + more * compute_p95_usd
+        needed_usd = worst_usd + (1 + more) * reserve_usd
+        if dearer <= limits.spot_spread and (limits.budget_usd is None or needed_usd <= limits.budget_usd):
             found.append((worst_usd, offer))
     found.sort(key=lambda pair: (pair[0], pair[1].instance.name))
     return [offer for _, offer in found], max([p95_usd, *(worst for worst, _ in found)])

@@ -23,6 +23,25 @@ SCHEMA_VERSION: Literal[1] = 1
 # longer needs since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
 
+# What one node writes to S3, GiB/s: half of the 10 connections that boto3's transfer manager opens, at the 85 MB/s AWS
+# plans a connection with; half, as a checkpoint that is cut off is a checkpoint lost. Both pages read 2026-11-21:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-design-patterns.html
+# https://boto3.amazonaws.com/v1/documentation/api/latest/guide/s3.html#concurrent-transfer-operations
+SAVE_GIB_PER_S = 0.5 * 10 * 85e6 / 2**30
+# A small model's checkpoint takes seconds; a retried upload or a step that hangs takes minutes.
+SHORTEST_SAVE_LIMIT_S = 240
+# Beside the save: up to 5 s until the node has seen that it is to leave, then up to 30 s until torchrun has ended, and
+# the call that completes the hook.
+LEAVING_S = 60
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutLifecycleHook.html
+HOOK_LIMIT_S = 7200
+# Beside the hook: what Auto Scaling takes to act, and the minute until the controller looks again. ENDING and TICK of
+# bootstrap/controller; a test compares.
+ENDING_S = 240
+# EC2 begins to end a Capacity Block's instances this long before its end:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
+BLOCK_TAIL = timedelta(minutes=30)
+
 # Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
 DERIVED_SPOT = "advisor-derived"
 
@@ -65,21 +84,17 @@ class Node(_Model):
 
 
 class CapacityBlock(_Model):
-    """When a bought Capacity Block begins and ends; AWS ends its instances from 30 minutes before the end on.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
-    """
+    """When a bought Capacity Block begins and ends; AWS ends its instances from BLOCK_TAIL before the end on."""
 
     start: AwareDatetime
     end: AwareDatetime
 
     def usable_hours(self, now: datetime) -> float:
-        """Hours to train in, from ``now`` or the start, whichever is later, to the last checkpoint; 0 where it is over.
+        """Hours from ``now`` or the start, whichever is later, until AWS ends its instances; 0 where it is over.
 
-        The last 45 minutes are not for training: AWS ends the instances in the last 30, and before that the fleet is
-        drained, a checkpoint within the terminate hook and a tick of the controller.
+        The last of them are not for training: ``FleetPlan.reserve_s`` before, the controller begins to end the nodes.
         """
-        return max(0.0, (self.end - max(self.start, now)) / timedelta(hours=1) - 0.75)
+        return max(0.0, (self.end - BLOCK_TAIL - max(self.start, now)) / timedelta(hours=1))
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -224,6 +239,28 @@ class Volumes(_Model):
     throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
 
 
+def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
+    """Seconds a node gets for its last checkpoint: the step it is in, the next one, after which all stop, the upload.
+
+    Args:
+        step_time_s: of an optimizer step.
+        checkpoint_gib: size of the whole checkpoint.
+        writers: nodes that write it together.
+    """
+    upload_s = checkpoint_gib / (SAVE_GIB_PER_S * writers)
+    needed = math.ceil(2 * step_time_s + upload_s)
+    return min(max(needed, SHORTEST_SAVE_LIMIT_S), HOOK_LIMIT_S - LEAVING_S)
+
+
+def seconds_to_end(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
+    """Seconds that the controller keeps to end a fleet in, before its dollars or its Capacity Block are over.
+
+    It drains the fleet while what is left pays for this long, so only what is spent before counts as training
+    (bootstrap/controller/decide.py). Arguments as of ``seconds_to_save``.
+    """
+    return seconds_to_save(step_time_s, checkpoint_gib, writers) + LEAVING_S + ENDING_S
+
+
 class Job(_Model):
     """The training run the fleet is for."""
 
@@ -354,6 +391,47 @@ class FleetPlan(_Model):
         if self.purchase.option == "reserved" and hourly:
             return hourly[0] * self.node_count
         return self.cost_usd.breakdown.compute / self.hours.expected
+
+    @property
+    def _saving(self) -> tuple[float, float, int]:
+        # A state that every rank holds whole is written by one node, a sharded one by all of them together.
+        writers = 1 if self.parallelism.sharding == "ddp" else self.node_count
+        return self.step_time_s, self.job.checkpoint_gib, writers
+
+    @property
+    def save_limit_s(self) -> int:
+        """Seconds a node gets for its last checkpoint."""
+        return seconds_to_save(*self._saving)
+
+    @property
+    def terminate_timeout_s(self) -> int:
+        """Timeout of the terminate hook, seconds: time to save and to leave, at most what AWS allows.
+
+        On scale-in only: a spot interruption ends the node two minutes after its notice all the same.
+        """
+        return self.save_limit_s + LEAVING_S
+
+    @property
+    def reserve_s(self) -> int:
+        """What the controller keeps to end the fleet in, s."""
+        return seconds_to_end(*self._saving)
+
+    @property
+    def reserve_usd(self) -> float:
+        """What the controller keeps under a ceiling to end the fleet with, USD; ``cost_usd`` does not have it.
+
+        It is that of all nodes at the dearest price they may have.
+        """
+        purchase = self.purchase
+        names = tuple(f" {name} {self.region}" for name in (self.instance_type, *purchase.spot_types))
+        usd = {price.item: price.usd for price in self.prices if price.per == "hour" and price.item.endswith(names)}
+        dearest = max(usd.values(), default=0.0)
+        each = dearest
+        if purchase.fallback == "none":
+            each = max((usd[item] for item in usd if item.startswith("spot ")), default=dearest)
+        nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * each
+        besides = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
+        return (nodes + besides) * self.reserve_s / 3600
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""

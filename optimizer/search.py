@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.economics.controller import controller_usd_per_hour
+from optimizer.economics.controller import controller_usd_per_hour, reserve_hours
 from optimizer.economics.fleet_cost import (
     GP3_INCLUDED_IOPS,
     GP3_INCLUDED_MIB_PER_S,
@@ -34,7 +34,7 @@ from optimizer.errors import InvalidInputError
 from optimizer.fastest import Fastest, Rejection, fastest, rejection
 from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import Run
+from optimizer.performance.types import DDP, Run
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, PurchaseOption, Volumes
 from optimizer.request import Constraints, FleetRequest, Reservation, Workload, matches_type
 from optimizer.workload.model import ModelSpec
@@ -46,6 +46,7 @@ Floats = NDArray[np.float64]
 _BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
 # For images: the largest batch that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
 _BATCH_IMAGES = 8192
+_ENDING = "what the controller keeps to save and end included"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class Purchase:
         hazard: of a spot node; None for other options.
         reservation: capacity the user owns; None where none is used.
         fallback: whether on-demand nodes replace spot nodes that do not come.
-        hours: longest the nodes can be had; that of a Capacity Block ends.
+        hours: longest the nodes can be had, their end included; that of a Capacity Block ends.
     """
 
     option: PurchaseOption
@@ -196,6 +197,7 @@ class Table:
         purchases: the ways to pay.
         config, purchase: of each candidate, its row in ``fastest`` and its place in ``purchases``.
         run, cost: hours and dollars of each candidate.
+        reserve_hours: what the controller keeps to end the nodes of each in.
     """
 
     fastest: Fastest
@@ -204,6 +206,7 @@ class Table:
     purchase: NDArray[np.intp]
     run: Outcome
     cost: FleetCost
+    reserve_hours: Floats
 
     @classmethod
     def of(
@@ -254,6 +257,7 @@ class Table:
         besides = [unit_prices(way.offer.region) for way in ways]
         volume, storage, endpoints, controller = (of_way([prices[at] for prices in besides]) for at in range(4))
         bases = np.where(spot > 0, base, nodes * (1 - committed))
+        reserve = reserve_hours_of(fastest, size)[config]
         rates = Rates(
             base_nodes=bases,
             base_usd_per_hour=np.where(spot > 0, on_demand, each),
@@ -265,14 +269,28 @@ class Table:
             storage_usd_per_month=storage,
             endpoints_usd_per_hour=endpoints,
             controller_usd_per_hour=controller,
+            reserve_hours=reserve,
         )
         cost = fleet_cost(result, rates)
         fallback = of_way([way.fallback for way in ways])
         if fallback.any():
             # How often spot does not come is nobody's to say, so the limits bind a run that never got any.
             without = replace(rates, spot_usd_per_hour=np.where(fallback > 0, on_demand, each))
-            cost = replace(cost, p95=np.maximum(cost.p95, fleet_cost(result, without).p95))
-        return cls(fastest=fastest, purchases=tuple(ways), config=config, purchase=purchase, run=result, cost=cost)
+            dearer = fleet_cost(result, without)
+            cost = replace(
+                cost,
+                p95=np.maximum(cost.p95, dearer.p95),
+                reserve=np.maximum(cost.reserve, dearer.reserve),
+            )
+        return cls(
+            fastest=fastest,
+            purchases=tuple(ways),
+            config=config,
+            purchase=purchase,
+            run=result,
+            cost=cost,
+            reserve_hours=reserve,
+        )
 
     def feasible(self, limits: Constraints) -> NDArray[np.bool_]:
         """Which candidates keep budget and deadline, and end before their capacity does, at the 95th percentile."""
@@ -280,11 +298,11 @@ class Table:
 
     def _hours_had(self) -> Floats:
         had: Floats = np.array([way.hours for way in self.purchases])[self.purchase]
-        return had
+        return np.maximum(had - self.reserve_hours, 0.0)
 
     def rejection(self, limits: Constraints) -> Rejection:
         """Why no candidate keeps the limits: the one that binds, the nearest value to it, and the limit."""
-        hours, cost = self.run.hours_p95, self.cost.p95
+        hours, cost = self.run.hours_p95, self.cost.p95 + self.cost.reserve
         name = self.fastest.instance.name
         if not np.isfinite(hours).any():
             worst = float(self.run.rate.min())
@@ -293,7 +311,8 @@ class Table:
         had = self._hours_had()
         in_time = hours <= had
         if not in_time.any():
-            longest, nearest = float(had.max()), float(hours.min())
+            closest = int((hours - had).argmin())
+            longest, nearest = float(had[closest]), float(hours[closest])
             return rejection(
                 name,
                 "capacity-block",
@@ -307,7 +326,8 @@ class Table:
             return rejection(
                 name,
                 "budget",
-                f"the cheapest run costs {cost.min():,.2f} USD at the 95th percentile, the budget is {budget:,.2f} USD",
+                f"the cheapest run needs {cost.min():,.2f} USD at the 95th percentile, {_ENDING}, "
+                f"the budget is {budget:,.2f} USD",
                 float(cost.min()),
                 budget,
             )
@@ -325,18 +345,25 @@ class Table:
         return rejection(
             name,
             "budget",
-            f"the cheapest run within {deadline:,.1f} h costs {cheapest:,.2f} USD at the 95th percentile, "
+            f"the cheapest run within {deadline:,.1f} h needs {cheapest:,.2f} USD at the 95th percentile, {_ENDING}, "
             f"the budget is {budget:,.2f} USD",
             cheapest,
             budget,
         )
 
 
+def reserve_hours_of(fastest: Fastest, size_gib: float) -> Floats:
+    """What the controller keeps to end the nodes in, of each configuration, whose checkpoint has ``size_gib``."""
+    # As FleetPlan has it: a state that every rank holds whole is written by one node.
+    writers = np.where(fastest.sharding == DDP, 1, fastest.nodes)
+    return reserve_hours(fastest.train_hours * 3600 / fastest.steps, size_gib, writers)
+
+
 def keeps_limits(run: Outcome, cost: FleetCost, limits: Constraints) -> NDArray[np.bool_]:
-    """Which fleets keep budget and deadline at the 95th percentile."""
+    """Which fleets keep budget and deadline at the 95th percentile, the budget with what ends the fleet in time."""
     budget = math.inf if limits.budget_usd is None else limits.budget_usd
     deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
-    return np.asarray(np.isfinite(run.hours_p95) & (run.hours_p95 <= deadline) & (cost.p95 <= budget))
+    return np.asarray(np.isfinite(run.hours_p95) & (run.hours_p95 <= deadline) & (cost.p95 + cost.reserve <= budget))
 
 
 def volume_usd_per_month(catalog: Catalog, region: str, volumes: Volumes | None = None) -> float:

@@ -70,8 +70,6 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
     size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
     the timeout, this command does it itself: it always ends. Progress is on standard error.
     """
-    from infra.draining import terminate_timeout_s
-
     try:
         save = timedelta(hours=parse_hours(timeout)) if timeout else None
     except ValueError as error:
@@ -82,7 +80,7 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
     if not wait:
         click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
-    _follow(names, save or timedelta(seconds=terminate_timeout_s(file.plan)))
+    _follow(names, save or timedelta(seconds=file.plan.terminate_timeout_s))
     click.echo(AFTERWARDS.format(stack=stack))
 
 

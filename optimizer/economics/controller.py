@@ -1,8 +1,12 @@
-"""What the controller of a stack costs while nodes run: its function, its metrics and the dashboard they are on."""
+"""The controller of a stack: what it costs while nodes run, and how long it keeps for ending them."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from optimizer.catalog import Catalog, UnitItem
+from optimizer.plan import seconds_to_end
 from optimizer.units import HOURS_PER_MONTH
 
 # infra/controller.py: a function of 256 MiB that runs every minute; here as if each run took its time limit, so the
@@ -27,3 +31,11 @@ def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
         usd["lambda-request"] + RUN_LIMIT_S * MEMORY_GIB * usd["lambda-compute"] + usd["metric-request"]
     )
     return hourly + (METRICS * usd["custom-metric"] + DASHBOARDS * usd["dashboard"]) / HOURS_PER_MONTH
+
+
+_seconds_to_end = np.frompyfunc(seconds_to_end, 3, 1)
+
+
+def reserve_hours(step_time_s: ArrayLike, checkpoint_gib: ArrayLike, writers: ArrayLike) -> NDArray[np.float64]:
+    """``optimizer.plan.seconds_to_end`` of many fleets, in hours."""
+    return np.asarray(_seconds_to_end(step_time_s, checkpoint_gib, writers), dtype=float) / 3600

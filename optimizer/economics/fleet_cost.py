@@ -30,6 +30,7 @@ class Rates:
         storage_usd_per_month: the kept checkpoints and their key.
         endpoints_usd_per_hour: all interface endpoints.
         controller_usd_per_hour: what starts, meters and ends the nodes.
+        reserve_hours: what the controller keeps to end the nodes in.
     """
 
     base_nodes: Floats
@@ -42,11 +43,16 @@ class Rates:
     storage_usd_per_month: Floats
     endpoints_usd_per_hour: Floats
     controller_usd_per_hour: Floats
+    reserve_hours: Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetCost:
-    """USD of the whole run; ``expected`` is the sum of the parts."""
+    """USD of the whole run; ``expected`` is the sum of the parts.
+
+    ``reserve`` is not spent: the controller ends the fleet while a ceiling still pays for ending it, so a run gets done
+    under a ceiling of what it costs and the reserve.
+    """
 
     compute: Floats
     volumes: Floats
@@ -56,6 +62,7 @@ class FleetCost:
     expected: Floats
     p50: Floats
     p95: Floats
+    reserve: Floats
 
 
 def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
@@ -85,6 +92,14 @@ def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
         varying = hourly + volumes + storage + transfer + head_node
         # Dollars spread like hours: everything but the commitment is paid by the hour.
         p50, p95 = lognormal_percentiles(varying, varying * run.hours_std / run.hours_expected)
+        monthly = nodes * rates.volume_usd_per_month + rates.storage_usd_per_month
+        # A commitment is paid for these hours too, its whole year being in the cost.
+        all_usd_per_hour = (
+            fleet_usd_per_hour
+            + monthly / HOURS_PER_MONTH
+            + rates.endpoints_usd_per_hour
+            + rates.controller_usd_per_hour
+        )
     return FleetCost(
         compute=hourly + committed,
         volumes=volumes,
@@ -94,4 +109,5 @@ def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
         expected=varying + committed,
         p50=p50 + committed,
         p95=p95 + committed,
+        reserve=all_usd_per_hour * rates.reserve_hours,
     )

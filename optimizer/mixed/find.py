@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.economics.controller import reserve_hours
 from optimizer.machines import share_of_gpu
 from optimizer.mixed import shares
 from optimizer.mixed.bounds import Bounds, longest_hours
@@ -225,7 +226,9 @@ class Search:
             hours = (
                 self.training.samples / speed + math.ceil(self.training.samples / self.training.batch) * shown_s
             ) / 3600
-        run, cost = self.terms.priced(self.pairs[pair], nodes, hours, nodes.sum(axis=1).astype(float))
+        writers = nodes.sum(axis=1).astype(float)
+        soonest = reserve_hours(0.0, self.terms.checkpoint_gib, writers)
+        run, cost = self.terms.priced(self.pairs[pair], nodes, hours, writers, soonest)
         return np.where(keeps_limits(run, cost, self.limits), cost.expected, np.inf)
 
     def weigh(self, pair: Places, nodes: Ints) -> Iterator[Mix]:
@@ -260,7 +263,8 @@ class Search:
         best = order[np.concatenate(([True], np.diff(row[order]) > 0))]
         two, count = self.pairs[pair[row[best]]], nodes[row[best]]
         writers = np.where(sharding[best] == DDP, 1.0, count.sum(axis=1))
-        run, cost = self.terms.priced(two, count, hours[best], writers)
+        reserve = reserve_hours(step_s[best], self.terms.checkpoint_gib, writers)
+        run, cost = self.terms.priced(two, count, hours[best], writers, reserve)
         computed = (estimates.step_time_s - estimates.time_s["data_communication"]).reshape(-1, 2)
         peak, limit = estimates.peak_memory_gib.reshape(-1, 2), estimates.limit_gib.reshape(-1, 2)
         for n in np.flatnonzero(keeps_limits(run, cost, self.limits)).tolist():

@@ -88,6 +88,7 @@ class Terms:
         nodes: Ints,
         train_hours: Floats,
         writers: Floats,
+        reserve_hours: Floats,
         log_error: Floats | None = None,
     ) -> tuple[Outcome, FleetCost]:
         """Hours and dollars of mixes, one an element.
@@ -99,6 +100,7 @@ class Terms:
             nodes: of the groups, mix x 2.
             train_hours: useful hours of training.
             writers: nodes that write a checkpoint together.
+            reserve_hours: to end the nodes in, within the budget.
             log_error: of the speed, where it is not that of the less certain group.
         """
         spot = nodes * (self.reclaims[pair] > 0)
@@ -135,8 +137,9 @@ class Terms:
                 volume_usd_per_month=self.volume_usd_per_month[region],
                 storage_usd_per_month=self.storage_usd_per_month[region],
                 endpoints_usd_per_hour=self.endpoints_usd_per_hour[region],
-                # Nothing deploys a mixed fleet, so nothing controls it.
+                # Nothing deploys a mixed fleet, so nothing controls it; who does has to end it in time all the same.
                 controller_usd_per_hour=nothing,
+                reserve_hours=reserve_hours,
             ),
         )
         return run, cost

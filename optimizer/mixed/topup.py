@@ -21,7 +21,7 @@ from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
 from optimizer.request import Constraints
-from optimizer.search import Purchase, keeps_limits
+from optimizer.search import Purchase, keeps_limits, reserve_hours_of
 from optimizer.workload.model import ModelSpec
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
@@ -85,6 +85,7 @@ def _cheapest(
         nodes,
         found.train_hours[config],
         found.checkpoint_writers[config],
+        reserve_hours_of(found, terms.checkpoint_gib)[config],
         found.relative_error[config],
     )
     keeps = np.flatnonzero(keeps_limits(run, cost, limits))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from infra import refusals
-from infra.draining import terminate_timeout_s
 from infra.fleet import Fleet, interfaces
 from infra.naming import Names
 from tests.infra.deployed import (
@@ -253,7 +252,7 @@ def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_ho
     large = {"job": {"checkpoint_gib": 782.0}}
     stack = deploy(large)
     timeouts = {hook.inputs["name"]: hook.inputs["heartbeatTimeout"] for hook in stack.all("LifecycleHook")}
-    assert timeouts[Names.terminate_hook] == terminate_timeout_s(sample_plan(**large)) == 1063
+    assert timeouts[Names.terminate_hook] == sample_plan(**large).terminate_timeout_s == 1063
     assert "GPUFLEET_SCALE_IN_LIMIT_S=1003\n" in stack.user_data
 
 

@@ -167,10 +167,8 @@ def test_pods_go_to_this_stacks_gpu_nodes_only(kind: Kind) -> None:
 
 
 def test_the_grace_period_is_that_of_the_terminate_hook() -> None:
-    from infra.draining import terminate_timeout_s
-
     slow = sample_plan(job={"checkpoint_gib": 2000.0}, parallelism={"sharding": "ddp"})
-    assert pod(made(slow))["terminationGracePeriodSeconds"] == terminate_timeout_s(slow) > 300
+    assert pod(made(slow))["terminationGracePeriodSeconds"] == slow.terminate_timeout_s > 300
 
 
 def test_a_node_without_efa_or_disks_gets_neither() -> None:

@@ -133,6 +133,8 @@ def _budget_row(context: Context, today: dict[str, Today]) -> Row:
     change = dearer_by(plan, today)
     factor = 1 + change * (cost.breakdown.compute / cost.expected if cost.expected else 0.0)
     expected, p95 = cost.expected * factor, cost.p95 * factor
+    reserve = plan.reserve_usd * factor
+    needed = p95 + reserve
     prices = "today's prices" if today else "the plan's prices, as none of today's is known"
     about = f"{expected:,.2f} USD expected and {p95:,.2f} at the 95th percentile at {prices} ({factor - 1:+.1%})"
     limits = {"the budget": plan.job.budget_usd, "the ceiling": ceiling}
@@ -146,12 +148,12 @@ def _budget_row(context: Context, today: dict[str, Today]) -> Row:
             why="nothing ends the spending of a run that never gets done",
             next_step="pulumi config set gpufleet:ceilingUsd USD",
         )
-    level: Level = "error" if expected > limit else "warning" if p95 > limit else "ok"
+    level: Level = "error" if expected + reserve > limit else "warning" if needed > limit else "ok"
     return Row(
         check="budget",
         level=level,
-        found=f"{about}, and {name} is {limit:,.2f}",
-        value=round(p95, 2),
+        found=f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
+        value=round(needed, 2),
         limit=limit,
         why="" if level == "ok" else "at the ceiling the fleet saves and stops, before the run is done",
         next_step="" if level == "ok" else f"gpufleet recommend --budget {limit:g}, or raise it",

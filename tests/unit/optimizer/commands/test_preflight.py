@@ -134,7 +134,7 @@ def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, a
 
 
 def test_the_stacks_configuration_counts(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
-    write_stack(tmp_path, zoneId="use1-az6", ceilingUsd=101, vpcCidr="172.31.0.0/20", amiName="my image", nat=True)
+    write_stack(tmp_path, zoneId="use1-az6", ceilingUsd=110, vpcCidr="172.31.0.0/20", amiName="my image", nat=True)
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az6", "Score": 8}]}
     aws.answers["DescribeAddresses"] = {"Addresses": []}
     aws.answers["DescribeInternetGateways"] = {"InternetGateways": []}
@@ -143,7 +143,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, aws: FakeAws, plan:
     assert code == 0 and "note" not in err
     assert rows["zones of p4d.24xlarge"]["value"] == "use1-az6"
     assert rows["spot placement score"]["found"].endswith("in use1-az6")
-    assert (rows["budget"]["level"], rows["budget"]["limit"]) == ("warning", 101)
+    assert (rows["budget"]["level"], rows["budget"]["limit"]) == ("warning", 110)
     assert rows["VPC range"]["level"] == "warning"
     assert rows["quota EC2-VPC Elastic IPs"]["level"] == "ok"
     assert aws.asked("DescribeImages")[0]["Filters"] == [{"Name": "name", "Values": ["my image"]}]

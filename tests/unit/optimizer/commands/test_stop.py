@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.draining import terminate_timeout_s
 from optimizer.aws import clients
 from optimizer.commands import stop
 from tests.plans import sample_plan
@@ -51,7 +50,7 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
     assert request["want"] == "stop" and request["by"].startswith("arn:aws:")
     assert deployed.group.nodes == ()
     # The nodes had the time that their plan's checkpoint takes, which is what their hook waits.
-    assert clock.slept >= timedelta(seconds=terminate_timeout_s(sample_plan()))
+    assert clock.slept >= timedelta(seconds=sample_plan().terminate_timeout_s)
     assert all(node in err for node in nodes) and "what they had not saved is lost" in err
     assert f"pulumi destroy --exclude-protected --stack {deployed.names.stack}" in out
 
