@@ -107,7 +107,7 @@ def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str 
     except NewerStateError as error:
         raise NewerStateError(
             f"{error}: a newer controller wrote it; `pulumi up` with that version of gpufleet goes on. Until then "
-            "nothing is started, metered or ended, and the nodes save and end themselves half an hour after its last word"
+            "nothing is started, metered or ended; the nodes save and end themselves half an hour after its last word"
         ) from error
     except FormatError as error:
         raise StateError(f"{error}: {help_}") from error
