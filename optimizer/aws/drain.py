@@ -26,6 +26,9 @@ POLL_S = 10
 CONTROLLER_MAY_TAKE = timedelta(minutes=3)
 # It completes the hooks of nodes that do not answer itself, after the same time to save; it gets two more ticks for it.
 CONTROLLER_MORE = timedelta(minutes=2)
+# A node that is in service so long after the size was set to 0 protects itself again and again (ENDING of
+# bootstrap/controller): its group ends it all the same, and its terminate hook gives it time to save.
+MAY_STAY = timedelta(minutes=3)
 # An instance leaves its group some minutes after its hook; EC2 bills none of them.
 LEAVING = timedelta(minutes=20)
 # What would raise the size again. SetInstanceProtection takes 50 instances:
@@ -63,6 +66,7 @@ class Drain:
     took_over: bool = False
     completed: list[str] = field(default_factory=list)
     _is_gone: bool = field(default=False, init=False)
+    _saving_since: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
         """Follow the end of the nodes, and bring it about where nobody else does; returns when there are none.
@@ -71,7 +75,7 @@ class Drain:
             GpufleetError: the credentials do not allow it, or instances stay after all time is over.
         """
         began, zero_since, said = self.now(), None, ""
-        last = began + CONTROLLER_MAY_TAKE + self.save + CONTROLLER_MORE + LEAVING
+        last = began + CONTROLLER_MAY_TAKE + MAY_STAY + self.save + CONTROLLER_MORE + LEAVING
         while True:
             group, state = self._read(last)
             if group is not None:
@@ -88,6 +92,8 @@ class Drain:
                 if group.wanted == 0 or self.took_over:
                     zero_since = zero_since or self.now()
                     self._complete_hooks(group, zero_since)
+                if self.took_over and zero_since and self.now() - zero_since >= MAY_STAY:
+                    self._end_staying(group)
             elif self._is_gone:
                 return
             if self.now() >= last:
@@ -149,12 +155,25 @@ class Drain:
 
     def _complete_hooks(self, group: Group, zero_since: datetime) -> None:
         limit = self.save if self.took_over else self.save + CONTROLLER_MORE
-        late = self.now() - zero_since >= limit
         for node in group.nodes:
-            if node.lifecycle_state == NEW and (late or self.took_over):
+            if node.lifecycle_state == NEW and (self.took_over or self.now() - zero_since >= limit):
                 self._complete(node, self.launch_hook, "ABANDON")
-            elif node.lifecycle_state == SAVING and late:
-                self._complete(node, self.terminate_hook, "CONTINUE")
+            elif node.lifecycle_state == SAVING:
+                since = self._saving_since.setdefault(node.instance_id, self.now())
+                if self.now() - since >= limit:
+                    self._complete(node, self.terminate_hook, "CONTINUE")
+
+    def _end_staying(self, group: Group) -> None:
+        """End what is in service although nobody wants it; with a size of 0, nobody replaces it."""
+        for node in group.nodes if group.wanted == 0 else ():
+            if node.lifecycle_state == SERVING:
+                self.say(f"{node.instance_id} ({node.lifecycle_state}) stays: ending it through its group")
+                self._do(
+                    f"end {node.instance_id}",
+                    lambda node=node: self.client.terminate_instance_in_auto_scaling_group(  # type: ignore[misc]
+                        InstanceId=node.instance_id, ShouldDecrementDesiredCapacity=False
+                    ),
+                )
 
     def _complete(self, node: Node, hook: str, result: str) -> None:
         self.say(f"{node.instance_id} ({node.lifecycle_state}): completing its hook {hook} with {result}")

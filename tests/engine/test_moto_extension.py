@@ -343,6 +343,21 @@ class TestLifecycleHooks:
             ending = {key for key, state in self.states(scaling, "guarded").items() if state == "Terminating:Wait"}
             assert ending == ({other} if protected else {one, other})
 
+    def test_an_instance_is_ended_through_its_group_protected_or_not(self, aws: Client) -> None:
+        scaling = self.group(aws, "through", 2)
+        one, other = self.states(scaling, "through")
+        scaling.set_instance_protection(
+            AutoScalingGroupName="through", InstanceIds=[one, other], ProtectedFromScaleIn=True
+        )
+        for instance, decrement in ((one, True), (other, False)):
+            activity = scaling.terminate_instance_in_auto_scaling_group(
+                InstanceId=instance, ShouldDecrementDesiredCapacity=decrement
+            )["Activity"]
+            assert instance in activity["Description"]
+            assert self.states(scaling, "through")[instance] == "Terminating:Wait"
+        # Only the second is replaced.
+        assert sorted(self.states(scaling, "through").values()) == ["Pending:Wait", *["Terminating:Wait"] * 2]
+
     def test_force_deletion_waits_for_no_hook(self, aws: Client) -> None:
         scaling = self.group(aws, "forced", 2)
         instances = list(self.states(scaling, "forced"))

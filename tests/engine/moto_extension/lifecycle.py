@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moto.autoscaling.exceptions import AutoscalingClientError
-from moto.autoscaling.models import FakeAutoScalingGroup, InstanceState
+from moto.autoscaling.models import FakeAutoScalingGroup, InstanceState, TerminateInstanceActivity
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
@@ -22,6 +22,7 @@ WAITING = {LAUNCHING: "Pending:Wait", TERMINATING: "Terminating:Wait"}
 
 _launch: Callable[..., None] = FakeAutoScalingGroup.replace_autoscaling_group_instances
 _set_desired_capacity: Callable[..., None] = FakeAutoScalingGroup.set_desired_capacity
+_terminate: Callable[..., ActionResult] = AutoScalingResponse.terminate_instance_in_auto_scaling_group
 
 
 def install() -> None:
@@ -29,7 +30,12 @@ def install() -> None:
     FakeAutoScalingGroup.active_instances = active_instances  # type: ignore[method-assign]
     FakeAutoScalingGroup.replace_autoscaling_group_instances = launch  # type: ignore[method-assign]
     FakeAutoScalingGroup.set_desired_capacity = set_desired_capacity  # type: ignore[method-assign]
-    teach(AutoScalingResponse, complete_lifecycle_action, record_lifecycle_action_heartbeat)
+    teach(
+        AutoScalingResponse,
+        complete_lifecycle_action,
+        record_lifecycle_action_heartbeat,
+        terminate_instance_in_auto_scaling_group,
+    )
 
 
 def active_instances(self: FakeAutoScalingGroup) -> list[InstanceState]:
@@ -90,10 +96,32 @@ def complete_lifecycle_action(self: AutoScalingResponse) -> ActionResult:
         return EmptyResult()
     group.instance_states = [other for other in group.instance_states if other is not state]
     group.ec2_backend.terminate_instances([state.instance_id])
+    _replace(group)
+    return EmptyResult()
+
+
+def _replace(group: FakeAutoScalingGroup) -> None:
     missing = (group.desired_capacity or 0) - len(group.active_instances())
     if missing > 0:
         launch(group, missing, group.get_propagated_tags())
-    return EmptyResult()
+
+
+def terminate_instance_in_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
+    """TerminateInstanceInAutoScalingGroup: protected or not, and a terminate hook holds it all the same.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_TerminateInstanceInAutoScalingGroup.html
+    """
+    instance = self._get_param("InstanceId")
+    for group in self.autoscaling_backend.autoscaling_groups.values():
+        for state in group.active_instances():
+            if state.instance_id == instance and _hooked(group, TERMINATING):
+                wanted = group.desired_capacity or 0
+                state.lifecycle_state = WAITING[TERMINATING]
+                if self._get_bool_param("ShouldDecrementDesiredCapacity", False):
+                    group.desired_capacity = wanted - 1
+                _replace(group)
+                return ActionResult({"Activity": TerminateInstanceActivity(state.instance, wanted)})
+    return _terminate(self)
 
 
 def record_lifecycle_action_heartbeat(self: AutoScalingResponse) -> ActionResult:

@@ -138,6 +138,53 @@ def test_nodes_still_in_their_launch_hook_are_abandoned_at_once(deployed: Deploy
     assert clock.passed < timedelta(minutes=2)
 
 
+def test_a_node_that_protects_itself_again_and_again_is_ended_and_still_saves(deployed: DeployedStack) -> None:
+    clinging, other = (node.instance_id for node in deployed.group.nodes)
+    held: dict[str, list[timedelta]] = {clinging: [], other: []}
+
+    class Clung(Changed):
+        """The client of a stack one of whose nodes undoes what lets it go."""
+
+        def set_instance_protection(self, InstanceIds: list[str], **given: Any) -> None:  # noqa: N803
+            found = [instance for instance in InstanceIds if instance != clinging]
+            if found:
+                self._client.set_instance_protection(InstanceIds=found, **given)
+
+    def look(since: timedelta) -> None:
+        for instance in deployed.held("Terminating:Wait"):
+            held[instance].append(since)
+
+    clock = Clock(meanwhile=look)
+    found = draining(deployed, clock, client=Clung(deployed.autoscaling))
+    found.run()
+    assert deployed.group.nodes == () and deployed.group.wanted == 0
+    assert sorted(found.completed) == sorted((clinging, other))
+    assert held[other][0] < timedelta(minutes=1)
+    assert drain.MAY_STAY <= held[clinging][0] <= drain.MAY_STAY + timedelta(minutes=1)
+    # Each has the whole time to save, the one that was ended late too.
+    assert all(since[-1] - since[0] >= SAVE - timedelta(seconds=2 * drain.POLL_S) for since in held.values())
+    assert clock.passed <= drain.MAY_STAY + SAVE + timedelta(minutes=1)
+
+
+def test_while_the_controller_lives_it_ends_those_that_stay(deployed: DeployedStack) -> None:
+    deployed.size(0)
+
+    def controller(since: timedelta) -> None:
+        if since == timedelta(minutes=6):
+            for node in deployed.group.nodes:
+                deployed.autoscaling.terminate_instance_in_auto_scaling_group(
+                    InstanceId=node.instance_id, ShouldDecrementDesiredCapacity=False
+                )
+                deployed.complete(node.instance_id, deployed.names.terminate_hook)
+
+    clock = Clock(meanwhile=controller)
+    found = draining(deployed, clock, controller=True)
+    found.run()
+    assert not found.took_over and found.completed == []
+    assert clock.passed == timedelta(minutes=6)
+    assert not any("through its group" in line for line in clock.said)
+
+
 class Changed:
     """The client, with some of its calls failing."""
 
@@ -163,7 +210,7 @@ def test_it_ends_although_nothing_ends_the_nodes_and_names_them(deployed: Deploy
     nodes = [node.instance_id for node in deployed.group.nodes]
     assert len(nodes) == 2 and all(node in str(error.value) for node in nodes)
     assert f"aws ec2 terminate-instances --instance-ids {' '.join(nodes)}" in str(error.value)
-    assert clock.passed <= timedelta(minutes=31)
+    assert clock.passed <= timedelta(minutes=34)
 
 
 @pytest.mark.parametrize(
