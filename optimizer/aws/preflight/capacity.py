@@ -60,31 +60,49 @@ def check_instance_quotas(context: Context) -> Iterator[Row]:
 
 
 def check_network_quotas(context: Context) -> Iterator[Row]:
-    """VPCs, endpoints and addresses of the network that the stack makes."""
-    target = context.target
+    """What the stack has yet to make of its own network: VPC, endpoints, and a NAT gateway's way out."""
+    target, ec2, service = context.target, context.ec2, context.service_quotas
     if target.vpc_id:
         return
-    ec2, service = context.ec2, context.service_quotas
 
-    def vpcs() -> list[Mapping[str, Any]]:
-        return [vpc for page in ec2.get_paginator("describe_vpcs").paginate() for vpc in page["Vpcs"]]
+    def listed(operation: Any, key: str) -> list[Any] | Unknown:
+        return ask(lambda: [one for page in ec2.get_paginator(operation).paginate() for one in page[key]])
 
-    found = ask(vpcs)
-    if not isinstance(found, Unknown) and any(_own(context, vpc.get("Tags", ())) for vpc in found):
+    def own(found: list[Any] | Unknown) -> list[Any]:
+        return [] if isinstance(found, Unknown) else [one for one in found if _own(context, one.get("Tags", ()))]
+
+    vpcs, endpoints = listed("describe_vpcs", "Vpcs"), listed("describe_vpc_endpoints", "VpcEndpoints")
+    stands = own(vpcs)
+    if stands:
         yield Row(check=f"quota {quotas.VPCS.name}", level="ok", found="the stack's network is there already")
-        return
-    needs: list[tuple[Quota, int, float | Unknown]] = [
-        (quotas.VPCS, 1, found if isinstance(found, Unknown) else len(found)),
-        # Of the VPC that is made: none is in use.
-        (quotas.INTERFACE_ENDPOINTS, len(target.endpoints), 0),
-        (quotas.GATEWAY_ENDPOINTS, 1, ask(partial(_gateway_endpoints, ec2))),
+    gateways = _of_kind(endpoints, "Gateway")
+    # Counted by VPC, so in one that is yet to be made none is in use.
+    interfaces = _of_kind(endpoints, "Interface", in_vpc=stands[0]["VpcId"]) if stands else []
+    there = {one["ServiceName"].removeprefix(f"com.amazonaws.{context.region}.") for one in own(interfaces)}
+    needs = [
+        (quotas.VPCS, 0 if stands else 1, vpcs),
+        (quotas.INTERFACE_ENDPOINTS, len(set(target.endpoints) - there), interfaces),
+        (quotas.GATEWAY_ENDPOINTS, 0 if own(gateways) else 1, gateways),
     ]
     if target.nat:
-        needs.append((quotas.INTERNET_GATEWAYS, 1, ask(partial(_internet_gateways, ec2))))
-        needs.append((quotas.ELASTIC_IPS, 1, ask(lambda: len(ec2.describe_addresses()["Addresses"]))))
-    for quota, amount, used in needs:
-        need = Need(quota=quota, amount=amount, what="the stack's network")
-        yield compare(context, need, ask(partial(quotas.limit, service, quota)), used)
+        internet = listed("describe_internet_gateways", "InternetGateways")
+        addresses: list[Any] | Unknown = ask(lambda: list(ec2.describe_addresses()["Addresses"]))
+        needs += [
+            (quotas.INTERNET_GATEWAYS, 0 if own(internet) else 1, internet),
+            (quotas.ELASTIC_IPS, 0 if own(addresses) else 1, addresses),
+        ]
+    for quota, amount, found in needs:
+        if amount:
+            need = Need(quota=quota, amount=amount, what="the stack's network")
+            used = found if isinstance(found, Unknown) else len(found)
+            yield compare(context, need, ask(partial(quotas.limit, service, quota)), used)
+
+
+def _of_kind(endpoints: list[Any] | Unknown, kind: str, *, in_vpc: str = "") -> list[Any] | Unknown:
+    """Endpoints of one type, of all VPCs or one."""
+    if isinstance(endpoints, Unknown):
+        return endpoints
+    return [one for one in endpoints if one["VpcEndpointType"] == kind and in_vpc in ("", one["VpcId"])]
 
 
 def check_storage_quota(context: Context) -> Iterator[Row]:
@@ -270,18 +288,6 @@ def _no_quota_known(context: Context, market: str) -> Row:
         why=f"where there is one, it may be 0, and the plan needs {plan.node_count * plan.node.vcpus} vCPUs",
         next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",
     )
-
-
-def _gateway_endpoints(ec2: Any) -> int:
-    pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
-        Filters=[{"Name": "vpc-endpoint-type", "Values": ["Gateway"]}]
-    )
-    return sum(len(page["VpcEndpoints"]) for page in pages)
-
-
-def _internet_gateways(ec2: Any) -> int:
-    pages = ec2.get_paginator("describe_internet_gateways").paginate()
-    return sum(len(page["InternetGateways"]) for page in pages)
 
 
 def _own(context: Context, tags: Any) -> bool:

@@ -18,7 +18,7 @@ from optimizer.aws.preflight.model import Row
 from optimizer.aws.preflight.reservation import block_hours, check_reservation
 from optimizer.aws.preflight.run import run_check
 from optimizer.aws.preflight.spot import check_spot_score
-from optimizer.plan import FleetPlan
+from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.aws.preflight_account import (
     ACCOUNT,
@@ -272,7 +272,7 @@ def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
     assert {row.level for row in check_network_quotas(context())} == {"ok"}
     aws.answers["DescribeVpcs"] = [{"Vpcs": [{"VpcId": f"vpc-{n}"} for n in range(3)]}, {"Vpcs": [{}, {}]}]
     aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 5.0})
-    aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [{}] * 20}
+    aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [endpoint("s3", kind="Gateway", vpc="vpc-0", tags=())] * 20}
     aws.answers["DescribeAddresses"] = {"Addresses": [{}] * 5}
     aws.answers["DescribeInternetGateways"] = [{"InternetGateways": [{}] * 3}, {"InternetGateways": [{}] * 2}]
     assert levels(check_network_quotas(context(nat=True))) == [
@@ -298,7 +298,45 @@ def test_a_network_that_is_there_needs_no_quota(aws: FakeAws) -> None:
     assert list(check_network_quotas(context(vpc_id="vpc-1", subnet_ids=("subnet-1",)))) == []
     tags = [{"Key": "gpufleet:stack", "Value": "dev"}]
     aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1", "Tags": tags}]}
+    there = [endpoint(service) for service in INTERFACE_ENDPOINTS]
+    aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [endpoint("s3", kind="Gateway"), *there]}
     assert only(check_network_quotas(context())).found == "the stack's network is there already"
+
+
+OWN = ({"Key": "gpufleet:stack", "Value": "dev"},)
+
+
+def endpoint(service: str, *, kind: str = "Interface", vpc: str = "vpc-1", tags: Any = OWN) -> dict[str, Any]:
+    """A VPC endpoint of the stack's own VPC."""
+    name = f"com.amazonaws.us-east-1.{service}"
+    return {"ServiceName": name, "VpcEndpointType": kind, "VpcId": vpc, "Tags": list(tags)}
+
+
+def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None:
+    """A NAT gateway that was turned on, and the endpoints of another platform."""
+    aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1", "Tags": list(OWN)}, *[{"VpcId": "vpc-2"}] * 4]}
+    there = [endpoint(service) for service in INTERFACE_ENDPOINTS]
+    theirs = [endpoint("sqs", tags=()), endpoint("eks", vpc="vpc-2", tags=())]
+    gateways = [endpoint("s3", kind="Gateway"), *[endpoint("s3", kind="Gateway", vpc="vpc-2", tags=())] * 19]
+    aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [*there, *theirs, *gateways]}
+    aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 8.0})
+    aws.answers["DescribeAddresses"] = {"Addresses": [{}] * 5}
+    aws.answers["DescribeInternetGateways"] = {"InternetGateways": [{}] * 4}
+    rows = list(check_network_quotas(context(nat=True, endpoints=(*INTERFACE_ENDPOINTS, "eks", "ecr.api"))))
+    assert levels(rows) == [
+        ("quota VPCs per Region", "ok"),
+        ("quota Interface VPC endpoints per VPC", "error"),
+        ("quota Internet gateways per Region", "ok"),
+        ("quota EC2-VPC Elastic IPs", "error"),
+    ]
+    assert rows[1].found.startswith("2 interface endpoints needed for the stack's network, 1 free: quota 8")
+    # Once all of it is there, nothing is asked for twice.
+    own = [{"Tags": list(OWN)}]
+    aws.answers["DescribeAddresses"] = {"Addresses": [*own, *[{}] * 4]}
+    aws.answers["DescribeInternetGateways"] = {"InternetGateways": [*own, *[{}] * 4]}
+    assert levels(check_network_quotas(context(nat=True))) == [("quota VPCs per Region", "ok")]
+    aws.answers["DescribeAddresses"] = DENIED_EC2
+    assert levels(check_network_quotas(context(nat=True)))[1:] == [("quota EC2-VPC Elastic IPs", "unknown")]
 
 
 def test_vpcs_that_cannot_be_counted_are_unknown(aws: FakeAws) -> None:
