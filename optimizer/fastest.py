@@ -43,10 +43,10 @@ TIE = 0.01
 # Rows evaluated together: fewer pay more for numpy's calls, more miss the cache. Memory is worked out of fewer rows, as
 # it is of all their shardings and checkpointings.
 _CHUNK = 8192
-_MEMORY_CHUNK = 1024
+_MEMORY_CHUNK = 4096
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
-_WAVES = (1.03, np.inf)
+_WAVES = (1.03, 1.2, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

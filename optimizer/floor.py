@@ -1,9 +1,9 @@
 """The least time of a configuration: what spares the search from evaluating most of them.
 
-The bound of a row of ``space``, with a sharding and a checkpointing, has the computation and tensor communication of
-its layers, the pipeline's bubble, and the data-parallel communication that computation cannot hide; it leaves out the
-optimizer, the host and the sends between stages. Computation comes from a table by (machine, tensor, context, expert,
-stages, micro-batch), of which there are few; data-parallel communication from one by (machine, layout).
+The bound of a row of ``space``, with a sharding and a checkpointing, has the computation, the host's work and the
+communication of its layers, the pipeline's bubble, and the data-parallel communication that computation cannot hide;
+it leaves out the optimizer and the sends between stages. Computation comes from a table by (machine, tensor, context,
+expert, stages, micro-batch), of which there are few; data-parallel communication from one by (machine, layout).
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 
 from optimizer import space
 from optimizer.machines import Machines
-from optimizer.performance.communication import data_communication
-from optimizer.performance.step import always_shown, step_seconds
+from optimizer.performance.communication import communication, data_communication
+from optimizer.performance.compute import compute
+from optimizer.performance.step import always_shown
 from optimizer.performance.types import DDP, NONE, ZERO3
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Parts of a step that every micro-batch pays in the layers of a stage.
-_IN_LAYERS = ("matmul", "attention", "tensor_communication", "context_communication", "expert_communication")
 # What a configuration has of ``space.Rows``: fields of Grid.
 COLUMNS = tuple(field.name for field in fields(space.Rows) if field.name != "layout")
 # Configurations worked out together: intermediate arrays of this length stay in the processor's cache.
@@ -70,7 +69,7 @@ class Floor:
         self.step_hours = steps / 3600
         self.passes = self.step_hours * joined["grad_accum"]
         self.bubbles = self.step_hours * (joined["pipeline"] - 1) / joined["virtual_stages"]
-        self.work = np.concatenate([kind.work for kind in kinds]) * self.ways
+        self.work = np.concatenate([kind.work for kind in kinds])
         self.group = np.concatenate([kind.group for kind in kinds])
         self._compute(machines, mine, model, checkpointings)
         self._communicate(machines, mine)
@@ -79,28 +78,39 @@ class Floor:
         """Seconds of a micro-batch on a stage, and those of its layers, by machine, kind of work and checkpointing."""
         cells = [kind.cells for kind in mine]
         machine = np.repeat(np.arange(len(mine)), [cell.tensor.size for cell in cells])
-        layers = {name: np.concatenate([getattr(cell, name) for cell in cells]) for name in COLUMNS}
+        settings = {name: np.concatenate([getattr(cell, name) for cell in cells]) for name in COLUMNS}
         ranks = np.array([instance.ranks for instance in machines.instances])[machine]
         # As few ranks as there can be, so that nothing else is in it.
-        layers["nodes"] = -(-layers["tensor"] * layers["context"] * layers["expert"] // ranks)
-        columns: dict[str, Any] = {name: values[:, None].astype(float) for name, values in layers.items()}
-        columns |= {"sharding": np.array(float(DDP)), "checkpointing": checkpointings.astype(float)}
+        settings["nodes"] = -(-settings["tensor"] * settings["context"] * settings["expert"] // ranks)
+        columns: dict[str, Any] = {name: values.astype(float) for name, values in settings.items()}
+        columns |= {"sharding": float(DDP), "checkpointing": checkpointings[:, None].astype(float)}
         # Under autocast a mixture's experts are slower than sharded, and the bound is of every sharding.
-        seconds = step_seconds(replace(machines.inputs(machine, columns, axes=1), autocast=0.0))
-        shape = (machine.size, checkpointings.size)
-        parts = {name: np.broadcast_to(values, shape) for name, values in seconds.items()}
-        # What a stage has of this is at least its share of the layers; the weights' copies at least an even share.
-        whole, even, head = np.sum([parts[name] for name in _IN_LAYERS], axis=0), parts["elementwise"], parts["head"]
+        x = replace(machines.inputs(machine, columns), autocast=0.0)
+        work, sent = compute(x), communication(x)
+        # As in step.step_seconds: what shows of tensor and context ranks' communication.
+        tensor = sent.tensor * np.where(x.overlaps_tensor > 0, x.coefficients.exposed_communication, 1.0)
+        context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
+        layers = work.layer_matmul + work.layer_attention + work.layer_elementwise + tensor + context + sent.expert
         starts = np.cumsum([0, *(cell.tensor.size for cell in cells[:-1])])
         cell = np.concatenate([start + kind.cell for start, kind in zip(starts, mine, strict=True)])
-        stages = np.concatenate([kind.stages for kind in mine])[:, None]
-        share = -(-model.layers // stages) / model.layers if model.layers else np.ones(stages.shape)
+        stages = np.concatenate([kind.stages for kind in mine])
+        share = -(-model.layers // stages) / model.layers if model.layers else np.ones(stages.size)
         # The last of each is for no checkpointing.
-        staged, second = np.zeros((cell.size, self.ways)), np.full((cell.size, self.ways), np.inf)
-        staged[:, :-1] = whole[cell] * share
-        second[:, :-1] = staged[:, :-1] + even[cell] / stages + head[cell]
-        self.second, self.staged = second.ravel(), staged.ravel()
-        self.first_work = np.cumsum([0, *(kind.cell.size * self.ways for kind in mine[:-1])])
+        staged, second = np.zeros((self.ways, cell.size)), np.full((self.ways, cell.size), np.inf)
+        for way in range(checkpointings.size):
+            layers_s, head_s, host_s, waits_s, cast_s = (
+                np.broadcast_to(seconds, (checkpointings.size, machine.size))[way].take(cell)
+                for seconds in (layers, work.head, work.host, work.waits, work.cast)
+            )
+            layers_s *= share
+            host_s *= share
+            waits_s *= share
+            # A stage takes no less than its GPU, nor than its host; of the weights' copies it has at least an even
+            # share.
+            np.add(np.maximum(layers_s, host_s), waits_s, out=staged[way])
+            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, cast_s / stages, out=second[way])
+        self.second, self.staged, self.works = second.ravel(), staged.ravel(), cell.size
+        self.first_work = np.cumsum([0, *(kind.cell.size for kind in mine[:-1])])
 
     def _communicate(self, machines: Machines, mine: Sequence[_Kinds]) -> None:
         """Seconds of data-parallel communication by sharding, machine and group: what always shows, and the rest."""
@@ -125,7 +135,8 @@ class Floor:
 
     def least_hours(self, machine: int, rows: slice, way: Ints) -> Floats:
         """The bound of a machine's rows with a checkpointing each, without what data-parallel ranks send."""
-        at = self.work[rows] + way
+        at = way * self.works
+        at += self.work[rows]
         at += self.first_work[machine]
         hours = self.second.take(at)
         hours *= self.passes[rows]
@@ -139,9 +150,11 @@ class Floor:
         work = self.work[row] + self.first_work[machine]
         group = self.group[row] + self.first_group[machine]
         passes, bubbles, step_hours = self.passes[row], self.bubbles[row], self.step_hours[row]
+        settings = way * self.works
+        settings += work
         hours = np.empty(way.shape)
         for which, sharding in enumerate(self.shardings):
-            at = work + way[which]
+            at = settings[which]
             second = self.second.take(at)
             total = np.multiply(passes, second, out=hours[which])
             total += bubbles * self.staged.take(at)

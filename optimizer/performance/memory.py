@@ -9,7 +9,7 @@ the activations of the most micro-batches, the last has the logits.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -231,15 +231,16 @@ class _TokenBytes:
     residual: Number
 
 
-def _token_bytes(x: Inputs, residual_bytes: Number, used: Number) -> _TokenBytes:
+def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     """Counted tensor by tensor as in Korthikanti et al., arXiv:2205.05198, section 4, for the sizes of the elements.
 
     Args:
         x: configurations.
-        residual_bytes: of one element of the residual stream.
         used: experts that work on a token, 1 without experts.
+        narrow: whether the code computes in 16 bits throughout, its residual stream too.
     """
     element = x.element_bytes
+    residual_bytes = element if narrow else x.residual_bytes
     # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
     # bits) the normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once
     # more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
@@ -254,7 +255,7 @@ def _token_bytes(x: Inputs, residual_bytes: Number, used: Number) -> _TokenBytes
     # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5
     gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
-    of_expert = np.where(experts_in_32_bits(x), 4.0, element)
+    of_expert = element if narrow else np.where(_products_miss_autocast(x), 4.0, element)
     inner = of_expert * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
@@ -280,17 +281,25 @@ def _token_bytes(x: Inputs, residual_bytes: Number, used: Number) -> _TokenBytes
 
 def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
     """Bytes one micro-batch saves in a stage, bytes of one layer's own backward pass, and of one layer unsaved."""
+    fsdp = computes_narrow(x)
+    if not np.any(fsdp):
+        return _activation_bytes(x, narrow=False)
+    if np.all(fsdp):
+        return _activation_bytes(x, narrow=True)
+    # Of all shardings there are these two: where a grid crosses them with layouts, each is worked out once.
+    narrow, wide = _activation_bytes(x, narrow=True), _activation_bytes(x, narrow=False)
+    saved, working, layer = (np.where(fsdp, a, b) for a, b in zip(narrow, wide, strict=True))
+    return saved, working, layer
+
+
+def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Number]:
+    """Of code that computes ``narrow`` (``computes_narrow``), or that does not."""
     tokens = tokens_of_rank(x)
     element = x.element_bytes
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
     # A rank of experts works on the tokens that its experts were sent.
     used = x.experts_used * np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
-    of = _token_bytes(x, x.residual_bytes, used)
-    fsdp = computes_narrow(x)
-    if np.any(fsdp):
-        narrow = _token_bytes(x, element, used)
-        of = _TokenBytes(*(np.where(fsdp, getattr(narrow, f.name), getattr(of, f.name)) for f in fields(_TokenBytes)))
-
+    of = _token_bytes(x, used, narrow=narrow)
     everything = of.outside / split + of.dispatched + of.sliced / x.tensor
     if np.any(of.cast):
         again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0])
@@ -350,7 +359,11 @@ def experts_in_32_bits(x: Inputs) -> Number:
     computes in 32 bits (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py,
     _grouped_mm). FSDP gathers 16-bit weights.
     """
-    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0) & np.logical_not(computes_narrow(x))
+    return _products_miss_autocast(x) & np.logical_not(computes_narrow(x))
+
+
+def _products_miss_autocast(x: Inputs) -> Number:
+    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0)
 
 
 def computes_narrow(x: Inputs) -> Number:
