@@ -70,6 +70,9 @@ def main() -> None:
     # gpufleet has no pydantic plugin; looking for one reads the metadata of every package that is installed
     # (https://docs.pydantic.dev/latest/concepts/plugins/).
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Importing numpy starts OpenBLAS's threads, which spin beside the imports; no matrix here is worth a second one
+    # (https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli()
     except GpufleetError as error:

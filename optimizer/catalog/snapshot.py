@@ -181,8 +181,9 @@ def _read_table(directory: Path, name: str, entry: Mapping[str, Any]) -> list[di
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise _unusable(path, f"{len(data)} bytes with another checksum than {MANIFEST} gives")
     try:
-        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second.
-        table = pq.ParquetFile(pa.BufferReader(data)).read()
+        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second. And for a few thousand
+        # rows starting Arrow's threads takes longer than the reading (https://arrow.apache.org/docs/cpp/threading.html).
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except pa.ArrowException as error:
         raise _unusable(path, f"is not parquet: {error}") from error
     if not table.schema.remove_metadata().equals(_schema(name)):
