@@ -181,8 +181,8 @@ def _read_table(directory: Path, name: str, entry: Mapping[str, Any]) -> list[di
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise _unusable(path, f"{len(data)} bytes with another checksum than {MANIFEST} gives")
     try:
-        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second. And for a few thousand
-        # rows starting Arrow's threads takes longer than the reading (https://arrow.apache.org/docs/cpp/threading.html).
+        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second. No threads: to start
+        # Arrow's (https://arrow.apache.org/docs/cpp/threading.html) takes longer than to read a thousand rows.
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except pa.ArrowException as error:
         raise _unusable(path, f"is not parquet: {error}") from error

@@ -1,16 +1,16 @@
-"""Profiles of training code (data/frameworks.yaml), by the names measured runs and requests use."""
+"""Profiles of training code (data/frameworks.toml), by the names measured runs and requests use."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from optimizer.named_entries import read_entries
 from optimizer.performance.kernels import FlashKernel
 
-FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.yaml"
+FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 
 DEFAULT = "torch"
 CNN_DEFAULT = "torchvision"
@@ -36,7 +36,7 @@ ALIASES = {
 
 
 class Framework(BaseModel):
-    """One profile; frameworks.yaml says what each field means."""
+    """One profile; frameworks.toml says what each field means."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,9 +68,7 @@ class Framework(BaseModel):
 @functools.cache
 def frameworks() -> dict[str, Framework]:
     """All profiles by name."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    data = yaml.load(FRAMEWORKS.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both are safe loaders
-    return {name: Framework.model_validate(entry) for name, entry in data.items()}
+    return {name: Framework.model_validate(entry) for name, entry in read_entries(FRAMEWORKS).items()}
 
 
 def framework_name(name: str, *, cnn: bool = False) -> str:

@@ -141,7 +141,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
     if framework == "megatron" and attention == "flash":
         framework = "megatron-core"
     if framework == "megatron-core" and sharding == "ddp":
-        sharding = "zero1"  # its distributed optimizer (see frameworks.yaml); tables of its runs do not repeat the flag
+        sharding = "zero1"  # its distributed optimizer (see frameworks.toml); tables of its runs do not repeat the flag
     run = Run(
         seq_len=seq_len,
         precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]

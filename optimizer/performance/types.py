@@ -35,7 +35,7 @@ class Run:
         optimizer: "adamw", "adam", "sgd" (with momentum) or "adafactor".
         attention: "flash" (fused, never stores the score matrix) or "unfused".
         compiled: element-wise operations are fused by a compiler (torch.compile).
-        framework: a profile of data/frameworks.yaml: what the training code keeps in memory and costs the host.
+        framework: a profile of data/frameworks.toml: what the training code keeps in memory and costs the host.
         experts: how it computes a mixture's experts: one grouped kernel, or a loop; None for what the framework does.
         shardings: of SHARDINGS, those that a search may use.
     """

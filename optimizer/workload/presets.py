@@ -1,4 +1,4 @@
-"""Models by name: reads ``data/presets.yaml``, whose every entry carries its source."""
+"""Models by name: reads ``data/presets.toml``, whose every entry carries its source."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from optimizer.named_entries import read_entries
 from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, count_parameters
 
-PRESETS = Path(__file__).parent / "data" / "presets.yaml"
+PRESETS = Path(__file__).parent / "data" / "presets.toml"
 
 
 class Preset(BaseModel):
-    """One entry of presets.yaml; a field left out has ModelSpec's default, kv_heads and head_dim the usual ones."""
+    """One entry of presets.toml; a field left out has ModelSpec's default, kv_heads and head_dim the usual ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,6 +80,4 @@ class Preset(BaseModel):
 @functools.cache
 def presets() -> dict[str, Preset]:
     """All presets by name, in the file's order."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    data = yaml.load(PRESETS.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both loaders are the safe ones
-    return {name: Preset.model_validate(entry) for name, entry in data.items()}
+    return {name: Preset.model_validate(entry) for name, entry in read_entries(PRESETS).items()}
