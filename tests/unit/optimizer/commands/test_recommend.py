@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from optimizer.commands.recommend import _text
 
 ISSUE_FLAGS = (
     *("--model", "llama-3.1-8b", "--tokens", "2B", "--seq-len", "8192"),
@@ -61,6 +64,15 @@ def test_flags_give_the_contracts_json() -> None:
     for entry in found["rejected"]:
         assert set(entry) == {"instance_type", "reason", "binding_constraint", "value", "limit"}
     assert found["searched_plans"] > 1000
+
+
+def test_the_text_is_json_in_ascii_and_has_no_nan() -> None:
+    document = {"name": "NaN × Infinity", "items": [1e-7, 1e16, 0.1, 10**20, True, None], "empty": {}}
+    text = _text(document)
+    assert json.loads(text) == document and text.isascii() and "\n    1e" in text
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="JSON"):
+            _text({"items": [{"value": number}]})
 
 
 def test_the_same_request_as_yaml_gives_the_same_plans(tmp_path: Path, repository: Path) -> None:
