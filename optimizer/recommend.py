@@ -15,6 +15,7 @@ from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
 from optimizer.mixed import MixedFleet, find_mixed
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.frameworks import check_framework
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
 from optimizer.search import (
@@ -94,11 +95,12 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     """Find the best fleets for a request.
 
     Raises:
-        InvalidInputError: an unknown model, region or instance type, or a workload the model cannot have.
+        InvalidInputError: an unknown model, region or instance type, or a workload or framework the model cannot have.
         DataMissingError: a price the cost needs is in no region of the catalog.
     """
     started = time.perf_counter()
     model = resolve_model(request.model)
+    check_framework(request.workload.framework, model)
     amount = Amount.of(request, model)
     limits = request.constraints
     regions = matching_regions(limits.regions, catalog)
@@ -167,9 +169,25 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(lost),
-        notes=_notes(request, names, regions),
+        notes=(*_understood(request, model), *_notes(request, names, regions)),
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _understood(request: FleetRequest, model: ModelSpec) -> tuple[str, ...]:
+    """What a CNN's workload was taken for where it was said in a transformer's words."""
+    work = request.workload
+    if model.architecture != "cnn":
+        return ()
+    found = []
+    if work.tokens is not None:
+        found.append(
+            f"{model.name} is a CNN and has no tokens: {work.tokens:,} tokens are taken for {work.tokens:,} samples "
+            "(images)"
+        )
+    if work.seq_len is not None:
+        found.append(f"{model.name} is a CNN: seq_len {work.seq_len} is not used")
+    return tuple(found)
 
 
 def _notes(request: FleetRequest, names: Sequence[str], regions: Sequence[str]) -> tuple[str, ...]:

@@ -64,9 +64,9 @@ class Workload(_Model):
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
-    framework: Literal["torch", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"] = (
-        Field(default="torch", description="Profile of the training code: what it keeps in memory and costs the host.")
-    )
+    framework: Literal[
+        "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
+    ] = Field(default="torch", description="Profile of the training code: what it keeps in memory and costs the host.")
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

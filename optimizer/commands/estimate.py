@@ -15,7 +15,7 @@ from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
-from optimizer.performance.frameworks import DEFAULT, framework_name, frameworks
+from optimizer.performance.frameworks import DEFAULT, check_framework, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
 from optimizer.performance.legality import check_legal
 from optimizer.performance.runs import (
@@ -179,6 +179,7 @@ def _estimate_one(
 ) -> dict[str, Any]:
     """Everything the command prints, as the JSON object it prints."""
     spec = resolve_model(model)
+    check_framework(framework, spec)
     hardware, nodes, gpus, name = _hardware(**hardware_options)
     split = tensor * pipeline * context
     if gpus % split:

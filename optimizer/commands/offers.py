@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -10,9 +12,9 @@ import click
 from optimizer.aws import ttl
 from optimizer.catalog import load
 from optimizer.catalog.model import CLOUDS, Catalog
-from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, select, sort
+from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
-from optimizer.errors import NothingFeasibleError
+from optimizer.errors import DataMissingError, NothingFeasibleError
 from optimizer.hardware import Offer
 
 if TYPE_CHECKING:
@@ -173,6 +175,7 @@ def command(
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
     in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are those of the
     others. A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
+    Where no row has the price that --price names, exit status 4.
 
     \b
     Example:
@@ -197,6 +200,7 @@ def command(
         priced_as=priced_as,
     )
     offers = sort(select(catalog, chosen), sort_key, priced_as)
+    _check_priced(select(catalog, replace(chosen, max_price_usd_per_hour=None)), priced_as, cloud)
     if max_age is not None:
         ttl.check_max_age(offers, max_age, next_step=REFRESH.get(cloud, ""))
     rows = [row(offer, others.get((offer.instance.name, offer.region))) for offer in offers]
@@ -209,6 +213,24 @@ def command(
             f"none of {len(catalog.offers)} offers passes all the filters",
             next_step="drop one filter at a time; gpufleet offers without filters lists everything",
         )
+
+
+def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
+    """Refuse to sort and filter by a kind of price that was asked for and that none of the offers has.
+
+    Raises:
+        DataMissingError: naming the kind.
+    """
+    if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
+        return
+    refreshed = (cloud, priced_as) == ("azure", "spot")
+    raise DataMissingError(
+        f"none of {len(offers)} offers has a {priced_as} price",
+        why="no source has one"
+        if cloud in ("aws", "all")
+        else "other clouds' rows have on-demand prices only, but for Azure's spot prices after a refresh",
+        next_step=REFRESH["azure"] if refreshed else "leave out --price",
+    )
 
 
 def _with_others(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str, str], CloudOffer]]:

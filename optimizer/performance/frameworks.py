@@ -7,8 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from optimizer.errors import InvalidInputError
 from optimizer.named_entries import read_entries
 from optimizer.performance.kernels import FlashKernel
+from optimizer.workload.model import ModelSpec
 
 FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 
@@ -82,3 +84,27 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
     name = ALIASES.get(name, name)
     name = name if name in frameworks() else DEFAULT
     return CNN_DEFAULT if cnn and name == DEFAULT else name
+
+
+def check_framework(name: str, model: ModelSpec) -> None:
+    """Refuse training code that does not train a model of this kind: its profile would say nothing of the run.
+
+    A profiled module is checked where its profile is read (``inputs.of_module``).
+
+    Raises:
+        InvalidInputError: a language model's framework for a CNN, or the other way round.
+    """
+    if model.architecture == "cnn" and name not in (DEFAULT, CNN_DEFAULT):
+        raise InvalidInputError(
+            f"framework is {name}, and {model.name} is a CNN",
+            limit=f"{CNN_DEFAULT} (or {DEFAULT}, which then means it)",
+            why="the other profiles are of code that trains language models",
+            next_step="leave out --framework",
+        )
+    if model.architecture != "module" and model.architecture != "cnn" and name == CNN_DEFAULT:
+        raise InvalidInputError(
+            f"framework is {name}, and {model.name} is a transformer",
+            limit=", ".join(other for other in frameworks() if other != CNN_DEFAULT),
+            why="it trains CNNs",
+            next_step="leave out --framework",
+        )

@@ -165,6 +165,24 @@ def test_a_precision_the_gpu_lacks_is_missing_data() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "framework", "says"),
+    [
+        ("resnet50", "megatron", "resnet50 is a CNN"),
+        ("resnet50", "torchtitan", "torchvision \\(or torch"),
+        ("gpt2", "torchvision", "gpt2 is a transformer"),
+    ],
+)
+def test_a_framework_that_does_not_train_the_model_is_refused(model: str, framework: str, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        run("--model", model, *H100, "--framework", framework)
+
+
+def test_a_cnns_framework_has_two_names() -> None:
+    named, default = (as_json("--model", "resnet50", *H100, *extra) for extra in (["--framework", "torchvision"], []))
+    assert named == default
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],

@@ -64,6 +64,30 @@ def test_the_price_to_sort_by_can_be_chosen(run: Gpufleet) -> None:
     assert prices == sorted(prices) and prices[-1] <= 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "says", "next_step"),
+    [
+        (("--cloud", "azure", "--price", "reserved"), "other clouds' rows have on-demand", "leave out --price"),
+        (("--cloud", "tencent", "--price", "spot", "--max-price", "5"), "other clouds' rows", "leave out --price"),
+        (("--cloud", "azure", "--price", "spot"), "spot price", "catalog refresh --cloud azure"),
+        (("--type", "p5.48xlarge", "--region", "us-east-1", "--price", "reserved"), "no source has one", "leave out"),
+    ],
+)
+def test_a_kind_of_price_that_no_row_has_is_missing_data(
+    run: Gpufleet, flags: tuple[str, ...], says: str, next_step: str
+) -> None:
+    code, out, err = run(*flags)
+    assert (code, out) == (4, "")
+    assert f"offers has a {flags[flags.index('--price') + 1]} price" in err
+    assert says in err and next_step in err
+
+
+def test_a_kind_of_price_that_some_rows_have_is_no_error(run: Gpufleet) -> None:
+    code, out, _ = run("--cloud", "all", "--price", "reserved", "--gpu", "V100", "--format", "json")
+    clouds = [row["cloud"] for row in json.loads(out) if row["reserved_1yr_usd_per_hour"] is None]
+    assert code == 0 and "tencent" in clouds
+
+
 def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet) -> None:
     code, out, err = run("--gpu", "H100", "--region", "us-east-1")
     assert code == 0

@@ -341,6 +341,36 @@ def test_unknown_words_are_refused(flags: tuple[str, ...], says: str) -> None:
     assert "after validation" not in done.stderr
 
 
+CNN_FLAGS = ("--model", "resnet50", "--instance-type", "p4d", "--max-nodes", "1", "--region", "us-east-1")
+
+
+def test_a_cnns_tokens_are_samples_and_it_says_so() -> None:
+    as_tokens = gpufleet("recommend", *CNN_FLAGS, "--tokens", "2M", "--seq-len", "512", "--format", "json")
+    said = [
+        "resnet50 is a CNN and has no tokens: 2,000,000 tokens are taken for 2,000,000 samples (images)",
+        "resnet50 is a CNN: seq_len 512 is not used",
+    ]
+    found = json.loads(as_tokens.stdout)
+    assert found["notes"] == said
+    assert all(f"note: {line}\n" in as_tokens.stderr for line in said)
+    as_samples = answer(*CNN_FLAGS, "--samples", "2M", "--framework", "torchvision")
+    assert as_samples["notes"] == []
+    assert as_samples["plans"] == found["plans"]
+    assert found["plans"][0]["job"]["samples"] == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((*CNN_FLAGS, "--samples", "2M", "--framework", "megatron"), "framework is megatron, and resnet50 is a CNN"),
+        (("--model", "gpt2", "--tokens", "1M", "--seq-len", "1024", "--framework", "torchvision"), "is a transformer"),
+    ],
+)
+def test_a_framework_that_does_not_train_the_model_is_refused(flags: tuple[str, ...], says: str) -> None:
+    done = gpufleet("recommend", *flags)
+    assert (done.returncode, done.stdout) == (2, "") and says in done.stderr
+
+
 def test_a_framework_without_zero3_is_not_given_it() -> None:
     for plan in answer(*BIG_FLAGS, "--framework", "megatron-core")["plans"]:
         assert plan["parallelism"]["sharding"] in ("ddp", "zero1")
