@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from optimizer.alternatives import alternatives
 from optimizer.assemble import assemble
 from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
-from optimizer.mixed import MixedFleet, find_mixed
+from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import check_framework
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -30,6 +30,9 @@ from optimizer.search import (
 )
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from optimizer.mixed.fleet import MixedFleet
 
 # Most plans an answer lists; each is the best of its instance type and purchase option.
 MAX_PLANS = 20

@@ -14,7 +14,6 @@ from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.mixed import NOT_PROVISIONED
 from optimizer.plan import DERIVED_SPOT, SHORT_NAMES, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict, shown
@@ -257,6 +256,8 @@ def _print_tables(answer: Recommendation, *, explain: bool) -> None:
                 "gpufleet catalog refresh reads today's."
             )
     if answer.mixed_fleets:
+        from optimizer.mixed.fleet import NOT_PROVISIONED
+
         what = "Cheaper" if answer.plans else "Within the limits"
         click.echo(f"\n{what} as a mixed fleet, two groups of nodes in one job:")
         for fleet in answer.mixed_fleets:

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.fastest import Fastest
-from optimizer.mixed.assemble import assemble_mixed
-from optimizer.mixed.find import MAX_FLEETS, Search, cheapest_of_each
-from optimizer.mixed.fleet import NOT_PROVISIONED, Group, MixedFleet
+from optimizer.mixed.pairs import Pairs
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import ways_to_have
-from optimizer.mixed.topup import topped_up
 from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search import Amount, matching_types, run_of
 from optimizer.workload.model import ModelSpec
 
-__all__ = ["NOT_PROVISIONED", "Group", "MixedFleet", "find_mixed"]
+if TYPE_CHECKING:
+    from optimizer.mixed.fleet import MixedFleet
+
+__all__ = ["find_mixed"]
 
 
 def find_mixed(
@@ -71,9 +72,17 @@ def find_mixed(
     terms = Terms.of(ways, run, size, catalog, calibration, kind=model_kind(model))
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
+    pairs = Pairs.of(ways, terms, limits, amount, run, model, calibration)
+    cheap = pairs is not None and pairs.could_cost_less(below)
+    if not cheap and not any(way.reservation for way in ways):
+        return ()
+    # Here: most answers have no mix, and need not wait for what weighs them.
+    from optimizer.mixed.assemble import assemble_mixed
+    from optimizer.mixed.find import MAX_FLEETS, Search, cheapest_of_each
+    from optimizer.mixed.topup import topped_up
+
     mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))
-    search = Search.of(ways, terms, limits, amount, run, model, calibration)
-    if search is not None:
-        mixes = search.cheapest(below, mixes)
+    if pairs is not None:
+        mixes = Search(**vars(pairs)).cheapest(below, mixes)
     found = sorted(cheapest_of_each(mixes, below).values(), key=lambda mix: mix.key)
     return tuple(assemble_mixed(mix, request, model, catalog, calibration, best) for mix in found[:MAX_FLEETS])
