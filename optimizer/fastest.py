@@ -13,7 +13,7 @@ What is still fast enough is evaluated, the rows of the least bounds first: they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -47,6 +47,9 @@ _MEMORY_CHUNK = 4096
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
 _WAVES = (1.03, 1.2, np.inf)
+_INNER_WAVES = (1.03, np.inf)
+# How sure estimates can be (``Search.sureness``).
+_LEVELS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +246,9 @@ class Search:
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
-        # Of each machine and node count, the hours of the fastest row of each sureness or a better one.
+        # Of each group (``groups``), the hours of the fastest row that is as sure, or surer.
         self.width = int(self.table.nodes.max()) + 1
-        self.marks = np.full((3, len(tables) * self.width), np.inf)
+        self.marks = np.full(len(tables) * self.width * _LEVELS, np.inf)
         self.evaluated = np.zeros(len(tables), dtype=np.int64)
         self.waves: list[tuple[Ints, Ints]] = []
         none = np.zeros(0, dtype=np.int64)
@@ -279,58 +282,68 @@ class Search:
         """One result a machine."""
         plain = [np.flatnonzero(self.used[rows] == 0) + rows.start for rows in self.slices]
         self._weigh(np.repeat(np.arange(len(plain)), [rows.size for rows in plain]), np.concatenate(plain))
-        machine, row, bound = self.bounded()
-        key = machine * self.width + self.table.nodes[row]
-        least = np.full(self.marks.shape[1], np.inf)
-        np.minimum.at(least, key, bound)
-        for factor in _WAVES:
-            may = bound <= self._mark(machine, row, key)
-            now = may & (bound <= factor * least[key])
+        machine, row, group, bound = self.bounded()
+        for now in self._waves(group, bound, _WAVES):
             self._weigh(machine[now], row[now])
-            later = may & ~now
-            machine, row, key, bound = machine[later], row[later], key[later], bound[later]
         return self._found()
 
-    def _mark(self, machine: Ints, row: Ints, key: Ints) -> Floats:
-        """The hours that a row must not exceed: a tie with the fastest known that is as sure; finite."""
-        marks = self.marks[self.sureness(machine, row), key]
-        return np.minimum((1 + TIE) * marks, np.finfo(float).max)
+    def groups(self, machine: Ints | int, row: Ints | slice) -> Ints:
+        """Rows that compete have one number: those of one machine, node count and sureness, in this order."""
+        return (machine * self.width + self.table.nodes[row]) * _LEVELS + self.sureness(machine, row)
 
-    def bounded(self) -> tuple[Ints, Ints, Floats]:
-        """Machine, row and bound of all rows that split the model and may beat the mark.
+    def _waves(self, group: Ints, bound: Floats, factors: Sequence[float]) -> Iterator[Ints]:
+        """Positions of what is to be evaluated together: what may still be the fastest, the least bounds first."""
+        least = np.full(self.marks.size, np.inf)
+        np.minimum.at(least, group, bound)
+        left = np.arange(group.size)
+        for factor in factors:
+            left = left[bound[left] <= self._mark(group[left])]
+            now = bound[left] <= factor * least[group[left]]
+            yield left[now]
+            left = left[~now]
+
+    def _mark(self, group: Ints | slice) -> Floats:
+        """The hours that a row of a group must not exceed: a tie with the fastest known that is as sure; finite."""
+        return np.minimum((1 + TIE) * self.marks[group], np.finfo(float).max)
+
+    def bounded(self) -> tuple[Ints, Ints, Ints, Floats]:
+        """Machine, row, group and bound of all rows that split the model and may beat the mark.
 
         A machine at a time stays in the cache.
         """
-        smallest = [self._least_gib(*of) for of in zip(self.slices_of_tables, self.first_rows, strict=True)]
+        starts = [rows.start for rows in self.slices_of_tables]
+        first = [of + start for of, start in zip(self.first_rows, starts, strict=True)]
+        least_gib, nccl_gib = self._least_gib(np.concatenate(first))
+        ends = np.cumsum([0, *(of.size for of in first)]).tolist()
         ways: dict[tuple[int, float], tuple[Ints, Ints]] = {}
-        places: dict[tuple[int, int], Ints] = {}
-        found_rows, found_bounds = [], []
+        groups: dict[tuple[int, int], Ints] = {}
+        found: list[tuple[Ints, Ints, Floats]] = []
         for machine, rows in enumerate(self.slices):
             table, shown_bytes = self.table_of[machine], float(self.machines.memory_bytes[machine])
             if (table, shown_bytes) not in ways:
-                least_gib, nccl_gib = smallest[table]
-                way = self._first_that_fits(least_gib <= limit_gib(shown_bytes, nccl_gib))
+                mine = slice(ends[table], ends[table + 1])
+                way = self._first_that_fits(least_gib[:, :, mine] <= limit_gib(shown_bytes, nccl_gib[mine]))
                 ways[table, shown_bytes] = way, way.min(axis=0)[self.tables[table].layout]
             way, least_way = ways[table, shown_bytes]
-            unmeasured = int(self.unmeasured[machine])
-            if (table, unmeasured) not in places:
-                places[table, unmeasured] = self.sureness(machine, rows) * self.width + self.table.nodes[rows]
-            marks = self.marks.reshape(len(self.marks), len(self.slices), self.width)[:, machine]
-            marks = np.minimum((1 + TIE) * marks, np.finfo(float).max)
-            marks[0] = -1.0  # plain data parallelism is weighed already
-            mark = marks.take(places[table, unmeasured])
+            # Of machines that the same was measured on, the groups of the same rows are as far apart.
+            first_group, unmeasured = machine * self.width * _LEVELS, int(self.unmeasured[machine])
+            if (table, unmeasured) not in groups:
+                groups[table, unmeasured] = self.groups(machine, rows) - first_group
+            group = groups[table, unmeasured]
+            marks = self._mark(slice(first_group, first_group + self.width * _LEVELS))
+            marks[::_LEVELS] = -1.0  # plain data parallelism is weighed already
+            mark = marks.take(group)
             near = np.flatnonzero(self.floor.least_hours(machine, rows, least_way) <= mark)
-            row, mark = near + rows.start, mark[near]
-            bound = self.floor.hours(machine, row, way[:, self.tables[table].layout[near]]).min(axis=0)
-            may = bound <= mark
-            found_rows.append(row[may])
-            found_bounds.append(bound[may])
-        machines = np.repeat(np.arange(len(found_rows)), [row.size for row in found_rows])
-        return machines, np.concatenate(found_rows), np.concatenate(found_bounds)
+            bound = self.floor.hours(machine, near + rows.start, way[:, self.tables[table].layout[near]]).min(axis=0)
+            may = bound <= mark[near]
+            near = near[may]
+            found.append((near + rows.start, group[near] + first_group, bound[may]))
+        machines = np.repeat(np.arange(len(found)), [row.size for row, _, _ in found])
+        row, group, bound = (np.concatenate(column) for column in zip(*found, strict=True))
+        return machines, row, group, bound
 
-    def _least_gib(self, rows: slice, first_row: Ints) -> tuple[Floats, Floats]:
-        """What each layout of a table needs at least: peak (shardings x checkpointings x layouts), and NCCL's."""
-        row = first_row + rows.start
+    def _least_gib(self, row: Ints) -> tuple[Floats, Floats]:
+        """What layouts need at least, given their first rows: peak (as of ``_needed_gib``), and NCCL's."""
         # No micro-batch keeps less: a larger one has fewer in flight, of more samples each.
         accum = np.where(self.table.pipeline[row] > 1, self.table.grad_accum[row], 1)
         return self._needed_gib(row, grad_accum=accum.astype(float))
@@ -354,23 +367,15 @@ class Search:
             most_gib = limit_gib(shown_bytes[of], nccl_gib[where])
             way = self._first_that_fits(peak_gib.take(where, axis=2) <= most_gib)
             bound = self.floor.hours(of, at, way)
-            mark = self._mark(of, at, of * self.width + self.table.nodes[at])
-            sharding, which = np.nonzero(bound <= mark)
-            pieces.append((of[which], at[which], sharding, way[sharding, which], bound[sharding, which]))
-        machine, row, sharding, way, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        key = machine * self.width + self.table.nodes[row]
-        least = np.full(self.marks.shape[1], np.inf)
-        np.minimum.at(least, key, bound)
-        for factor in _WAVES:
-            may = bound <= self._mark(machine, row, key)
-            now = may & (bound <= factor * least[key])
-            self._evaluate(machine[now], row[now], self.shardings[sharding[now]], self.checkpointings[way[now]])
-            later = may & ~now
-            machine, row, sharding, way, key, bound = (
-                column[later] for column in (machine, row, sharding, way, key, bound)
-            )
+            group = self.groups(of, at)
+            sharding, which = np.nonzero(bound <= self._mark(group))
+            pieces.append((of[which], at[which], group[which], sharding, way[sharding, which], bound[sharding, which]))
+        machine, row, group, sharding, way, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        for now in self._waves(group, bound, _INNER_WAVES):
+            chosen = self.shardings[sharding[now]], self.checkpointings[way[now]]
+            self._evaluate(machine[now], row[now], group[now], *chosen)
 
-    def _evaluate(self, machine: Ints, row: Ints, sharding: Ints, checkpointing: Ints) -> None:
+    def _evaluate(self, machine: Ints, row: Ints, group: Ints, sharding: Ints, checkpointing: Ints) -> None:
         """Work out the hours of configurations that fit, and lower the marks."""
         for start in range(0, row.size, _CHUNK):
             piece = slice(start, start + _CHUNK)
@@ -385,11 +390,10 @@ class Search:
                 checkpointing=checkpointing[piece],
                 hours=hours,
             )
-            key = entries.machine * self.width + self.table.nodes[at]
-            sureness = self.sureness(entries.machine, at)
-            for level, marks in enumerate(self.marks):
-                np.minimum.at(marks, key[sureness <= level], hours[sureness <= level])
-            self.entries.append(entries.take(hours <= self._mark(entries.machine, at, key)))
+            np.minimum.at(self.marks, group[piece], hours)
+            levels = self.marks.reshape(-1, _LEVELS)
+            np.minimum.accumulate(levels, axis=1, out=levels)
+            self.entries.append(entries.take(hours <= self._mark(group[piece])))
 
     def _first_that_fits(self, fits: NDArray[np.bool_]) -> Ints:
         """Of each sharding (axis 0) and row (last) the first checkpointing that fits; their number where none does.
@@ -488,12 +492,11 @@ class Search:
         """Of each machine, node count and sureness the simplest of the fastest, where it beats what is more sure."""
         names = [field.name for field in fields(_Entries)]
         found = _Entries(**{n: np.concatenate([getattr(piece, n) for piece in self.entries]) for n in names})
-        key = found.machine * self.width + self.table.nodes[found.row]
-        sureness = self.sureness(found.machine, found.row)
-        mark = (1 + TIE) * self.marks[sureness, key]
+        group = self.groups(found.machine, found.row)
+        mark = (1 + TIE) * self.marks[group]
         # By more than a tie: training code has to implement it.
-        keep = (found.hours <= mark) & ((sureness == 0) | (self.marks[sureness - 1, key] > mark))
-        found, key, sureness = found.take(keep), key[keep], sureness[keep]
+        keep = (found.hours <= mark) & ((group % _LEVELS == 0) | (self.marks[group - 1] > mark))
+        found, group = found.take(keep), group[keep]
         simplest = (
             found.row,
             found.hours,
@@ -503,7 +506,6 @@ class Search:
             self.table.virtual_stages[found.row],
             np.bitwise_count(self.used[found.row]),
         )
-        group = len(self.marks) * key + sureness
         order = np.lexsort((*simplest, group))
         return found.take(order[np.concatenate(([True], np.diff(group[order]) > 0))[: order.size]])
 

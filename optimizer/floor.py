@@ -94,7 +94,7 @@ class Floor:
         starts = np.cumsum([0, *(cell.tensor.size for cell in cells[:-1])])
         cell = np.concatenate([start + kind.cell for start, kind in zip(starts, mine, strict=True)])
         stages = np.concatenate([kind.stages for kind in mine])
-        share = -(-model.layers // stages) / model.layers if model.layers else np.ones(stages.size)
+        share = np.ceil(model.layers / stages) / model.layers if model.layers else np.ones(stages.size)
         # The last of each is for no checkpointing.
         staged, second = np.zeros((self.ways, cell.size)), np.full((self.ways, cell.size), np.inf)
         for way in range(checkpointings.size):

@@ -197,7 +197,8 @@ def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) ->
         calibration=calibration,
     )
     # Nothing is known to be faster yet, so what the bound leaves out is what cannot fit.
-    machine, row, bound = search.bounded()
+    machine, row, group, bound = search.bounded()
+    assert (group == search.groups(machine, row)).all()
     assert (np.diff(machine * search.table.size + row) > 0).all()
     # Every row of both types would be 100,000 evaluations more; each seventh is as good a witness.
     machine, row, bound = machine[::7], row[::7], bound[::7]
