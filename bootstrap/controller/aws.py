@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -28,6 +28,13 @@ REBALANCE = "EC2 Instance Rebalance Recommendation"
 QUEUE_BATCHES = 50
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceProtection.html
 PROTECTION_BATCH = 50
+# EC2 describes an ended instance for "usually less than one hour"; a tick that comes so soon after the last sees all:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
+FORGETS = timedelta(minutes=10)
+# Of six weeks, the most that Auto Scaling tells: a launch and an end each of some thousand nodes.
+ACTIVITIES = 5000
+# Between a launch's beginning in Auto Scaling and its instance in EC2's answers.
+LAUNCHES = timedelta(minutes=10)
 # A report has a few hundred bytes, a run of months some thousand nodes. Nodes may write what they like below nodes/,
 # and more than this would take the tick its memory or its minute, and with them the meter.
 REPORT_BYTES = 16 * 1024
@@ -214,7 +221,9 @@ def gather(clients: Clients, settings: Settings, state: State | None, now: datet
     notices, receipts = _notices(clients, settings, problems)
     group = _group(clients, settings)
     machines = _machines(clients, settings, now, problems)
-    known: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
+    activities = _activities(clients, settings, state.updated_at if state else None, now) if group else []
+    missed = _missed(activities, state, machines, now)
+    known: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
     if state:
         known |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
@@ -226,10 +235,11 @@ def gather(clients: Clients, settings: Settings, state: State | None, now: datet
     facts = Facts(
         group=group,
         machines=machines,
+        missed=missed,
         interrupted=frozenset(notices[INTERRUPTION]),
         rebalanced=frozenset(notices[REBALANCE]),
         reports=_reports(clients, settings, known, problems),
-        failed_launches=_failed_launches(clients, settings, state.updated_at if state else None) if group else (),
+        failed_launches=_failed_launches(activities, state.updated_at if state else None),
         request=request,
     )
     return Gathered(facts=facts, receipts=tuple(receipts), problems=tuple(problems))
@@ -354,17 +364,69 @@ def _transition(text: str) -> datetime | None:
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None
 
 
-def _failed_launches(clients: Clients, settings: Settings, since: datetime | None) -> tuple[FailedLaunch, ...]:
-    answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group, MaxRecords=100)
+def _activities(clients: Clients, settings: Settings, since: datetime | None, now: datetime) -> list[Any]:
+    """What Auto Scaling did, the latest first: as much as one answer has, and after a long silence all since then."""
+    asked: dict[str, Any] = {"AutoScalingGroupName": settings.group}
+    if since is None or now - since <= FORGETS:
+        return list(clients.autoscaling.describe_scaling_activities(**asked, MaxRecords=100)["Activities"])
+    pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
+        **asked, PaginationConfig={"MaxItems": ACTIVITIES}
+    )
+    found: list[Any] = []
+    for page in pages:
+        found += page["Activities"]
+        if found and found[-1]["StartTime"] < since - LAUNCHES:
+            break
+    return found
+
+
+def _failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple[FailedLaunch, ...]:
     found = [
         FailedLaunch(
             at=_seconds(activity.get("EndTime") or activity["StartTime"]), message=activity.get("StatusMessage", "")
         )
-        for activity in answer["Activities"]
+        for activity in activities
         if activity["StatusCode"] == "Failed" and activity.get("Description", "").startswith("Launching")
     ]
     new = [failed for failed in found if since is None or failed.at > since]
     return tuple(sorted(new, key=lambda failed: failed.at))
+
+
+def _missed(
+    activities: Iterable[Any], state: State | None, machines: Iterable[Machine], now: datetime
+) -> tuple[Machine, ...]:
+    """Instances launched and ended since the last tick that EC2 describes no more.
+
+    "Launching a new EC2 instance: i-..." begins before the instance is billed, "Terminating EC2 instance: i-..." ends
+    after it; how it was bought is not in them, so it counts as the dearest (an empty type has no price of its own).
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
+    if state is None or now - state.updated_at <= FORGETS:
+        return ()
+    seen = {machine.instance_id for machine in machines} | state.instances.keys()
+    launched: dict[str, datetime] = {}
+    ended: dict[str, datetime] = {}
+    for activity in activities:
+        said = re.match(r"(Launching|Terminating)\b.*\b(i-[0-9a-f]+)", activity.get("Description", ""))
+        if said is None or said[2] in seen:
+            continue
+        if said[1] == "Terminating":
+            ended.setdefault(said[2], min(_seconds(activity.get("EndTime") or now), now))
+        elif (started := _seconds(activity["StartTime"])) > state.updated_at - LAUNCHES:
+            launched[said[2]] = started
+    return tuple(
+        Machine(
+            instance_id=key,
+            instance_type="",
+            lifecycle="on-demand",
+            launched_at=started,
+            running=False,
+            ended=True,
+            until=ended[key],
+        )
+        for key, started in sorted(launched.items())
+        if key in ended
+    )
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------

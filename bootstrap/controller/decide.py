@@ -181,10 +181,11 @@ def _begin(state: State, now: datetime) -> State:
 def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
     """Dollars charged, and what is new of each instance."""
     before = state.instances
-    state = meter.charge(settings, state, facts.machines, facts.group, now)
+    state = meter.charge(settings, state, (*facts.machines, *facts.missed), facts.group, now)
     in_service = set(facts.group.in_state("InService")) if facts.group else set()
     leaving = set(facts.group.in_state("Terminating:Wait")) if facts.group else set()
     reclaimed = {machine.instance_id for machine in facts.machines if machine.reclaimed}
+    missed = {machine.instance_id for machine in facts.missed}
     instances: dict[str, Instance] = {}
     passed = False
     unfit = interruptions = rebalances = 0
@@ -206,7 +207,8 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
         interruptions += found.interrupted and not was_interrupted
         rebalances += found.rebalanced and not was_rebalanced
         ended_now = found.ended_at is not None and (key not in before or before[key].ended_at is None)
-        if ended_now and not found.served and not found.interrupted and state.phase in UP:
+        # What nobody saw says nothing of the nodes: they end themselves where nobody counts them.
+        if ended_now and not found.served and not found.interrupted and state.phase in UP and key not in missed:
             unfit += 1
         instances[key] = found
     complete = len(in_service) >= settings.node_count

@@ -22,29 +22,36 @@ def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
     """
+    what = f"Launching a new EC2 instance.  Status Reason: {message} Launching EC2 instance failed."
+    record(group, what, at, at, StatusCode="Failed", StatusMessage=message)
+
+
+def record(group: FakeAutoScalingGroup, description: str, start: datetime, end: datetime | None, **more: str) -> None:
+    """Record an activity; what has no end goes on."""
     activities = group.__dict__.setdefault("activities", [])
-    activities.insert(
-        0,
-        {
-            "ActivityId": f"{len(activities):08d}-0000-0000-0000-000000000000",
-            "AutoScalingGroupName": group.name,
-            "Cause": "an instance was started in response to a difference between desired and actual capacity",
-            "Description": f"Launching a new EC2 instance.  Status Reason: {message} Launching EC2 instance failed.",
-            "StartTime": at,
-            "EndTime": at,
-            "Progress": 100,
-            "StatusCode": "Failed",
-            "StatusMessage": message,
-        },
-    )
+    activity = {
+        "ActivityId": f"{len(activities):08d}-0000-0000-0000-000000000000",
+        "AutoScalingGroupName": group.name,
+        "Cause": "an instance was started in response to a difference between desired and actual capacity",
+        "Description": description,
+        "StartTime": start,
+        "Progress": 50 if end is None else 100,
+        "StatusCode": "InProgress" if end is None else "Successful",
+        **more,
+    }
+    activities.insert(0, activity if end is None else activity | {"EndTime": end})
 
 
 def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
-    """DescribeScalingActivities of one group, the latest first.
+    """DescribeScalingActivities of one group, the latest first, at most 100 a page.
 
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
     group = self.autoscaling_backend.autoscaling_groups.get(self._get_param("AutoScalingGroupName"))
     if group is None:
         raise AutoscalingClientError("ValidationError", "Group name not found - null")
-    return ActionResult({"Activities": group.__dict__.get("activities", [])})
+    begin = int(self._get_param("NextToken") or 0)
+    end = begin + int(self._get_param("MaxRecords") or 100)
+    activities = group.__dict__.get("activities", [])
+    more = {"NextToken": str(end)} if end < len(activities) else {}
+    return ActionResult({"Activities": activities[begin:end], **more})

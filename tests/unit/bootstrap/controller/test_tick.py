@@ -15,7 +15,7 @@ from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, Sta
 from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.settings import VARIABLE
 from bootstrap.controller.state import NewerStateError
-from tests.engine.moto_extension.activities import fail_launch
+from tests.engine.moto_extension.activities import fail_launch, record
 from tests.unit.bootstrap.controller.conftest import Stack
 
 # Of the calendar, in a zone where it is the year 0 in UTC.
@@ -435,6 +435,44 @@ def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> No
 
 def price(zone: str, usd: str) -> dict[str, Any]:
     return {"AvailabilityZone": zone, "InstanceType": "p4d.24xlarge", "SpotPrice": usd}
+
+
+def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(stack: Stack) -> None:
+    known = stack.trained()
+    before = stack.tick()
+    went, minute = stack.now, timedelta(minutes=1)
+
+    def activity(what: str, node: str, start: float, end: float | None) -> None:
+        record(stack.group, f"{what}: {node}", went + start * minute, None if end is None else went + end * minute)
+
+    launching, terminating = "Launching a new EC2 instance", "Terminating EC2 instance"
+    # Weeks ago, folded into the state's dollars since.
+    activity(launching, "i-0000000000000aaa", -9000, -8999)
+    activity(terminating, "i-0000000000000aaa", -8000, -7999)
+    # Of before the outage, and metered.
+    activity(launching, known[0], -5, -4)
+    # 40 minutes, and one whose launch was given up: 12 minutes.
+    activity(launching, "i-0000000000000bbb", 60, 62)
+    activity(launching, "i-0000000000000ccc", 61, None)
+    activity(terminating, "i-0000000000000bbb", 98, 100)
+    activity(terminating, "i-0000000000000ccc", 72, 73)
+    # It has not ended: EC2 will describe it.
+    activity(launching, "i-0000000000000ddd", 299, None)
+    for number in range(150):
+        activity("Failed to do something", f"i-{number:016x}", 200, 201)
+    state = stack.tick(300)
+    missed = [state.instances[f"i-0000000000000{name}"] for name in ("bbb", "ccc")]
+    dearest = stack.config.dearest_usd_per_hour
+    assert [found.spent_usd for found in missed] == pytest.approx([40 / 60 * dearest, 12 / 60 * dearest])
+    assert state.instances.keys() == {*known, "i-0000000000000bbb", "i-0000000000000ccc"}
+    assert state.unfit_nodes == 0
+    others = 300 / 60 * before.usd_per_hour
+    assert state.spent_usd == pytest.approx(before.spent_usd + others + 52 / 60 * dearest)
+    assert stack.tick().spent_usd == pytest.approx(state.spent_usd + before.usd_per_hour / 60)
+    # Nor do they come back once they are folded.
+    for _ in range(2):
+        stack.tick(60 * 25)
+    assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
 
 
 def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
