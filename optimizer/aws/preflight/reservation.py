@@ -13,9 +13,8 @@ from typing import Any
 
 from optimizer.aws import errors, quotas
 from optimizer.aws.preflight.model import Context, Row, Value
+from optimizer.plan import BLOCK_TAIL, FleetPlan
 
-# AWS ends a block's instances from then on: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
-BLOCK_ENDS_EARLY_H = 0.5
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
 BLOCK_INSTANCES = 64
 # How long a block may be: days up to 14, then weeks up to 26 (DescribeCapacityBlockOfferings, CapacityDurationHours).
@@ -177,7 +176,7 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Row]:
     if end is None:
         return
     begin = max(context.now, reservation.get("StartDate") or context.now)
-    early = BLOCK_ENDS_EARLY_H if quotas.is_block(reservation) else 0.0
+    early = _early_h(plan) if quotas.is_block(reservation) else 0.0
     hours = (end - begin) / timedelta(hours=1) - early
     block = plan.purchase.capacity_block
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
@@ -199,7 +198,8 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Row]:
             f"{plan.hours.expected:.1f} h expected, {plan.hours.p95:.1f} h at the 95th percentile",
             value=round(hours, 1),
             limit=plan.hours.expected if expected else plan.hours.p95,
-            why="AWS ends a block's instances 30 minutes before its end"
+            why=f"AWS ends a block's instances 30 minutes before its end, and the controller begins to save "
+            f"{plan.reserve_s / 60:.0f} minutes before that"
             if early
             else "afterwards the capacity is gone",
             next_step="buy a longer block"
@@ -213,19 +213,23 @@ def _minute(time: datetime) -> datetime:
     return time.astimezone(UTC).replace(second=0, microsecond=0)
 
 
+def _early_h(plan: FleetPlan) -> float:
+    """Hours before a block's end in which its nodes train no more."""
+    return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
+
+
 def block_hours(hours: float) -> int | None:
-    """The shortest Capacity Block for a run of ``hours``; None above the longest one."""
-    needed = hours + BLOCK_ENDS_EARLY_H
-    days = math.ceil(needed / _DAY_H)
+    """The shortest Capacity Block that has ``hours``; None above the longest one."""
+    days = math.ceil(hours / _DAY_H)
     if days <= _DAYS:
         return days * _DAY_H
-    weeks = math.ceil(needed / _WEEK_H)
+    weeks = math.ceil(hours / _WEEK_H)
     return weeks * _WEEK_H if weeks <= _WEEKS else None
 
 
 def _offerings(context: Context) -> Iterator[Row]:
     plan, check = context.plan, "capacity block"
-    hours = block_hours(plan.hours.p95)
+    hours = block_hours(plan.hours.p95 + _early_h(plan))
     if plan.node_count > BLOCK_INSTANCES:
         yield _error(
             check,
@@ -241,7 +245,7 @@ def _offerings(context: Context) -> Iterator[Row]:
             check,
             f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
             plan.hours.p95,
-            _WEEKS * _WEEK_H - BLOCK_ENDS_EARLY_H,
+            round(_WEEKS * _WEEK_H - _early_h(plan), 1),
             "no Capacity Block is that long",
             "gpufleet recommend --purchase on-demand",
         )

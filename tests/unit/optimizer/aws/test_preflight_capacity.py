@@ -535,11 +535,12 @@ def test_a_block_that_is_yet_to_start_has_all_its_instances(aws: FakeAws) -> Non
     assert row.found == "scheduled, 2 of 2 p4d.24xlarge free in use1-az2, until 2026-11-23 12:00 UTC"
 
 
-def test_a_block_ends_its_instances_half_an_hour_early(aws: FakeAws) -> None:
-    assert only(block(aws, hours=5.71)).level == "ok"
-    row = only(block(aws, hours=5.6))
-    assert (row.level, row.value, row.limit) == ("warning", 5.1, 5.2)
-    assert only(block(aws, hours=4.9)).level == "error"
+def test_a_block_ends_its_instances_half_an_hour_early_and_saving_takes_nine_minutes(aws: FakeAws) -> None:
+    assert only(block(aws, hours=5.86)).level == "ok"
+    row = only(block(aws, hours=5.84))
+    assert (row.level, row.value, row.limit) == ("warning", 5.2, 5.2)
+    assert "begins to save 9 minutes before that" in row.why
+    assert only(block(aws, hours=5.1)).level == "error"
 
 
 @pytest.mark.parametrize("state", ["payment-failed", "payment-pending", "expired", "cancelled"])
@@ -561,7 +562,7 @@ def test_a_reservation_in_place_of_a_block_is_an_error(aws: FakeAws) -> None:
 
 @pytest.mark.parametrize(
     ("hours", "block_length"),
-    [(0.1, 24), (23.5, 24), (23.6, 48), (335.5, 336), (335.6, 504), (4367.5, 4368), (4367.6, None)],
+    [(0.1, 24), (24, 24), (24.1, 48), (336, 336), (336.1, 504), (4368, 4368), (4368.1, None)],
 )
 def test_a_block_is_of_days_then_weeks(hours: float, block_length: int | None) -> None:
     assert block_hours(hours) == block_length
@@ -617,4 +618,4 @@ def test_no_block_is_long_enough_for_half_a_year(aws: FakeAws) -> None:
     hours = {"expected": 4.5, "p50": 4.4, "p95": 5000.0}
     plan = sample_plan(purchase=bought("capacity-block").purchase.model_dump(mode="json"), hours=hours)
     row = only(check_reservation(context(plan)))
-    assert row.level == "error" and row.limit == 4367.5 and aws.calls == []
+    assert row.level == "error" and row.limit == 4367.4 and aws.calls == []
