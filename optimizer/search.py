@@ -46,7 +46,6 @@ Floats = NDArray[np.float64]
 _BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
 # For images: the largest batch that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
 _BATCH_IMAGES = 8192
-_ENDING = "what the controller keeps to save and end included"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +325,7 @@ class Table:
             return rejection(
                 name,
                 "budget",
-                f"the cheapest run needs {cost.min():,.2f} USD at the 95th percentile, {_ENDING}, "
+                f"the cheapest run needs {cost.min():,.2f} USD at the 95th percentile, with its drain, "
                 f"the budget is {budget:,.2f} USD",
                 float(cost.min()),
                 budget,
@@ -345,8 +344,8 @@ class Table:
         return rejection(
             name,
             "budget",
-            f"the cheapest run within {deadline:,.1f} h needs {cheapest:,.2f} USD at the 95th percentile, {_ENDING}, "
-            f"the budget is {budget:,.2f} USD",
+            f"the cheapest run within {deadline:,.1f} h needs {cheapest:,.2f} USD at the 95th percentile, with its "
+            f"drain, the budget is {budget:,.2f} USD",
             cheapest,
             budget,
         )

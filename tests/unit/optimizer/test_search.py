@@ -212,7 +212,7 @@ def test_the_budget_pays_for_the_end_too(catalog: Catalog, calibration: Calibrat
     assert not at_p95.plans
     (why,) = [entry for entry in at_p95.rejected if entry["instance_type"] == "p4d.24xlarge"]
     assert why["value"] == pytest.approx(free.cost_usd.p95 + free.reserve_usd, abs=0.02)
-    assert "to save and end included" in why["reason"]
+    assert "at the 95th percentile, with its drain, the budget is" in why["reason"]
     enough = {**limits, "budget_usd": free.cost_usd.p95 + free.reserve_usd + 0.02}
     assert recommend(request(constraints=enough), catalog, calibration).plans[0].cost_usd == free.cost_usd
 
