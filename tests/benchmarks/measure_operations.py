@@ -218,15 +218,16 @@ def matmuls(bench: Bench, precision: str) -> Calls:
                 yield row, product(bench, direction, dtype, m, k, n), {"graph": True, "budget_s": 0.05}
 
 
-def scaled(bench: Bench, m: int, k: int, n: int) -> Call:
-    """An fp8 product with one scale a tensor."""
+def scaled_product(bench: Bench, m: int, k: int, n: int, rows: bool, fast: bool) -> Call:
+    """An fp8 product with one scale a tensor or one a row; ``fast`` adds up in fewer bits, as forward passes do."""
     m, k, n = bench.size(m), bench.size(k), bench.size(n)
     sets = max(1, min(8, math.ceil(3 * L2_BYTES / (m * k + k * n + 2 * m * n))))
     x = [bench.random(m, k).to(torch.float8_e4m3fn) for _ in range(sets)]
     w = [bench.random(n, k).to(torch.float8_e4m3fn) for _ in range(sets)]
-    one = torch.ones((), device=bench.device)
+    shapes: tuple[Any, Any] = ((m, 1), (1, n)) if rows else ((), ())
+    scale_a, scale_b = (torch.ones(shape, device=bench.device) for shape in shapes)
     return lambda i: torch._scaled_mm(
-        x[i % sets], w[i % sets].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        x[i % sets], w[i % sets].t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
 
 
@@ -238,7 +239,7 @@ def fp8(bench: Bench) -> Calls:
                 continue
             row = gemm_row("forward", "fp8", m, k, n, 1) | {"variant": "scaled_mm, tensor scales"}
             row["bytes"] = float(m * k + k * n + 2 * m * n)
-            yield row, scaled(bench, m, k, n), {"graph": True, "budget_s": 0.04}
+            yield row, scaled_product(bench, m, k, n, rows=False, fast=True), {"graph": True, "budget_s": 0.04}
 
     def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = 448.0 / x.abs().max().float().clamp(min=1e-12)
@@ -258,6 +259,70 @@ def fp8(bench: Bench) -> Calls:
         if not bench.tiny:
             compiled = torch.compile(quantise, dynamic=False)
             yield row | {"variant": "compiled"}, of(compiled, x), {}
+
+
+# Tokens, k and n of linear layers in fp8: of Llamas 1, 2, 3, 4 and 8 thousand wide; and those also compiled.
+FP8_LAYERS = [
+    (8192, 1024, 2816), (8192, 2816, 1024), (2048, 2048, 8192), (8192, 2048, 2048), (8192, 2048, 8192),
+    (8192, 8192, 2048), (32768, 2048, 8192), (4096, 3072, 8192), (8192, 4096, 1024), (2048, 4096, 4096),
+    (8192, 4096, 4096), (2048, 4096, 14336), (8192, 4096, 14336), (8192, 14336, 4096), (16384, 4096, 14336),
+    (8192, 8192, 28672),
+]  # fmt: skip
+FP8_COMPILED = ((8192, 2048, 2048), (8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (8192, 14336, 4096))
+
+
+def fp8_products(bench: Bench) -> Calls:
+    """The three products of FP8_LAYERS in bf16 and in fp8, without casts."""
+    for m, k, n in FP8_LAYERS:
+        if bench.tiny:
+            m, k, n = 32, 64, 32
+        sides = {"forward": (m, k, n), "dgrad": (m, n, k), "wgrad": (n, m, k)}
+        for direction, (a, b, c) in sides.items():
+            row = gemm_row(direction, "bf16", m, k, n, 2)
+            yield row, product(bench, direction, torch.bfloat16, m, k, n), {"graph": True, "budget_s": 0.03}
+            row = gemm_row(direction, "fp8", m, k, n, 1) | {"bytes": float(a * b + b * c + 2 * a * c)}
+            fast = direction == "forward"
+            name = "scaled_mm, tensor scales" + ("" if fast else ", exact sums")
+            call = scaled_product(bench, a, b, c, rows=False, fast=fast)
+            yield row | {"variant": name}, call, {"graph": True, "budget_s": 0.03}
+            if fast and not bench.tiny:
+                call = scaled_product(bench, a, b, c, rows=True, fast=True)
+                yield row | {"variant": "scaled_mm, row scales"}, call, {"graph": True, "budget_s": 0.03}
+
+
+def fp8_layers(bench: Bench) -> Calls:
+    """Linear layers with fp32 weights on bf16 inputs, casts and all: bf16 autocast, and torchao's float8 training."""
+    from torchao import float8  # type: ignore[import-not-found]
+
+    for m, k, n in FP8_LAYERS[:1] if bench.tiny else FP8_LAYERS:
+        m, k, n = bench.size(m), bench.size(k), bench.size(n)
+        for recipe in ("", "tensorwise", "rowwise"):
+            for compiled in (False, True):
+                if compiled and (bench.tiny or (m, k, n) not in FP8_COMPILED):
+                    continue
+                layer: Any = torch.nn.Sequential(torch.nn.Linear(k, n, bias=False)).to(bench.device)
+                if recipe:
+                    config = float8.Float8LinearConfig.from_recipe_name("tensorwise" if bench.tiny else recipe)
+                    float8.convert_to_float8_training(layer, config=config)
+                weight = next(layer.parameters())
+                if compiled:
+                    torch._dynamo.reset()
+                    layer = torch.compile(layer, dynamic=False)
+                x = bench.random(m, k).requires_grad_()
+
+                def forward(layer: Any = layer, x: torch.Tensor = x) -> torch.Tensor:
+                    with torch.autocast(bench.device, torch.bfloat16, cache_enabled=False):
+                        return layer(x)  # type: ignore[no-any-return]
+
+                row = gemm_row("forward", "fp8" if recipe else "bf16", m, k, n, 2) | {
+                    "op": "linear", "variant": (f"float8 {recipe}" if recipe else "autocast") + " compiled" * compiled,
+                    "bytes": float(2 * m * (k + n) + 4 * k * n),
+                }  # fmt: skip
+                yield row, of(forward), {"budget_s": 0.04}
+                out = forward()
+                backward = row | {"direction": "backward", "flop": 2.0 * row["flop"], "bytes": 2.0 * row["bytes"]}
+                yield backward, gradient(out, (x, weight), torch.randn_like(out)), {"budget_s": 0.04}
+                del out
 
 
 def experts(bench: Bench) -> Calls:
@@ -287,7 +352,7 @@ def sustained(bench: Bench) -> None:
             (gemm_row("forward", precision, m, k, n, dtype.itemsize), product(bench, "forward", dtype, m, k, n))
         )
     cases.append((gemm_row("forward", "fp8", 8192, 8192, 8192, 1) | {"variant": "scaled_mm, tensor scales"},
-                  scaled(bench, 8192, 8192, 8192)))  # fmt: skip
+                  scaled_product(bench, 8192, 8192, 8192, rows=False, fast=True)))  # fmt: skip
     q, k_, v = (bench.random(4, 16, bench.size(8192), 128) for _ in range(3))
     cases.append(({
         "op": "attention", "direction": "forward", "variant": "flash", "precision": "bf16", "batch": 4, "seq_len": 8192,
@@ -699,6 +764,8 @@ def main() -> None:
         "movement": lambda: bench.rows("movement", movement(bench)),
         "eager attention": lambda: bench.rows("eager attention", eager_attention(bench)),
         "fp8": lambda: bench.rows("fp8", fp8(bench)),
+        "fp8 products": lambda: bench.rows("fp8 products", fp8_products(bench)),
+        "fp8 layers": lambda: bench.rows("fp8 layers", fp8_layers(bench)),
         "fp32": lambda: bench.rows("fp32", matmuls(bench, "fp32")),
         "fp16": lambda: bench.rows("fp16", matmuls(bench, "fp16")),
         "convolution": lambda: bench.rows("convolution", convolutions(bench)),

@@ -2,9 +2,11 @@
 
 Needs CUDA, transformers and torchvision. Writes rows in the columns of optimizer/performance/data/measured_runs.csv, as
 they are measured, and those that ran out of memory to OUT with ``_out_of_memory`` in its name. Hugging Face's and
-torchvision's models, fp32 weights, bf16 or fp16 by autocast (fp16 with a gradient scaler), fused AdamW (SGD with
-momentum for CNNs), random data, no clipping. A configuration runs for at least 1 s before 1.5 s are measured, so that
-the GPU is hot; the median step.
+torchvision's models, fp32 weights, bf16 or fp16 by autocast (fp16 with a gradient scaler), fp8 in all linear
+layers but the output projection with torchao (the ``fp8`` groups need it), fused AdamW (SGD with momentum for
+CNNs), random data, no clipping. A configuration runs for at least 1 s before 1.5 s are measured, so that the
+GPU is hot; the median step. ``--kernels`` writes the GPU time of each kernel in a step after those, to OUT with
+``_kernels``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,11 +37,13 @@ SHAPES: dict[str, tuple[str, int, int, int, int, int, int, int, int]] = {
     "gpt2-xl": ("decoder", 48, 1600, 6400, 25, 25, 50257, 0, 0),
     "bert-base": ("encoder", 12, 768, 3072, 12, 12, 30522, 0, 0),
     "bert-large": ("encoder", 24, 1024, 4096, 16, 16, 30522, 0, 0),
+    "llama-220m": ("llama", 12, 1024, 2816, 16, 16, 32000, 0, 0),
     "llama-410m": ("llama", 24, 1024, 2816, 16, 16, 32000, 0, 0),
     "llama-410m-128k": ("llama", 24, 1024, 2816, 16, 16, 128256, 0, 0),
     "llama-410m-256k": ("llama", 24, 1024, 2816, 16, 16, 256000, 0, 0),
     "llama-1b": ("llama", 16, 2048, 8192, 32, 8, 128256, 0, 0),
     "llama-3b": ("llama", 28, 3072, 8192, 24, 8, 128256, 0, 0),
+    "llama-2b-wide": ("llama", 8, 4096, 14336, 32, 8, 32000, 0, 0),
     "llama-7b": ("llama", 32, 4096, 11008, 32, 32, 32000, 0, 0),
     "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128256, 0, 0),
     "mixtral-1b": ("llama", 12, 1024, 3584, 16, 8, 32000, 8, 2),
@@ -49,7 +53,10 @@ CNNS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
-    """One run. ``channels_last`` is for CNNs; ``attention`` "flash" is what scaled_dot_product_attention chooses."""
+    """One run. ``channels_last`` is for CNNs; ``attention`` "flash" is what scaled_dot_product_attention chooses.
+
+    ``recipe`` is torchao's, in fp8: one scale a tensor, or one a row of it.
+    """
 
     model: str
     micro_batch: int
@@ -61,10 +68,12 @@ class Configuration:
     attention: str = "flash"
     channels_last: bool = True
     experts: str = "grouped_mm"
+    recipe: str = "tensorwise"
 
     def __str__(self) -> str:
         words = [self.model, f"s{self.seq_len}", f"b{self.micro_batch}", f"a{self.grad_accum}", self.checkpointing]
-        words += [self.precision, self.attention, *["compiled"] * self.compiled]
+        words += [self.precision, *[self.recipe] * (self.precision == "fp8"), self.attention]
+        words += ["compiled"] * self.compiled
         return " ".join(words)
 
 
@@ -74,6 +83,12 @@ def llm(model: str, seq_len: int, micro_batch: int, checkpointing: str = "none",
 
 def cnn(model: str, micro_batch: int, precision: str = "bf16", **more: Any) -> Configuration:
     return Configuration(model=model, micro_batch=micro_batch, precision=precision, **more)
+
+
+def in_fp8(*runs: Configuration) -> list[Configuration]:
+    """Each run in bf16, and in fp8 with one scale a tensor and one a row."""
+    how = (("bf16", "tensorwise"), ("fp8", "tensorwise"), ("fp8", "rowwise"))
+    return [replace(run, precision=precision, recipe=recipe) for run in runs for precision, recipe in how]
 
 
 # By what they show, the most useful first; rows of measured_runs.csv say when each was measured.
@@ -132,6 +147,19 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
         cnn("resnet101", 128, "fp32"), cnn("resnet50", 256, compiled=True),
         cnn("resnet50", 256, channels_last=False),
     ],
+    "fp8": in_fp8(
+        llm("llama-2b-wide", 2048, 4), llm("llama-1b", 2048, 4), llm("llama-3b", 2048, 2), llm("llama-220m", 2048, 16),
+        llm("llama-2b-wide", 8192, 2), llm("llama-1b", 8192, 1), llm("llama-3b", 4096, 2, "full"),
+        llm("llama-2b-wide", 2048, 1, grad_accum=4),
+    ),
+    "fp8-compiled": in_fp8(
+        llm("llama-2b-wide", 2048, 4, compiled=True), llm("llama-1b", 2048, 4, compiled=True),
+        llm("llama-3b", 2048, 2, compiled=True), llm("llama-2b-wide", 8192, 2, compiled=True),
+        llm("llama-2b-wide", 4096, 4, "full", compiled=True), llm("llama-1b", 4096, 4, compiled=True),
+        llm("llama-220m", 2048, 16, compiled=True),
+    ),
+    # One GPU with the tokens that each of two context ranks has (measure_context.py).
+    "context": [llm("llama-1b", 16384, 1), llm("llama-1b", 16384, 1, "full"), llm("llama-1b", 32768, 1, "full")],
 }  # fmt: skip
 
 
@@ -181,6 +209,10 @@ def transformer(run: Configuration, device: str, scale: int = 1) -> Any:
     with torch.device(device):
         model = kind(config)
     model.train()
+    if run.precision == "fp8":
+        float8: Any = importlib.import_module("torchao.float8")
+        recipe = replace(float8.Float8LinearConfig.from_recipe_name(run.recipe), emulate=device == "cpu")
+        float8.convert_to_float8_training(model, config=recipe, module_filter_fn=lambda _, name: "lm_head" not in name)
     if run.checkpointing != "none":
         arguments: dict[str, Any] = {"use_reentrant": False}
         if run.checkpointing == "selective":
@@ -214,7 +246,7 @@ def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], N
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if run.compiled:
         model.compile(backend="inductor" if device == "cuda" else "aot_eager")
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
+    half = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
     scaler = GradScaler(device, enabled=run.precision == "fp16")
     criterion = torch.nn.CrossEntropyLoss()
 
@@ -273,7 +305,10 @@ def columns(run: Configuration) -> dict[str, object]:
 
 def settings(run: Configuration) -> str:
     """What the columns do not say."""
-    kept = {"bf16": "autocast", "fp16": "autocast and gradient scaler"}.get(run.precision, "fp32 weights")
+    kept = {
+        "bf16": "autocast", "fp16": "autocast and gradient scaler",
+        "fp8": f"autocast, torchao float8 {run.recipe} but for the output projection",
+    }.get(run.precision, "fp32 weights")  # fmt: skip
     words = ["SGD with momentum" if run.model in CNNS else "fused AdamW", kept]
     words += ["channels_last" if run.channels_last else "contiguous layout"] * (run.model in CNNS)
     words += [f"experts {run.experts}"] * bool(run.model in SHAPES and SHAPES[run.model][7])
@@ -293,15 +328,40 @@ OUT_OF_MEMORY_FIELDS = (
 )
 
 
-def measure(run: Configuration, device: str, scale: int) -> dict[str, object]:
-    """One row: throughput and peak memory of one configuration."""
+KERNEL_FIELDS = ("row_id", "step_s", "kernel", "calls", "seconds")
+
+
+def kernels_of(step: Callable[[], None], step_s: float) -> list[dict[str, object]]:
+    """GPU seconds of each kernel in one step, the longest first."""
+    profiler: Any = importlib.import_module("torch.profiler")
+    activity = profiler.ProfilerActivity
+    with profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]) as profile:
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    found = [(event.self_device_time_total / 1e6, event.key, event.count) for event in profile.key_averages()]
+    return [
+        {"step_s": f"{step_s:.4e}", "kernel": name[:160], "calls": calls, "seconds": f"{seconds:.4e}"}
+        for seconds, name, calls in sorted(found, reverse=True)
+        if seconds > step_s / 500
+    ]
+
+
+def measure(
+    run: Configuration, device: str, scale: int, kernels: Callable[[dict[str, object]], None] | None = None
+) -> dict[str, object]:
+    """One row: throughput and peak memory of one configuration. ``kernels`` writes rows of its kernels."""
     started = time.perf_counter()
     torch.manual_seed(0)
     step, parameters = prepare(run, device, scale)
     warm, times = run_steps(step, quick=device == "cpu")
     seconds = statistics.median(times)
+    held = memory()
+    if kernels is not None:
+        for kernel in kernels_of(step, seconds):
+            kernels(kernel)
     samples = run.micro_batch * run.grad_accum * (1 if run.model in CNNS else run.seq_len)
-    row = columns(run) | memory() | {
+    row = columns(run) | held | {
         "parameters": parameters, "memory_kind": "allocated", "tokens_per_second_per_gpu": f"{samples / seconds:.7g}",
         "source": f"measured {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, {settings(run)}, median of "
         f"{len(times)}: tests/benchmarks/measure_steps.py",
@@ -350,17 +410,25 @@ def main() -> None:
     parser.add_argument("--prefix", default="h200-steps-")
     parser.add_argument("--first", type=int, default=0, help="Number of the first row.")
     parser.add_argument("--only", nargs="*", default=list(CONFIGURATIONS), choices=list(CONFIGURATIONS))
+    parser.add_argument("--kernels", action="store_true", help="GPU time by kernel, too.")
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU with models shrunk 16 times.")
     options = parser.parse_args()
     device, scale = ("cpu", 16) if options.tiny else ("cuda", 1)
     deadline = time.monotonic() + options.seconds
     number = itertools.count(options.first)
     ran_out_path = options.out.with_stem(options.out.stem + "_out_of_memory")
-    with options.out.open("w", encoding="utf-8", newline="") as ran, ran_out_path.open("w", newline="") as ran_out:
+    kernels_path = options.out.with_stem(options.out.stem + "_kernels") if options.kernels else Path(os.devnull)
+    with (
+        options.out.open("w", encoding="utf-8", newline="") as ran,
+        ran_out_path.open("w", newline="") as ran_out,
+        kernels_path.open("w", newline="") as of_kernels,
+    ):
         writer = csv.DictWriter(ran, FIELDS, lineterminator="\n")
         out_writer = csv.DictWriter(ran_out, OUT_OF_MEMORY_FIELDS, lineterminator="\n")
         writer.writeheader()
         out_writer.writeheader()
+        kernel_writer = csv.DictWriter(of_kernels, KERNEL_FIELDS, lineterminator="\n")
+        kernel_writer.writeheader()
         for run in itertools.chain.from_iterable(CONFIGURATIONS[group] for group in options.only):
             if time.monotonic() > deadline:
                 log(f"out of time before {run}")
@@ -369,7 +437,10 @@ def main() -> None:
             for allocator in ("default", "expandable_segments:True"):
                 failed = ""
                 try:
-                    row = measure(run, device, scale)
+                    found: list[dict[str, object]] = []
+                    row = measure(run, device, scale, found.append if options.kernels else None)
+                    kernel_writer.writerows({"row_id": identity["row_id"]} | kernel for kernel in found)
+                    of_kernels.flush()
                     row["source"] = f"{row['source']}{'' if allocator == 'default' else ', ' + allocator}"
                     writer.writerow(identity | row)
                     ran.flush()
