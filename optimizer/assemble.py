@@ -52,6 +52,29 @@ def node(instance: InstanceType) -> Node:
     )
 
 
+class Facts:
+    """What the plans of an answer have in common, each looked up in the catalog once."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._unit_prices: dict[str, list[Price]] = {}
+        self._stand_ins: dict[str, list[InstanceType]] = {}
+
+    def unit_prices(self, region: str) -> list[Price]:
+        """``unit_prices`` of a region."""
+        if region not in self._unit_prices:
+            self._unit_prices[region] = unit_prices(region, self.catalog)
+        return self._unit_prices[region]
+
+    def stand_ins(self, own: InstanceType) -> list[InstanceType]:
+        """Types that are ``interchangeable`` with another, which is not among them."""
+        if own.name not in self._stand_ins:
+            self._stand_ins[own.name] = [
+                other for other in self.catalog.instance_types if other.name != own.name and interchangeable(own, other)
+            ]
+        return self._stand_ins[own.name]
+
+
 def assemble(
     table: Table,
     row: int,
@@ -59,7 +82,7 @@ def assemble(
     request: FleetRequest,
     model: ModelSpec,
     amount: Amount,
-    catalog: Catalog,
+    facts: Facts,
     calibration: Calibration,
     estimates: Estimates,
     cell: int,
@@ -80,7 +103,7 @@ def assemble(
     p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
     compute_p95_usd = breakdown["compute"] * float(run.hours_p95[row] / run.hours_expected[row])
     reserve_usd = float(cost.reserve[row])
-    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, reserve_usd, request.constraints, catalog)
+    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, reserve_usd, request.constraints, facts)
     return FleetPlan.model_validate(
         {
             "instance_type": instance.name,
@@ -137,7 +160,7 @@ def assemble(
                 "checkpoint_interval_s": rounded(run.checkpoint_interval_s[row]),
                 "lost_hours": rounded(run.lost_hours[row]),
             },
-            "prices": [*node_prices(way, others), *unit_prices(way.offer.region, catalog)],
+            "prices": [*node_prices(way, others), *facts.unit_prices(way.offer.region)],
             "calibration": _calibration(fastest, config, request, model, calibration),
         }
     )
@@ -167,7 +190,7 @@ def _further_spot_types(
     p95_usd: float,
     reserve_usd: float,
     limits: Constraints,
-    catalog: Catalog,
+    facts: Facts,
 ) -> tuple[list[Offer], float]:
     """Offers a spot fleet may take besides ``way``'s without training slower, and the run's p95 with the dearest, USD.
 
@@ -178,9 +201,9 @@ def _further_spot_types(
         return [], p95_usd
     own, price = way.offer.instance, way.price.usd_per_hour
     found: list[tuple[float, Offer]] = []
-    for instance in catalog.instance_types:
-        offer = catalog.offer(instance.name, way.offer.region) if interchangeable(own, instance) else None
-        if offer is None or offer.spot is None or offer.instance.name == own.name:
+    for instance in facts.stand_ins(own):
+        offer = facts.catalog.offer(instance.name, way.offer.region)
+        if offer is None or offer.spot is None:
             continue
         if not limits.allows_type(instance.name) or not set(offer.zone_ids) & set(way.offer.zone_ids):
             continue

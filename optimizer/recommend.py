@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optimizer.alternatives import alternatives
-from optimizer.assemble import assemble
+from optimizer.assemble import Facts, assemble
 from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
 from optimizer.mixed import find_mixed
@@ -122,6 +122,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     chosen = list(dict.fromkeys([*front, *best]))
     configs = [(tables[table].fastest, int(tables[table].config[row])) for table, row in chosen]
     estimates = estimates_of(configs, run_of(request, amount), model, calibration) if configs else None
+    facts = Facts(catalog)
     plans = {
         (table, row): assemble(
             tables[table],
@@ -129,7 +130,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
             request=request,
             model=model,
             amount=amount,
-            catalog=catalog,
+            facts=facts,
             calibration=calibration,
             estimates=estimates,
             cell=cell,

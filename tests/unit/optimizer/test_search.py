@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.assemble import assemble, interchangeable
+from optimizer.assemble import Facts, assemble, interchangeable
 from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
@@ -406,7 +406,7 @@ def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibr
             request=wanted,
             model=model,
             amount=amount,
-            catalog=catalog,
+            facts=Facts(catalog),
             calibration=calibration,
             estimates=estimates_of(chosen, run_of(wanted, amount), model, calibration),
             cell=0,
