@@ -89,7 +89,7 @@ def alternatives(
         configured = search.of_rows(row, sharding_at, way_at, hours[row, sharding_at, way_at])
         optimizer = request.workload.optimizer
         prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
-        paid = Table.of(configured, [way], model, optimizer, prices)
+        (paid,) = Table.of([(configured, [way])], model, optimizer, prices)
         estimates = estimates_of([(configured, at) for at in range(row.size)], run, model, calibration)
         cell = {int(config): at for at, config in enumerate(paid.config)}
         for at in range(row.size):

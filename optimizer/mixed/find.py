@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from optimizer.economics.controller import reserve_hours
 from optimizer.mixed import shares
-from optimizer.mixed.mix import Mix, row_of
+from optimizer.mixed.mix import Mix
 from optimizer.mixed.pairs import Pairs
 from optimizer.mixed.physics import meets_every_micro_batch
 from optimizer.performance.types import DDP
-from optimizer.search import keeps_limits
+from optimizer.search import keeps_limits, part_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -198,8 +198,8 @@ class Search(Pairs):
                 computed_s=_two(computed[at]),
                 peak_gib=_two(peak[at]),
                 limit_gib=_two(limit[at]),
-                run=row_of(run, n),
-                cost=row_of(cost, n),
+                run=part_of(run, n),
+                cost=part_of(cost, n),
                 log_error=float(self.terms.log_error[two[n]].max()),
             )
 

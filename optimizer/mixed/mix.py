@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.mixed.sources import group_name
 from optimizer.search import Purchase
-
-Row = TypeVar("Row", Outcome, FleetCost)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +61,3 @@ class Mix:
         """Orders mixes: expected cost, expected hours, nodes, what the groups are, region."""
         names = tuple((*group_name(way), way.option) for way in self.ways)
         return self.usd, float(self.run.hours_expected), sum(self.nodes), names, self.ways[0].offer.region
-
-
-def row_of(table: Row, row: int) -> Row:
-    """One row of a table of arrays, as a table of single numbers."""
-    return replace(table, **{f.name: getattr(table, f.name)[row] for f in fields(table)})

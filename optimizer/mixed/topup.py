@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.fastest import Fastest, estimates_of
-from optimizer.mixed.mix import Mix, row_of
+from optimizer.mixed.mix import Mix
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
 from optimizer.request import Constraints
-from optimizer.search import Purchase, keeps_limits, reserve_hours_of
+from optimizer.search import Purchase, keeps_limits, part_of, reserve_hours_of
 from optimizer.workload.model import ModelSpec
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
@@ -93,7 +93,7 @@ def _cheapest(
         return None
     row = int(keeps[np.lexsort((run.hours_expected[keeps], cost.expected[keeps]))[0]])
     first, second = nodes[row].tolist()
-    return _Cheapest(config=int(config[row]), nodes=(first, second), run=row_of(run, row), cost=row_of(cost, row))
+    return _Cheapest(config=int(config[row]), nodes=(first, second), run=part_of(run, row), cost=part_of(cost, row))
 
 
 def _mix(

@@ -383,6 +383,27 @@ def test_compute_is_price_times_paid_hours(catalog: Catalog, calibration: Calibr
         assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-3, abs=0.01)
 
 
+def test_candidates_of_a_type_are_the_same_beside_other_types(catalog: Catalog, calibration: Calibration) -> None:
+    wanted = request(constraints={"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]})
+    model = resolve_model(wanted.model)
+    amount = Amount.of(wanted, model)
+    regions = ("us-east-1", "us-west-2", "eu-west-1")
+    types = [i for i in catalog.instance_types if wanted.constraints.allows_type(i.name)]
+    together = search_types(types, wanted, model, amount, regions, catalog, calibration)
+    assert len(together) == len(types) > 12
+    for instance, table in zip(types, together, strict=True):
+        (alone,) = search_types([instance], wanted, model, amount, regions, catalog, calibration)
+        if isinstance(table, dict):
+            assert table == alone
+            continue
+        assert isinstance(alone, Table)
+        assert table.fastest.instance.name == instance.name and table.purchases == alone.purchases
+        for name in ("config", "purchase", "reserve_hours"):
+            assert np.array_equal(getattr(table, name), getattr(alone, name))
+        assert np.allclose(table.run.hours_p95, alone.run.hours_p95, rtol=1e-12, equal_nan=True)
+        assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
+
+
 def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibration) -> None:
     wanted = request(constraints={"purchase_options": ["spot"]})
     model = resolve_model(wanted.model)
