@@ -61,6 +61,11 @@ class Terms:
         Raises:
             DataMissingError: a price the cost needs is in no region of the catalog.
         """
+        gpus = {way.offer.instance.gpu.key: way.offer.instance.gpu for way in ways}
+        errors = {
+            key: calibration.residual(gpu, run.precision, run.framework, kind=kind).relative_error
+            for key, gpu in gpus.items()
+        }
         regions = [way.offer.region for way in ways]
         volume = {region: volume_usd_per_month(catalog, region) for region in set(regions)}
         storage = {region: storage_usd_per_month(catalog, region, size_gib) for region in volume}
@@ -70,12 +75,7 @@ class Terms:
             reclaims=np.array([way.hazard.rate_per_node_hour if way.hazard else 0.0 for way in ways]),
             wait_hours=np.array([way.hazard.wait_hours if way.hazard else 0.0 for way in ways]),
             ranks=np.array([way.offer.instance.ranks for way in ways]),
-            log_error=np.array(
-                [
-                    calibration.residual(way.offer.instance.gpu, run.precision, run.framework, kind=kind).relative_error
-                    for way in ways
-                ]
-            ),
+            log_error=np.array([errors[way.offer.instance.gpu.key] for way in ways]),
             volume_usd_per_month=np.array([volume[region] for region in regions]),
             storage_usd_per_month=np.array([storage[region] for region in regions]),
             endpoints_usd_per_hour=np.array([endpoints[region] for region in regions]),

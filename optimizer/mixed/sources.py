@@ -49,11 +49,12 @@ def pairs_of(ways: Sequence[Purchase], trains: NDArray[np.bool_]) -> NDArray[np.
     gradients that do are billed by the GB (https://aws.amazon.com/ec2/pricing/on-demand/). Both have one processor
     architecture, as all nodes run one image. One type twice is not here: its GPUs are alike (``topup.py``).
     """
-    region = np.array([way.offer.region for way in ways])
-    architecture = np.array([way.offer.instance.cpu_architecture for way in ways])
-    name = np.array([way.offer.instance.name for way in ways])
+    regions = sorted({way.offer.region for way in ways})
+    region = _numbered([way.offer.region for way in ways], regions)
+    architecture = _numbered([way.offer.instance.cpu_architecture for way in ways])
+    name = _numbered([way.offer.instance.name for way in ways])
     found = [np.empty((0, 2), dtype=np.intp)]
-    for place in sorted(set(region.tolist())):
+    for place in range(len(regions)):
         at = np.flatnonzero((region == place) & trains)
         # Zones as bits of a number: few of them are in one region.
         zone_ids = [zones(ways[i]) for i in at.tolist()]
@@ -65,3 +66,9 @@ def pairs_of(ways: Sequence[Purchase], trains: NDArray[np.bool_]) -> NDArray[np.
         keep = (architecture[a] == architecture[b]) & (name[a] != name[b])
         found.append(np.stack([a[keep], b[keep]], axis=1))
     return np.concatenate(found)
+
+
+def _numbered(names: Sequence[str], order: Sequence[str] = ()) -> NDArray[np.intp]:
+    """Names as numbers, those of ``order`` first: numpy compares those sooner than text."""
+    numbers = {name: at for at, name in enumerate(dict.fromkeys((*order, *names)))}
+    return np.array([numbers[name] for name in names], dtype=np.intp)
