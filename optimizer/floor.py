@@ -98,9 +98,9 @@ class Floor:
         # The last of each is for no checkpointing.
         staged, second = np.zeros((self.ways, cell.size)), np.full((self.ways, cell.size), np.inf)
         for way in range(checkpointings.size):
-            layers_s, head_s, host_s, waits_s, cast_s = (
+            layers_s, head_s, host_s, waits_s, weights_s = (
                 np.broadcast_to(seconds, (checkpointings.size, machine.size))[way].take(cell)
-                for seconds in (layers, work.head, work.host, work.waits, work.cast)
+                for seconds in (layers, work.head, work.host, work.waits, work.weights)
             )
             layers_s *= share
             host_s *= share
@@ -108,7 +108,7 @@ class Floor:
             # A stage takes no less than its GPU, nor than its host; of the weights' copies it has at least an even
             # share.
             np.add(np.maximum(layers_s, host_s), waits_s, out=staged[way])
-            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, cast_s / stages, out=second[way])
+            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, weights_s / stages, out=second[way])
         self.second, self.staged, self.works = second.ravel(), staged.ravel(), cell.size
         self.first_work = np.cumsum([0, *(kind.cell.size for kind in mine[:-1])])
 

@@ -18,7 +18,7 @@ from optimizer.performance.experts import experts
 from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.memory import layer_parameters, stage_parameters, tokens_of_rank, updated_parameters
 from optimizer.performance.samples import sample_costs, sample_flops
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Bools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Compute:
         layer_matmul, layer_attention, layer_elementwise: of all layers of the model (not of one stage), forward,
             backward and recomputation.
         head: output projection, loss and embedding.
-        cast: 16-bit copies of the weights.
+        weights: 16-bit copies of the weights, and sums of their gradients.
         host: least time of the layers, what the host needs to launch them.
         waits: of the host's time, what the GPU waits for however busy it is.
     """
@@ -38,7 +38,7 @@ class Compute:
     layer_attention: Number
     layer_elementwise: Number
     head: Number
-    cast: Number
+    weights: Number
     host: Number
     waits: Number
 
@@ -99,14 +99,17 @@ def compute(x: Inputs) -> Compute:
     # Hugging Face's tensor parallelism gathers the logits, and every rank works out the loss of all of them.
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
-    cast = np.where(x.cast_bytes > 0, stage_parameters(x) * (4.0 + x.cast_bytes) / byte_per_s, 0.0)
+    copied = np.where(x.cast_bytes > 0, 4.0 + x.cast_bytes, 0.0)
+    # Autograd adds each further micro-batch's gradients to those there are: two reads and a write.
+    summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
+    weights = stage_parameters(x) * (copied + summed) / byte_per_s
     host_of_layer = c.host_s_per_layer * _host_of_layer(x)
     return Compute(
         layer_matmul=matmul * c.overhead,
         layer_attention=attention * c.overhead,
         layer_elementwise=elementwise * c.overhead,
         head=head * c.overhead,
-        cast=cast,
+        weights=weights,
         host=_host_seconds(x, full) + samples.layers * c.host_s_per_layer + mixture.host_layers * host_of_layer,
         waits=mixture.wait_layers * host_of_layer,
     )
@@ -133,29 +136,57 @@ def _host_of_layer(x: Inputs) -> Number:
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Of one layer: flash attention's fused kernel, or two batched products with the scores in memory between them."""
-    c = x.coefficients
+    """Of one layer: a fused kernel, or two batched products with the scores in memory between them."""
+    # Hugging Face's modules hand a compiled kernel a mask of all positions. With dropout no fused kernel takes one that
+    # is not causal, and none takes 32-bit inputs with fewer keys than queries.
+    masked = (x.written_out > 0) & (x.compiled > 0)
+    refused = masked & (x.causal == 0) & (x.dropout > 0)
+    refused = refused | ((x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query))
+    fused = (x.flash > 0) & np.logical_not(refused)
     products = 4.0 * tokens * x.seq_len * x.query / x.tensor
-    # Flash computes half of a causal score matrix, and recomputes it in the backward pass (3.5 forward passes in all,
-    # arXiv:2307.08691, 3.1).
-    causal = x.causal > 0
-    half_length = np.where(causal, kernels.CAUSAL_HALF_LENGTH, kernels.HALF_LENGTH)
+    scores = tokens * x.seq_len * x.heads / x.tensor
+    return np.where(fused, _flash_seconds(x, products, scores, full, masked), _unfused_seconds(x, products, scores))
+
+
+def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Bools) -> Number:
+    """Of one layer's fused attention.
+
+    Flash computes half of a causal score matrix, unless that comes as a mask, and recomputes it in the backward pass
+    (3.5 forward passes in all, arXiv:2307.08691, 3.1).
+    """
+    halved = (x.causal > 0) & np.logical_not(masked)
+    computed = np.where(halved, 0.5, 1.0)
+    half_length = np.where(halved, kernels.CAUSAL_HALF_LENGTH, kernels.HALF_LENGTH)
     half_length = half_length * np.where(x.element_bytes > 2.0, kernels.HALF_LENGTH_32_BIT, 1.0)
     head = np.maximum(x.query, 1.0) / np.maximum(x.heads, 1.0)
     shape = (1.0 + half_length / x.seq_len) * (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
-    flash = (3.5 + full) * np.where(causal, 0.5, 1.0) * products * shape
-    flash = flash / (x.attention_flop_per_s * c.attention_efficiency)
+    shape = shape * np.where(masked, kernels.MASKED_ATTENTION, 1.0)
+    seconds = (3.5 + full) * products * shape / (x.attention_flop_per_s * x.coefficients.attention_efficiency)
+    forward, backward = kernels.ATTENTION_DROPOUT
+    drawn = x.written_out * x.dropout * scores * (forward * (1.0 + full) + backward)
+    return computed * (seconds + drawn / x.fp32_flop_per_s)
 
+
+def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
+    """Of one layer's attention whose scores go through memory."""
+    c = x.coefficients
     again = np.where(x.checkpointing == NONE, 0.0, 1.0)  # selective recomputes the scores, too
-    written = x.written_out > 0
+    written, compiled = x.written_out > 0, (x.written_out > 0) & (x.compiled > 0)
     forward, backward = (
-        np.where(written, *pair) for pair in zip(kernels.WRITTEN_SCORES, kernels.FUSED_SCORES, strict=True)
+        np.where(compiled, by_compiler, np.where(written, np.where(x.element_bytes > 2.0, wide, narrow), fused))
+        for by_compiler, wide, narrow, fused in zip(
+            kernels.COMPILED_SCORES,
+            kernels.WRITTEN_SCORES_32_BIT,
+            kernels.WRITTEN_SCORES,
+            kernels.FUSED_SCORES,
+            strict=True,
+        )
     )
-    scores = tokens * x.seq_len * x.heads / x.tensor
     score_bytes = scores * x.element_bytes * (forward * (1.0 + again) + backward) * c.elementwise_traffic
-    unfused = (3.0 + again) * products / (x.peak_flop_per_s * c.matmul_efficiency)
-    unfused = unfused + score_bytes / (x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY)
-    return np.where(x.flash > 0, flash, unfused)
+    seconds = (3.0 + again) * products / (x.peak_flop_per_s * c.matmul_efficiency)
+    seconds = seconds + score_bytes / (x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY)
+    # A third of the compiler's products are of 32 bits.
+    return seconds + np.where(compiled, products / (kernels.FP32_BATCHED * x.fp32_flop_per_s), 0.0)
 
 
 def _layer_traffic(x: Inputs) -> Number:
@@ -180,9 +211,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     readers = np.where(llama, kernels.LLAMA_CASTS, kernels.CASTS)
     casts = readers * (element + residual) * (1.0 + index) + index * 3.0 * residual * (readers - 2.0)
     casts = np.where(residual > element, np.where(compiled, element + residual, casts), 0.0)
-    stream = (2.0 * (residual * (norm + sums) + element * dropout) + casts) * np.where(
-        compiled, kernels.COMPILED_SLOWER, 1.0
-    )
+    stream = 2.0 * (residual * (norm + sums) + element * dropout) + casts
 
     written_rotary = np.where(element < 4.0, kernels.WRITTEN_ROTARY, kernels.WRITTEN_ROTARY_32_BIT)
     rotary = x.llama_like * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)

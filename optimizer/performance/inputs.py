@@ -127,6 +127,7 @@ class Inputs:
     attention_flop_per_s: Number
     head_flop_per_s: Number
     fp32_flop_per_s: Number
+    throttling: Number
     quantise_bytes: Number
     convolution: Number
     memory_byte_per_s: Number
@@ -285,6 +286,7 @@ def make_inputs(
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
         head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(run.precision)) / misaligned,
         fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
+        throttling=kernels.throttling(hardware.gpu.architecture, run.precision),
         convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
         quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" else 0.0,
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,

@@ -20,8 +20,6 @@ NORM = (3.0, 4.3)
 WRITTEN_NORM = (10.0, 24.0)
 WRITTEN_NORM_16_BIT = (28.0, 56.0)
 COMPILED_NORM = (2.6, 3.5)
-# Compiled chains around norms take longer in training steps than alone (8 compiled runs on H200, measured_runs.csv).
-COMPILED_SLOWER = 2.0
 # A residual sum; backward, the sum of the two branches' gradients. A compiler joins it to the norm that follows.
 RESIDUAL = (3.0, 3.0)
 COMPILED_RESIDUAL = (1.5, 1.5)
@@ -44,9 +42,20 @@ CASTS = 4.0
 LLAMA_CASTS = 5.0
 # Unfused attention, bytes of the score matrix a byte of its element. Fused softmax kernels (Megatron-LM): product,
 # softmax, dropout with its mask, product forward; the same with gradients backward. Written out with an fp32 softmax:
-# 55 and 60 bytes a score.
+# 55 and 60 bytes a score, of 32-bit inputs 38 and 36.
 FUSED_SCORES = (6.5, 9.5)
 WRITTEN_SCORES = (27.0, 30.0)
+WRITTEN_SCORES_32_BIT = (9.5, 9.0)
+# What a compiler makes of them: 42 bytes a score in all, and two of the six products on CUDA cores at half their rate
+# (BERT compiled, h200_kernels_202611.md).
+COMPILED_SCORES = (11.5, 9.4)
+FP32_BATCHED = 0.5
+# Fused attention with dropout draws a random number a score: 0.95 ps more a computed score forward and 0.4 to 0.8
+# backward, as long as this many FLOPs of 32 bits (sequences of 256 to 8192, heads of 64 and 128,
+# h200_kernels_202611.md).
+ATTENTION_DROPOUT = (64.0, 40.0)
+# Fused attention that is given a mask, over one that computes as many scores without: Llama, compiled, 1.6 to 2.0.
+MASKED_ATTENTION = 1.75
 # Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
 COMPILED_CROSS_ENTROPY = 0.22
 # Kernels of a layer's forward pass; twice as many backward.
@@ -80,10 +89,11 @@ FSDP_HOST = 2.3
 # Tensor parallelism of plain PyTorch (DTensor) dispatches every operation in Python: 178 ms for the 16 layers of Llama
 # 1B on two H200 (measured_runs.csv), which one computes in 184.
 DTENSOR_HOST = 6.0
-# Host time of one collective of tensor ranks: the call, its stream and its events. Not measured by itself: vTrain's
-# rows tell of it (tests/benchmarks/chosen_constants.py).
-HOST_S_PER_COLLECTIVE = 60e-6
-# Layers that take the host as long as embedding, head and loss. Not measured by itself either: as above.
+# Host time of one collective of tensor ranks with the autograd function that makes it: 60 to 109 us on a host that took
+# 1.9 ms for a layer of GPT-2 (h200_hosts_202611.md).
+HOST_S_PER_COLLECTIVE = 82e-6
+# Layers that take the host as long as embedding, head and loss. Not measured by itself: vTrain's rows tell of it
+# (tests/benchmarks/chosen_constants.py).
 END_LAYERS = 2.0
 
 # fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled.
@@ -99,6 +109,14 @@ FLASH1_OVER_FLASH2 = 0.55
 # Kernels for 32-bit inputs do not use tensor cores: 34 of 67 TFLOP/s.
 ATTENTION_32_BIT = 0.51
 
+# Share that arithmetic takes longer at the power limit. Products of 8192 cubed that run alone take, in 16 bits,
+# 1.19 times as long after 2.5 s as in the first 30 ms, 1.18 in 8, 1.20 in tf32, 1.00 in fp32
+# (h200_ops_202611.md). Training steps that are arithmetic for 0.56 of their time show none of it, those of 0.7 to 0.8
+# 2 to 3% (h200_kernels_202611.md); between these and the whole, a cube. A100s show none in the measured runs; an
+# architecture without a figure has none.
+THROTTLING = {"Hopper": 0.19}
+THROTTLED_FROM, THROTTLING_POWER = 0.5, 3.0
+
 # A product with a side that is no multiple of 8 elements (16 bytes) is slow: 50257 columns take 5.7 times as long as
 # 50304 in 16 bits and 3.0 times in tf32; 30522, which is even, 2.9 times.
 ODD_SIDE, EVEN_SIDE, ODD_SIDE_TF32 = 5.7, 2.9, 3.0
@@ -111,6 +129,11 @@ def attention_share(architecture: str, kernel: FlashKernel) -> float:
     if kernel == "vendor":
         return CUDNN.get(family, flash2)
     return flash2 * (FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
+
+
+def throttling(architecture: str, precision: str) -> float:
+    """Share that arithmetic alone takes longer at the power limit of a GPU of ``architecture``."""
+    return 0.0 if precision == "fp32" else THROTTLING.get(architecture.split()[0], 0.0)
 
 
 def output_projection_slowdown(precision: str, vocab_size: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from optimizer.performance import kernels
 from optimizer.performance.communication import communication
 from optimizer.performance.compute import compute, optimizer_time
 from optimizer.performance.inputs import Inputs, Number
@@ -15,6 +16,7 @@ PARTS = (
     "attention",
     "elementwise",
     "head",
+    "throttling",
     "host",
     "tensor_communication",
     "context_communication",
@@ -45,6 +47,12 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     stage = _longer(in_layers, host) + waits
     last = _longer(in_layers + work.head, host) + waits
 
+    # At its power limit a GPU lowers its clock, the more the larger the share of a stage that is arithmetic.
+    arithmetic = (work.layer_matmul + work.layer_attention) * share
+    slower = _throttling(x, (arithmetic + work.head) / np.maximum(last, _NO_TIME_S))
+    throttling = slower * (arithmetic + work.head)
+    stage, last = stage + slower * arithmetic, last + throttling
+
     # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
     # Interleaving v chunks divides what the others add by v. Sends hide but for the first, unless the network needs
     # longer for a micro-batch than the stages: one in the middle sends both ways, each end of the pipeline only one.
@@ -65,9 +73,10 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     return {
         "matmul": work.layer_matmul * busy,
         "attention": work.layer_attention * busy,
-        "elementwise": work.layer_elementwise * busy + work.cast * micro_batches,
+        "elementwise": work.layer_elementwise * busy + work.weights * micro_batches,
         "head": work.head * micro_batches,
-        "host": (last - in_layers - work.head) * micro_batches + c.host_s_per_step,
+        "throttling": throttling * micro_batches,
+        "host": (last - throttling - in_layers - work.head) * micro_batches + c.host_s_per_step,
         "tensor_communication": tensor * busy,
         "context_communication": context * busy,
         "expert_communication": sent.expert * busy,
@@ -82,10 +91,18 @@ def always_shown(x: Inputs) -> Number:
     return np.where(x.overlaps_data > 0, x.coefficients.exposed_communication, 1.0)
 
 
+def _throttling(x: Inputs, density: Number) -> Number:
+    """Share that arithmetic takes longer at the power limit, where it is ``density`` of a stage's time."""
+    over = np.maximum(0.0, density - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
+    return x.throttling * over**kernels.THROTTLING_POWER
+
+
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:
     """What shows of communication that takes ``seconds`` behind computation that takes ``room``."""
     return always * seconds + np.maximum(0.0, (1.0 - always) * seconds - room)
 
+
+_NO_TIME_S = 1e-12  # of a stage without work
 
 # Short kernels of a layer wait for the host while long ones do not, so the longer of the two is not the whole step:
 # between the sum (1) and the longer (infinity).
