@@ -297,14 +297,14 @@ class Search:
         np.minimum.at(least, group, bound)
         left = np.arange(group.size)
         for factor in factors:
-            left = left[bound[left] <= self._mark(group[left])]
+            left = left[bound[left] <= self._limits()[group[left]]]
             now = bound[left] <= factor * least[group[left]]
             yield left[now]
             left = left[~now]
 
-    def _mark(self, group: Ints | slice) -> Floats:
-        """The hours that a row of a group must not exceed: a tie with the fastest known that is as sure; finite."""
-        return np.minimum((1 + TIE) * self.marks[group], np.finfo(float).max)
+    def _limits(self) -> Floats:
+        """The hours that no row of each group must exceed: a tie with the fastest known that is as sure; finite."""
+        return np.minimum((1 + TIE) * self.marks, np.finfo(float).max)
 
     def bounded(self) -> tuple[Ints, Ints, Ints, Floats]:
         """Machine, row, group and bound of all rows that split the model and may beat the mark.
@@ -318,6 +318,8 @@ class Search:
         ways: dict[tuple[int, float], tuple[Ints, Ints]] = {}
         groups: dict[tuple[int, int], Ints] = {}
         found: list[tuple[Ints, Ints, Floats]] = []
+        limits = self._limits()
+        limits[::_LEVELS] = -1.0  # plain data parallelism is weighed already
         for machine, rows in enumerate(self.slices):
             table, shown_bytes = self.table_of[machine], float(self.machines.memory_bytes[machine])
             if (table, shown_bytes) not in ways:
@@ -330,12 +332,10 @@ class Search:
             if (table, unmeasured) not in groups:
                 groups[table, unmeasured] = self.groups(machine, rows) - first_group
             group = groups[table, unmeasured]
-            marks = self._mark(slice(first_group, first_group + self.width * _LEVELS))
-            marks[::_LEVELS] = -1.0  # plain data parallelism is weighed already
-            mark = marks.take(group)
-            near = np.flatnonzero(self.floor.least_hours(machine, rows, least_way) <= mark)
+            limit = limits[first_group : first_group + self.width * _LEVELS].take(group)
+            near = np.flatnonzero(self.floor.least_hours(machine, rows, least_way) <= limit)
             bound = self.floor.hours(machine, near + rows.start, way[:, self.tables[table].layout[near]]).min(axis=0)
-            may = bound <= mark[near]
+            may = bound <= limit[near]
             near = near[may]
             found.append((near + rows.start, group[near] + first_group, bound[may]))
         machines = np.repeat(np.arange(len(found)), [row.size for row, _, _ in found])
@@ -360,6 +360,7 @@ class Search:
         place[needed] = np.arange(needed.size)
         peak_gib, nccl_gib = self._needed_gib(needed)
         shown_bytes = self.machines.memory_bytes
+        limits = self._limits()
         pieces = []
         for start in range(0, row.size, _CHUNK):
             of, at = machine[start : start + _CHUNK], row[start : start + _CHUNK]
@@ -368,7 +369,7 @@ class Search:
             way = self._first_that_fits(peak_gib.take(where, axis=2) <= most_gib)
             bound = self.floor.hours(of, at, way)
             group = self.groups(of, at)
-            sharding, which = np.nonzero(bound <= self._mark(group))
+            sharding, which = np.nonzero(bound <= limits[group])
             pieces.append((of[which], at[which], group[which], sharding, way[sharding, which], bound[sharding, which]))
         machine, row, group, sharding, way, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
         for now in self._waves(group, bound, _INNER_WAVES):
@@ -393,7 +394,7 @@ class Search:
             np.minimum.at(self.marks, group[piece], hours)
             levels = self.marks.reshape(-1, _LEVELS)
             np.minimum.accumulate(levels, axis=1, out=levels)
-            self.entries.append(entries.take(hours <= self._mark(group[piece])))
+            self.entries.append(entries.take(hours <= self._limits()[group[piece]]))
 
     def _first_that_fits(self, fits: NDArray[np.bool_]) -> Ints:
         """Of each sharding (axis 0) and row (last) the first checkpointing that fits; their number where none does.
