@@ -44,6 +44,8 @@ TIE = 0.01
 # it is of all their shardings and checkpointings.
 _CHUNK = 8192
 _MEMORY_CHUNK = 4096
+# The largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less what it adds to one.
+_LARGE_BYTES = 32 * 2**20 - 2**16
 # Rows whose bound is within these factors of the least bound of their type and node count are evaluated first: they set
 # the mark that the bounds of the others are held against.
 _WAVES = (1.03, 1.2, np.inf)
@@ -115,6 +117,9 @@ def fastest(
         calibration: fitted numbers.
         axes: kinds of parallelism that may be used, of ``space.AXES``.
     """
+    # Until glibc's allocator has had a block of so many bytes back, it returns every large array's pages to the system
+    # and faults them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
+    np.empty(_LARGE_BYTES, dtype=np.uint8)
     found: dict[str, Fastest | Rejection] = {}
     tables: dict[tuple[int, int], space.Rows] = {}
     able: dict[Any, list[InstanceType]] = {}

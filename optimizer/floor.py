@@ -60,7 +60,7 @@ class Floor:
             model, shardings, checkpointings: what is trained, and how it may be.
         """
         self.shardings, self.ways = shardings, checkpointings.size + 1
-        kinds = [_Kinds(table, first) for table, first in zip(tables, first_rows, strict=True)]
+        kinds = [_Kinds(table, first, model) for table, first in zip(tables, first_rows, strict=True)]
         mine = [kinds[at] for at in table_of]
         joined = {
             n: np.concatenate([getattr(t, n) for t in tables]) for n in ("grad_accum", "pipeline", "virtual_stages")
@@ -71,10 +71,10 @@ class Floor:
         self.bubbles = self.step_hours * (joined["pipeline"] - 1) / joined["virtual_stages"]
         self.work = np.concatenate([kind.work for kind in kinds])
         self.group = np.concatenate([kind.group for kind in kinds])
-        self._compute(machines, mine, model, checkpointings)
+        self._compute(machines, mine, checkpointings)
         self._communicate(machines, mine)
 
-    def _compute(self, machines: Machines, mine: Sequence[_Kinds], model: ModelSpec, checkpointings: Ints) -> None:
+    def _compute(self, machines: Machines, mine: Sequence[_Kinds], checkpointings: Ints) -> None:
         """Seconds of a micro-batch on a stage, and those of its layers, by machine, kind of work and checkpointing."""
         cells = [kind.cells for kind in mine]
         machine = np.repeat(np.arange(len(mine)), [cell.tensor.size for cell in cells])
@@ -91,26 +91,28 @@ class Floor:
         tensor = sent.tensor * np.where(x.overlaps_tensor > 0, x.coefficients.exposed_communication, 1.0)
         context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
         layers = work.layer_matmul + work.layer_attention + work.layer_elementwise + tensor + context + sent.expert
-        starts = np.cumsum([0, *(cell.tensor.size for cell in cells[:-1])])
-        cell = np.concatenate([start + kind.cell for start, kind in zip(starts, mine, strict=True)])
-        stages = np.concatenate([kind.stages for kind in mine])
-        share = np.ceil(model.layers / stages) / model.layers if model.layers else np.ones(stages.size)
+        parts = [
+            np.broadcast_to(seconds, (checkpointings.size, machine.size))
+            for seconds in (layers, work.head, work.host, work.waits, work.weights)
+        ]
+        ends = np.cumsum([0, *(cell.tensor.size for cell in cells)]).tolist()
+        self.first_work = np.cumsum([0, *(kind.cell.size for kind in mine)])
+        self.works = int(self.first_work[-1])
         # The last of each is for no checkpointing.
-        staged, second = np.zeros((self.ways, cell.size)), np.full((self.ways, cell.size), np.inf)
-        for way in range(checkpointings.size):
+        staged, second = np.zeros((self.ways, self.works)), np.full((self.ways, self.works), np.inf)
+        for at, kind in enumerate(mine):  # a machine at a time stays in the cache
             layers_s, head_s, host_s, waits_s, weights_s = (
-                np.broadcast_to(seconds, (checkpointings.size, machine.size))[way].take(cell)
-                for seconds in (layers, work.head, work.host, work.waits, work.weights)
+                seconds[:, ends[at] : ends[at + 1]].take(kind.cell, axis=1) for seconds in parts
             )
-            layers_s *= share
-            host_s *= share
-            waits_s *= share
+            layers_s *= kind.share
+            host_s *= kind.share
+            waits_s *= kind.share
+            own = slice(self.first_work[at], self.first_work[at + 1])
             # A stage takes no less than its GPU, nor than its host; of the weights' copies it has at least an even
             # share.
-            np.add(np.maximum(layers_s, host_s), waits_s, out=staged[way])
-            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, weights_s / stages, out=second[way])
-        self.second, self.staged, self.works = second.ravel(), staged.ravel(), cell.size
-        self.first_work = np.cumsum([0, *(kind.cell.size for kind in mine[:-1])])
+            np.add(np.maximum(layers_s, host_s), waits_s, out=staged[:-1, own])
+            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, weights_s / kind.stages, out=second[:-1, own])
+        self.second, self.staged = second.ravel(), staged.ravel()
 
     def _communicate(self, machines: Machines, mine: Sequence[_Kinds]) -> None:
         """Seconds of data-parallel communication by sharding, machine and group: what always shows, and the rest."""
@@ -182,12 +184,13 @@ class _Kinds:
     Attributes:
         cells: one row for each kind of layer and micro-batch.
         cell, stages: of each kind of work (a cell and its number of stages).
+        share: of the layers, that the fullest of so many stages has.
         work: of each row, its kind of work.
         groups: one row for each kind of data-parallel ranks.
         group: of each row, its kind of data-parallel ranks.
     """
 
-    def __init__(self, table: space.Rows, first_row: Ints) -> None:
+    def __init__(self, table: space.Rows, first_row: Ints, model: ModelSpec) -> None:
         layouts = table.take(first_row)
         sizes, size = distinct(table.micro_batch)
         layer_codes, layer = distinct(_code(layouts.tensor, layouts.context, layouts.expert))
@@ -205,6 +208,8 @@ class _Kinds:
         )
         self.cell = (layer[stage_first, None] * sizes.size + np.arange(sizes.size)).ravel()
         self.stages = np.repeat(layouts.pipeline[stage_first], sizes.size)
+        layers = model.layers
+        self.share = np.ceil(layers / self.stages) / layers if layers else np.ones(self.stages.size)
         self.work = stage[table.layout] * sizes.size + size
         # Nodes follow from the others: a node has as many ranks on all rows of a table.
         ranks = layouts.data * layouts.context
