@@ -169,6 +169,7 @@ def fastest(
             samples=samples,
             calibration=calibration,
         )
+        tables.clear()  # the search has copies: their memory is of use to it
         for result, same in zip(search.results(), able.values(), strict=True):
             for at, instance in enumerate(same):
                 found[instance.name] = (
@@ -227,11 +228,12 @@ class Search:
         calibration: Calibration,
     ) -> None:
         self.machines, self.model = machines, model
-        self.tables = list({id(table): table for table in tables}.values())
-        self.table_of = [next(at for at, one in enumerate(self.tables) if one is table) for table in tables]
-        self.table = space.Rows.joined(self.tables)
-        ends = np.cumsum([0, *(table.size for table in self.tables)]).tolist()
+        distinct = list({id(table): table for table in tables}.values())
+        self.table_of = [next(at for at, one in enumerate(distinct) if one is table) for table in tables]
+        self.table = space.Rows.joined(distinct)
+        ends = np.cumsum([0, *(table.size for table in distinct)]).tolist()
         self.slices_of_tables = [slice(start, end) for start, end in pairwise(ends)]
+        self.tables = [self.table.take(rows) for rows in self.slices_of_tables]
         self.slices = [self.slices_of_tables[at] for at in self.table_of]
         self.shardings, self.checkpointings = space.shardings(run), space.checkpointings(model)
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
