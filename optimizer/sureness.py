@@ -16,7 +16,7 @@ from optimizer.workload.model import ModelSpec
 MEASURED_AXES = {
     ("A100", "fused"): ("tensor", "pipeline"),
     ("H100", "fused"): ("tensor", "pipeline"),
-    ("H200", "written out"): ("tensor",),
+    ("H200", "written out"): ("tensor", "context", "expert"),
 }
 
 

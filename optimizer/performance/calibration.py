@@ -147,7 +147,7 @@ class Calibration(BaseModel):
             any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
             return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         pooled = self.residuals[POOLED].relative_error
-        found = self.residuals.get(residual_key(gpu, precision)) or Residual(rows=0, relative_error=pooled)
+        found = self.residuals.get(residual_key(gpu, precision, framework)) or Residual(rows=0, relative_error=pooled)
         if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
             return found
         new = self.residuals.get(NEW_FRAMEWORK) or Residual(rows=0, relative_error=pooled)
@@ -168,14 +168,12 @@ class Calibration(BaseModel):
         residual = self.residual(gpu, precision, framework)
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
-            width = residual_key(gpu, precision)
+            width = residual_key(gpu, precision, framework)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
-        gpus = [
-            name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and not name.endswith("-bit")
-        ]
+        gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and "-bit" not in name]
         measured = ", ".join(gpus)
         return (
-            f"no measured run on {residual_key(gpu, precision)}: efficiency pooled from {measured} (error "
+            f"no measured run on {residual_key(gpu, precision, framework)}: efficiency pooled from {measured} (error "
             f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "
             f"{self.source}"
         )
@@ -188,10 +186,14 @@ def model_kind(model: ModelSpec) -> str | None:
     return CONVOLUTIONAL if model.convolutional else None
 
 
-def residual_key(gpu: Gpu, precision: str) -> str:
-    """What a GPU's residual is kept under: its name, for widths other than 16 bits with that added."""
+def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
+    """What a GPU's residual is kept under: its name, for widths other than 16 bits with that added.
+
+    Plain PyTorch's 8 bits (torchao) say nothing of those of fused kernels (Transformer Engine).
+    """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
-    return gpu.name + width
+    fused = precision == "fp8" and frameworks()[framework_name(framework)].fused_kernels
+    return gpu.name + width + (" fused" if fused else "")
 
 
 def die(gpu: Gpu) -> str:

@@ -62,7 +62,7 @@ def compute(x: Inputs) -> Compute:
     flop_per_s = x.peak_flop_per_s * c.matmul_efficiency
     # Recomputation repeats the forward pass of whole layers (full), or a share of their products (selective).
     full = np.where(x.checkpointing == FULL, 1.0, 0.0)
-    repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full)
+    repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full * (1.0 - _never_repeated(x)))
 
     # A product of t x k by k x n: its FLOPs, and the bytes of its three sides.
     widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
@@ -83,6 +83,11 @@ def compute(x: Inputs) -> Compute:
     attention = attention + samples.attention_flops / (x.attention_flop_per_s * c.attention_efficiency)
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
     elementwise = elementwise + samples.kernels * c.kernel_s
+    if np.any(x.context > 1):  # what the ring's turns put out is joined in 32 bits
+        joined = np.where(x.fused_kernels > 0, 0.0, kernels.RING_JOIN * (x.context - 1.0)) * x.query / x.tensor
+        elementwise = elementwise + x.layers * tokens * joined * c.elementwise_traffic / byte_per_s
+    if np.any(x.fp8_cast_bytes > 0):
+        elementwise = elementwise + x.layers * _fp8_cast_bytes(x, tokens, full) * c.elementwise_traffic / byte_per_s
 
     # What a mixture adds; its tokens' copies are no part of the products.
     mixture = experts(x)
@@ -99,7 +104,7 @@ def compute(x: Inputs) -> Compute:
     # Hugging Face's tensor parallelism gathers the logits, and every rank works out the loss of all of them.
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
-    copied = np.where(x.cast_bytes > 0, 4.0 + x.cast_bytes, 0.0)
+    copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
     # Autograd adds each further micro-batch's gradients to those there are: two reads and a write.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
     weights = stage_parameters(x) * (copied + summed) / byte_per_s
@@ -115,6 +120,25 @@ def compute(x: Inputs) -> Compute:
     )
 
 
+def _never_repeated(x: Inputs) -> Number:
+    """Share of a layer's products that full checkpointing leaves out.
+
+    torch's checkpoint ends once it has what the backward pass reads, so before the last product, unless dropout or a
+    cast to 8 bits reads what that puts out (759 products in a step where repeating all makes 787, h200_fp8_202611.md).
+    """
+    last = x.hidden * x.ffn / np.maximum(x.layer_matrix, 1.0)
+    stops = x.written_out * x.llama_like * (1.0 - x.compiled) * (x.fp8_cast_bytes == 0) * (x.experts == 0)
+    return stops * last
+
+
+def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
+    """Of one layer: what casting its linear layers' operands to 8 bits moves in plain PyTorch."""
+    read = (2.0 + x.mlp_matrices) * x.hidden + (x.query + x.ffn * x.experts_used) / x.tensor
+    written = 2.0 * x.hidden + (x.query + 2.0 * x.kv + (x.mlp_matrices - 1.0) * x.ffn * x.experts_used) / x.tensor
+    weights = layer_parameters(x, x.expert) / x.tensor
+    return x.fp8_cast_bytes * ((2.0 + full) * (tokens * read + weights) + 2.0 * tokens * written)
+
+
 def _host_seconds(x: Inputs, full: Number) -> Number:
     """Host time to launch all layers of the model, and both ends of it."""
     c = x.coefficients
@@ -123,7 +147,8 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where((x.tensor > 1) & (x.fused_kernels == 0), kernels.DTENSOR_HOST, 1.0)
     fsdp = np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST, 0.0)
-    per_layer = c.host_s_per_layer * (llama * compiled * dtensor * (1.0 + full) + fsdp)
+    fp8 = np.where((x.fp8_cast_bytes > 0) & (x.compiled == 0), kernels.FP8_HOST, 1.0)
+    per_layer = c.host_s_per_layer * (llama * compiled * dtensor * fp8 * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
     # A stage is given its share of all this, so the ends are counted once for each stage.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer

@@ -92,7 +92,8 @@ def experts(x: Inputs) -> Experts:
     # Products: in full tiles, at the speed of their own width, less what is counted as a dense layer's.
     dense = 2.0 * tokens * x.experts_used * matrix / x.peak_flop_per_s
     tiled = 2.0 * (rows + local * TILE_ROWS / 2.0) * matrix
-    tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.peak_flop_per_s)
+    grouped = np.where(written & (loop == 0), kernels.GROUPED_PRODUCT, 1.0)
+    tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.peak_flop_per_s * grouped)
     passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, np.where(full > 0, 1.0, x.selective_recompute))
     flop_s = mixture * x.layers * passes * (tiled - dense) / c.matmul_efficiency
     sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)

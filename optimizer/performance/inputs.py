@@ -129,6 +129,7 @@ class Inputs:
     fp32_flop_per_s: Number
     throttling: Number
     quantise_bytes: Number
+    fp8_cast_bytes: Number
     convolution: Number
     memory_byte_per_s: Number
     link_byte_per_s: Number
@@ -179,6 +180,13 @@ def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
     if gpu.peak_tflop_per_s.get("fp32"):
         return peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
+
+
+def fp8_cast_bytes(run: Run, framework: Framework) -> float:
+    """Bytes an element that plain PyTorch moves to cast an operand of a product to 8 bits; 0 where none is cast so."""
+    if run.precision != "fp8" or framework.fused_kernels:
+        return 0.0
+    return kernels.COMPILED_FP8_CAST if run.compiled else kernels.FP8_CAST
 
 
 def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
@@ -262,7 +270,7 @@ def make_inputs(
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
-        cached_bytes=FP8_COPIES_BYTES if run.precision == "fp8" else 0.0,
+        cached_bytes=FP8_COPIES_BYTES if run.precision == "fp8" and framework.fused_kernels else 0.0,
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
@@ -288,7 +296,8 @@ def make_inputs(
         fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
         throttling=kernels.throttling(hardware.gpu.architecture, run.precision),
         convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
-        quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" else 0.0,
+        quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" and framework.fused_kernels else 0.0,
+        fp8_cast_bytes=fp8_cast_bytes(run, framework),
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],

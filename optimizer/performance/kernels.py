@@ -56,6 +56,11 @@ FP32_BATCHED = 0.5
 ATTENTION_DROPOUT = (64.0, 40.0)
 # Fused attention that is given a mask, over one that computes as many scores without: Llama, compiled, 1.6 to 2.0.
 MASKED_ATTENTION = 1.75
+# torch's context_parallel joins what attention puts out in each turn of the ring, forward and backward: bytes a query's
+# element and turn (two ranks, sequences of 16k to 64k, h200_x2_context_experts_202611.md).
+RING_JOIN = 250.0
+# torch's grouped product of a mixture's experts in 16 bits, over one dense product of as many FLOPs (as above).
+GROUPED_PRODUCT = 0.8
 # Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
 COMPILED_CROSS_ENTROPY = 0.22
 # Kernels of a layer's forward pass; twice as many backward.
@@ -96,8 +101,14 @@ HOST_S_PER_COLLECTIVE = 82e-6
 # (tests/benchmarks/chosen_constants.py).
 END_LAYERS = 2.0
 
-# fp8: largest magnitude, scale and cast of each product's input, bytes an element, compiled.
+# fp8: largest magnitude, scale and cast of each product's input, bytes an element, in one kernel each.
 QUANTISE_BYTES = 6.0
+# torchao's float8 (one scale a tensor) casts input, weight and output gradient of a linear layer for each of the two
+# products that read it: bytes an element and cast, 58 to 69 in eager mode and 3.6 to 3.9 compiled
+# (h200_fp8_202611.md).
+FP8_CAST, COMPILED_FP8_CAST = 61.0, 3.75
+# Its kernels, so the host's time of a layer in eager mode, over a layer's without.
+FP8_HOST = 2.5
 
 # Share of the dense peak that flash attention reaches on long sequences with heads of 128, forward and backward.
 # FlashAttention 2 has 0.50 to 0.73 on A100 and its first version 0.25 to 0.40 (arXiv:2307.08691, abstract); on H200

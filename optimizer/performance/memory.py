@@ -144,6 +144,9 @@ def _moments(x: Inputs) -> _Moments:
         held_narrow = held - wide
     else:
         held_narrow = held
+    # torchao casts a layer's weights when a product reads them, and keeps no copy (h200_fp8_202611.md).
+    kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
+    held_narrow = np.where(x.fp8_cast_bytes > 0, head, held_narrow)
     copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held_narrow * x.cast_bytes)
     copies = np.where(gathers_all, held * x.element_bytes, copied) + held * x.cached_bytes
     cast = np.where(zero3 & several, gathered, copies)
@@ -250,7 +253,9 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     wide = residual_bytes * by_hand
     norms = 2.0 * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
     # Queries, keys, values, the attention's output (the input of the output projection).
-    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
+    # A ring of context ranks in plain PyTorch keeps the attention's output once more.
+    ring = element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
+    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv) + ring
     # Feed-forward: every product's output, and the activation function's output that the last product reads. A
     # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5

@@ -308,7 +308,7 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     found: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
-        axes = {axis for axis in ("tensor", "pipeline", "context") if float(row[f"{axis}_parallel"] or 1) > 1}
+        axes = {axis for axis in space.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
         found.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
     assert {key: axes for key, axes in found.items() if axes} == {key: set(axes) for key, axes in MEASURED_AXES.items()}
 

@@ -14,6 +14,7 @@ from optimizer.performance.calibration import MIXTURE
 from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.experts import Experts, experts
 from optimizer.performance.inputs import Inputs, make_inputs
+from optimizer.performance.kernels import GROUPED_PRODUCT
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Grid, Run
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -40,25 +41,30 @@ def test_measured_mixtures_are_met_and_the_stated_error_covers_them() -> None:
     errors = log_errors(rows, CALIBRATION)
     grouped = np.array([row.run.run.experts == "grouped" for row in rows])
     assert (~grouped).sum() == 1
-    assert np.abs(errors[grouped]).max() < 0.10
+    assert np.abs(errors[grouped]).mean() < 0.08
     assert np.abs(errors).max() < 0.40
     stated = CALIBRATION.residuals[MIXTURE]
-    assert stated.rows == len(rows) == 3
+    assert stated.rows == len(rows) == 14
     assert stated.relative_error > float(np.sqrt(np.mean(errors**2)))
 
 
 def test_peaks_of_measured_mixtures_are_met() -> None:
-    """Experts in 32 bits keep more: 31.0 GiB, where the loop in 16 bits peaked at 27.8."""
+    """Experts in 32 bits keep more: 31.0 GiB, where the loop in 16 bits peaked at 27.8.
+
+    Spread over ranks, a quarter more tokens are allowed for than a rank's mean; untrained routers sent 1 to 8% more.
+    """
     rows = measured()
-    wanted = [row.peak_memory_gib for row in rows]
-    assert list(predict(rows, CALIBRATION).peak_memory_gib) == pytest.approx(wanted, rel=0.04)
+    ratio = predict(rows, CALIBRATION).peak_memory_gib / [row.peak_memory_gib for row in rows]
+    spread = np.array([np.max(row.run.grid.expert) > 1 for row in rows])
+    assert list(ratio[~spread]) == pytest.approx([1.0] * int((~spread).sum()), rel=0.04)
+    assert ((ratio[spread] > 0.99) & (ratio[spread] < 1.11)).all() and spread.sum() == 5
 
 
 def test_a_mixture_says_how_little_was_measured_of_it() -> None:
     gpu = gpu_table()["h100-80gb"]
     dense, mixture = (CALIBRATION.residual(gpu, kind=kind) for kind in (None, MIXTURE))
     assert mixture.relative_error == CALIBRATION.residuals[MIXTURE].relative_error > 2 * dense.relative_error
-    assert "3 measured runs of a mixture" in CALIBRATION.describe(gpu, kind=MIXTURE)
+    assert "14 measured runs of a mixture" in CALIBRATION.describe(gpu, kind=MIXTURE)
     unmeasured = CALIBRATION.model_copy(update={"residuals": {"pooled": CALIBRATION.residuals["pooled"]}})
     assert unmeasured.residual(gpu, kind=MIXTURE).relative_error == pytest.approx(np.log(2))
 
@@ -83,14 +89,14 @@ def test_grouped_experts_under_autocast_run_in_32_bits_and_sharded_ones_do_not()
 
 
 def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
-    """Half a tile of 128 rows an expert: with 128 rows each, half as much again."""
+    """Half a tile of 128 rows an expert, with 128 rows each half as much again; and grouped, at 0.8 of the speed."""
     few = float(experts(inputs()).flop_s)
     x = replace(inputs(), experts=np.float64(64.0))
     rows = 4096 * 2 / 64
     dense = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
     dense = dense / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
-    assert float(experts(x).flop_s) == pytest.approx(dense * 64 / rows)
-    assert few == pytest.approx(dense * 64 / (4096 * 2 / 8))
+    for found, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
+        assert found == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
 
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:

@@ -33,10 +33,12 @@ def test_a_cnn_takes_three_times_its_published_forward_flops() -> None:
     assert float(found.mfu * peak / found.tokens_per_second) == pytest.approx(3 * 2 * 4.089e9, rel=0.001)
 
 
-def test_recomputation_costs_a_forward_pass_of_the_layers_and_no_mfu_is_claimed_for_it() -> None:
+def test_recomputation_costs_a_forward_pass_but_for_the_last_product_and_no_mfu_is_claimed_for_it() -> None:
     none = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=NONE, run=Run(seq_len=4096))
     full = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=FULL, run=Run(seq_len=4096))
-    assert full.time_s["matmul"] == pytest.approx(none.time_s["matmul"] * 4 / 3)
+    m = LLAMA_8B
+    last = m.hidden_size * m.ffn_size / m.active_layer_matrix_parameters
+    assert full.time_s["matmul"] == pytest.approx(none.time_s["matmul"] * (4 - last) / 3)
     assert full.mfu * full.step_time_s == pytest.approx(float(none.mfu * none.step_time_s))
 
 
@@ -134,7 +136,7 @@ def test_compiled_code_spends_less_on_elementwise_work_only() -> None:
 def test_a_mixture_computes_with_its_active_experts_and_stores_all() -> None:
     mixtral, mistral = resolve_model("mixtral-8x7b"), resolve_model("mistral-7b")
     both = [of(model, nodes=8, data=64, run=Run(seq_len=4096), micro_batch=4) for model in (mistral, mixtral)]
-    assert 1.5 < float(both[1].time_s["matmul"] / both[0].time_s["matmul"]) < 2.2
+    assert 1.5 < float(both[1].time_s["matmul"] / both[0].time_s["matmul"]) < 2.5
     assert both[1].memory_gib["optimizer_state"] > 6 * both[0].memory_gib["optimizer_state"]
 
 
