@@ -17,7 +17,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, check_framework, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
-from optimizer.performance.legality import check_legal
+from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.runs import (
     MOST,
     USUAL_SEQ_LEN,
@@ -131,7 +131,8 @@ def command(
     """Estimate memory and speed of one training configuration, or of every row of a table.
 
     With --batch, the output is CSV (or JSON, with --format json); a row that cannot be estimated gets the reason in its
-    column error and the others still come out; exit status 1 only if every row failed.
+    column error and the others still come out; exit status 1 only if every row failed. A GPU that does not compute in
+    the precision ends with exit status 2; one whose speed in it nobody published, with 4.
     """
     if batch is not None:
         given = [name for name in options if _given(ctx, name)]
@@ -181,6 +182,7 @@ def _estimate_one(
     spec = resolve_model(model)
     check_framework(framework, spec)
     hardware, nodes, gpus, name = _hardware(**hardware_options)
+    check_precision(hardware.gpu, precision)
     split = tensor * pipeline * context
     if gpus % split:
         raise InvalidInputError(

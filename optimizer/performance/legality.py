@@ -15,12 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.errors import InvalidInputError
+from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.types import Bools, Grid, Run
 from optimizer.workload.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
+
+# Architectures whose matrix units lack a precision, whatever a datasheet says of it; what else the GPU table lacks is a
+# figure nobody published. Input types by compute capability (7.0 and 7.5; 8.0 and 8.6):
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications
+WITHOUT: dict[Precision, tuple[str, ...]] = {
+    "tf32": ("Volta", "Turing"),
+    "bf16": ("Volta", "Turing"),
+    "fp8": ("Volta", "Turing", "Ampere"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +204,21 @@ def check_legal(model: ModelSpec, run: Run, grid: Grid) -> None:
     _, code = legal(model, run, grid)
     if code:
         raise refusal(model, run, grid, RULES[int(code) - 1])
+
+
+def check_precision(gpu: Gpu, precision: Precision) -> None:
+    """Refuse a precision that a GPU does not compute in.
+
+    Raises:
+        InvalidInputError: naming those it does.
+    """
+    if gpu.architecture in WITHOUT.get(precision, ()):
+        raise InvalidInputError(
+            f"{gpu.name} does not compute in {precision}",
+            limit=f"it does in {', '.join(name for name, peak in gpu.peak_tflop_per_s.items() if peak)}",
+            why=f"{gpu.architecture} has no such matrix units",
+            next_step="choose another --precision or GPU",
+        )
 
 
 def refusal(model: ModelSpec, run: Run, grid: Grid, rule: Rule) -> InvalidInputError:

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate import command
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS
 from optimizer.performance.calibrate import RUNS
 from optimizer.performance.calibration import load
+from optimizer.performance.legality import WITHOUT
 
 H100 = ["--gpu", "h100-80gb", "--gpus", "16"]
 
@@ -159,9 +161,28 @@ def test_a_wrong_configuration_says_what_is_wrong(arguments: list[str], says: st
     assert says in str(error.value)
 
 
-def test_a_precision_the_gpu_lacks_is_missing_data() -> None:
-    with pytest.raises(DataMissingError, match="V100 has no bf16"):
-        run("--model", "gpt2", "--gpu", "v100-32gb", "--gpus", "8")
+@pytest.mark.parametrize(
+    ("gpu", "precision", "exit_code", "says"),
+    [
+        ("v100-32gb", "bf16", 2, "V100 does not compute in bf16\n  limit: it does in fp32, fp16\n"),
+        ("t4-16gb", "tf32", 2, "Turing has no such matrix units"),
+        ("a100-80gb", "fp8", 2, "A100 does not compute in fp8"),
+        # Blackwell does; what nobody published is missing data.
+        ("rtx-pro-4500-32gb", "fp8", 4, "RTX PRO 4500 has no fp8 peak in the GPU table"),
+    ],
+)
+def test_a_precision_the_gpu_lacks_is_told_from_one_without_a_figure(
+    gpu: str, precision: str, exit_code: int, says: str
+) -> None:
+    with pytest.raises(GpufleetError, match=says) as error:
+        run("--model", "gpt2", "--gpu", gpu, "--gpus", "1", "--precision", precision)
+    assert error.value.exit_code == exit_code
+
+
+def test_no_figure_contradicts_what_an_architecture_lacks() -> None:
+    for gpu in gpu_table().values():
+        lacking = {precision for precision, without in WITHOUT.items() if gpu.architecture in without}
+        assert not lacking & {name for name, peak in gpu.peak_tflop_per_s.items() if peak}, gpu.key
 
 
 @pytest.mark.parametrize(
