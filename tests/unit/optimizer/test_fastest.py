@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from optimizer import performance, space
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.fastest import TIE, Fastest, Search, estimates_of, fastest
+from optimizer.hardware import InstanceType
 from optimizer.machines import Machines, share_of_gpu
 from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.calibration import load as load_calibration
@@ -257,6 +259,37 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
         hours = result.steps[at] * float(alone.step_time_s) / 3600
         assert result.train_hours[at] == pytest.approx(hours, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
+def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
+    kinds = [load().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
+    model, run, calibration = resolve_model(name), Run(seq_len=8192, framework=framework), load_calibration()
+
+    def found(instances: Sequence[InstanceType]) -> list[Any]:
+        return fastest(
+            instances,
+            run,
+            model,
+            samples=10_000,
+            global_batch=None,
+            batch_limit=128,
+            max_nodes=4,
+            calibration=calibration,
+        )
+
+    together = found(kinds)
+    assert {type(result) for result in together} == {Fastest, dict}
+    for instance, result in zip(kinds, together, strict=True):
+        (alone,) = found([instance])
+        if not isinstance(result, Fastest):
+            assert result == alone
+            continue
+        assert (result.configurations, result.evaluated) == (alone.configurations, alone.evaluated)
+        for field in FIELDS:
+            assert np.array_equal(getattr(result.rows, field), getattr(alone.rows, field))
+        assert np.array_equal(result.sharding, alone.sharding)
+        assert result.train_hours == pytest.approx(alone.train_hours, rel=1e-12)
 
 
 def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:

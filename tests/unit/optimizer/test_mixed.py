@@ -124,6 +124,8 @@ def compare_with_weighing_all(search: Search) -> None:
         cheap = [mix.key for mix in best.values() if mix.usd < below]
         assert [mix.key for mix in search.cheapest(below)] == cheap[:MAX_FLEETS]
         assert search.cheapest(expected[0].usd) == []
+        assert search.could_cost_less(expected[0].usd + 0.01), "or nobody looks for it"
+    assert not search.could_cost_less(search.bounds.least_usd().min())
 
 
 def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
