@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -193,8 +192,14 @@ class Catalog:
         Raises:
             DataMissingError: no region has a figure for the item.
         """
-        found = self._unit_prices.get((item, region)) or self._unit_prices.get((item, "*"))
-        if found is not None:
+        prices = self._unit_prices
+        if (item, region) not in prices:
+            prices[item, region] = self._priced_elsewhere(item, region)  # kept: every plan of a region asks for it
+        return prices[item, region]
+
+    def _priced_elsewhere(self, item: UnitItem, region: str) -> UnitPrice:
+        """The price of an item that has none of the region's own: the one for all regions, or the upper bound."""
+        if found := self._unit_prices.get((item, "*")):
             return replace(found, region=region)
         known = [price for price in self.unit_prices if price.item == item]
         if not known:
@@ -228,6 +233,8 @@ class Catalog:
 
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
     """An error that names what is known, the nearest first."""
+    import difflib
+
     names = {name.lower(): name for name in sorted(known)}
     near = [names[name] for name in difflib.get_close_matches(value.lower(), names, n=3, cutoff=0.6)]
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
