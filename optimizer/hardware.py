@@ -12,6 +12,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Interconnect = Literal["none", "pcie", "nvlink", "nvswitch"]
 CpuArchitecture = Literal["x86_64", "arm64"]
 
+# Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
+DERIVED_SPOT = "advisor-derived"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:

@@ -42,9 +42,6 @@ ENDING_S = 240
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
 BLOCK_TAIL = timedelta(minutes=30)
 
-# Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
-DERIVED_SPOT = "advisor-derived"
-
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]

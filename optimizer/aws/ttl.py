@@ -12,8 +12,7 @@ from datetime import UTC, date, datetime
 
 from optimizer.catalog.model import Catalog
 from optimizer.errors import DataStaleError
-from optimizer.hardware import Offer
-from optimizer.plan import DERIVED_SPOT
+from optimizer.hardware import DERIVED_SPOT, Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.commands.preview_tables import write_cost, write_difference, write_lines, write_tree
 from optimizer.commands.stack import read_plan_argument
 from optimizer.errors import InvalidInputError
-from optimizer.plan import DERIVED_SPOT, SCHEMA_VERSION, FleetPlan
+from optimizer.hardware import DERIVED_SPOT
+from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_csv, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.plan import DERIVED_SPOT, SHORT_NAMES, FleetPlan, Parallelism
+from optimizer.hardware import DERIVED_SPOT
+from optimizer.plan import SHORT_NAMES, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import read_request_file, request_from_dict, shown
 from optimizer.space import AXES

@@ -10,9 +10,11 @@ import csv
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from optimizer.units import HOURS_PER_MONTH
+
+TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 
 # Llama 3 405B pre-training: 419 unexpected interruptions in 54 days on 16,384 H100
 # (arXiv:2407.21783, section 3.3.4, table 5; July 2024).
@@ -41,7 +43,7 @@ class Hazard:
 
 @cache
 def _traces() -> tuple[dict[str, str], ...]:
-    text = resources.files("optimizer.economics").joinpath("data/spot_traces.csv").read_text(encoding="utf-8")
+    text = TRACES.read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 

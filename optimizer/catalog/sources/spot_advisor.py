@@ -12,7 +12,7 @@ from datetime import date
 from typing import Any
 
 from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.plan import DERIVED_SPOT
+from optimizer.hardware import DERIVED_SPOT
 
 NAME = "interruption bands"
 ORIGIN = "AWS Spot Advisor"
