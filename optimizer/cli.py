@@ -12,22 +12,28 @@ import click
 
 from optimizer.errors import GpufleetError
 
-# Imported lazily, so that `gpufleet offers` never pays for pulumi; only a module:function imports torch.
+# The first sentence of each command's help; a test compares them. A command is imported when it is called, from the
+# module of its name, and never for the list of all: `gpufleet offers` never pays for pulumi, nor `--help` for numpy.
+# Only a module:function imports torch.
 COMMANDS = {
-    "recommend": "optimizer.commands.recommend",
-    "estimate": "optimizer.commands.estimate",
-    "profile": "optimizer.commands.profile",
-    "calibrate": "optimizer.commands.calibrate",
-    "offers": "optimizer.commands.offers",
-    "catalog": "optimizer.commands.catalog",
-    "stack": "optimizer.commands.stack",
-    "preview": "optimizer.commands.preview",
-    "manifest": "optimizer.commands.manifest",
-    "preflight": "optimizer.commands.preflight",
-    "status": "optimizer.commands.status",
-    "costs": "optimizer.commands.costs",
-    "stop": "optimizer.commands.stop",
-    "resume": "optimizer.commands.resume",
+    "recommend": "Find the cheapest or fastest fleet that trains a model within a budget and a deadline.",
+    "estimate": "Estimate memory and speed of one training configuration, or of every row of a table.",
+    "profile": (
+        "Count parameters, FLOPs and memory of a torch module of your own, without a GPU and without its memory."
+    ),
+    "calibrate": "Fit the speed model to your own measured runs.",
+    "offers": "List instance types with their prices, one row a type and region.",
+    "catalog": "Show, check and refresh the catalog of instance types and prices.",
+    "stack": "Hand plans to Pulumi stacks.",
+    "preview": "Show what PLAN would create and what each resource costs; nothing is created and nobody is asked.",
+    "manifest": "Print PLAN as Kubernetes manifests, for kubectl apply.",
+    "preflight": (
+        "Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed."
+    ),
+    "status": "Show what a stack does now: phase, money, nodes, failed launches, speed; predicted against actual.",
+    "costs": "Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.",
+    "stop": "Save a checkpoint, end every node, and stay at zero until resume.",
+    "resume": "Start a stopped, failed or finished run anew, from its last checkpoint.",
 }
 
 
@@ -42,9 +48,14 @@ class LazyGroup(click.Group):
         """Import and return one command, or None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name]).command
+        command = importlib.import_module(f"optimizer.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

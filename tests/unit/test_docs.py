@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -68,6 +69,19 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
         text = leaf.get_help(click.Context(leaf, info_name=leaf.name, parent=context))
         assert "Example" in text, f"{name} {leaf.name} has no example"
         assert leaf.help and len(leaf.help) > 20
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each_and_imports_none() -> None:
+    for name, sentence in COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None and command.get_short_help_str(limit=1000) == sentence
+    code = (
+        "import sys; sys.argv = ['gpufleet', '--help']\nfrom optimizer.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([name for name in sys.modules if name.startswith(('numpy', 'pydantic', 'optimizer.commands'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "recommend  Find" in done.stdout and done.stdout.splitlines()[-1] == "[]"
 
 
 def test_every_folder_of_code_has_a_readme() -> None:

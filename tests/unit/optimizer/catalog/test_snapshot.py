@@ -185,13 +185,14 @@ class TestTheUsersSnapshot:
         assert snapshot.user_directory() == tmp_path / ".cache" / "gpufleet" / "catalog"
 
 
-def test_loading_needs_no_pandas_and_no_boto3() -> None:
+def test_offers_need_no_pandas_no_boto3_and_no_plan() -> None:
     import subprocess
     import sys
 
     code = (
         "import sys; from optimizer.commands import offers; from optimizer.catalog import load; load();"
-        "print([m for m in ('pandas', 'boto3', 'botocore', 'pulumi', 'torch') if m in sys.modules])"
+        "unneeded = ('pandas', 'boto3', 'botocore', 'pulumi', 'torch', 'pydantic', 'optimizer.plan', 'difflib')\n"
+        "print([m for m in unneeded if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
