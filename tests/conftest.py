@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +22,16 @@ _CREDENTIALS = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
 }
 
+# Before torch is imported. On a busy machine its threads spin while they wait for each other: a small training takes
+# twice the processor time with two of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> None:
     """Clear up after the module before, and let no later collection look at what is left.
 
-    That grows to 1.4 million objects (moto's, torch's, catalogs), a second to look at, and a profile collects 5 to 9 times.
+    It grows to 1.4 million objects (moto's, torch's, catalogs), a second to look at; one profile looks 5 to 9 times.
     """
     gc.collect()
     gc.freeze()

@@ -1,5 +1,8 @@
 """The smoke test with one fault put in: ``sabotaged.py FAULT [arguments of bootstrap.smoke]``.
 
+Under torchrun, ``sabotaged.py FAULT,FAULT,... --out FOLDER`` runs it once a fault in the same ranks, as their start is
+most of a run: FOLDER gets each report, FAULT.json, and what each rank would exit with, FAULT.RANK.code.
+
 The faults replace functions of the product in this process alone, so the product has no switch that could be left on.
 """
 
@@ -20,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.smoke import bandwidth, cli, gradients, supervisor
+from bootstrap.smoke import bandwidth, cli, gradients, ranks, supervisor, worker
 
 # Set by torchrun and by the supervisor; absent in the supervisor itself.
 RANK = os.environ.get("RANK")
@@ -124,7 +127,33 @@ FAULTS: dict[str, Callable[[], None]] = {
     "raises": lambda: instead_of_bandwidth(fail),
 }
 
+
+def one_after_another(faults: list[str], arguments: list[str], folder: Path) -> None:
+    """Run the smoke test once a fault: each run joins the group of the first and leaves it to the next."""
+    place = ranks.join("cpu", timeout_s=worker.COLLECTIVE_TIMEOUT_S)
+    leave = place.leave
+    ranks.join = lambda *_, **__: place
+    place.leave = lambda: None  # type: ignore[method-assign]
+    for fault in faults:
+        originals = [(owner, name, getattr(owner, name)) for owner, name in REPLACED]
+        FAULTS[fault]()
+        code = cli.main([*arguments, "--out", str(folder / f"{fault}.json")])
+        (folder / f"{fault}.{RANK}.code").write_text(str(code), encoding="utf-8")
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+    leave()
+
+
+# What the faults that can be put in one after another replace.
+REPLACED: list[tuple[Any, str]] = [(gradients, "named_gradients"), (dist, "all_reduce"), (torch.optim, "AdamW")]
+
 if __name__ == "__main__":
-    FAULTS[sys.argv[1]]()
-    supervisor.RANK_PROGRAM = (__file__, sys.argv[1])
-    sys.exit(cli.main(sys.argv[2:]))
+    first, *others = sys.argv[1].split(",")
+    if others:
+        *given, option, out = sys.argv[2:]
+        assert option == "--out"
+        one_after_another([first, *others], given, Path(out))
+    else:
+        FAULTS[first]()
+        supervisor.RANK_PROGRAM = (__file__, first)
+        sys.exit(cli.main(sys.argv[2:]))

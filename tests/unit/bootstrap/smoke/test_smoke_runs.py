@@ -43,6 +43,26 @@ def sabotaged(fault: str, *arguments: str) -> tuple[subprocess.CompletedProcess[
     return done, json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of reports of one pair of ranks, one for each fault that changes a result and lets the ranks live."""
+    folder = tmp_path_factory.mktemp("wrong")
+    faults = "perturbed_gradient,nan_gradient,no_all_reduce,wrong_sum,diverging_parameters"
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = run((str(HERE / "sabotaged.py"), faults), *QUICK, "--out", str(folder), launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def report_of(folder: Path, fault: str) -> dict[str, Any]:
+    """The report of a fault, which both ranks found to have failed."""
+    assert [(folder / f"{fault}.{rank}.code").read_text() for rank in range(2)] == ["1", "1"]
+    report: dict[str, Any] = json.loads((folder / f"{fault}.json").read_text())
+    assert report["error"] is None
+    assert not report["passed"]
+    return report
+
+
 def result(report: dict[str, Any], name: str) -> dict[str, Any]:
     (found,) = [test for test in report["tests"] if test["name"] == name]
     return dict(found)
@@ -158,10 +178,8 @@ def test_a_scaling_floor_that_is_not_reached_fails() -> None:
     assert done.returncode == 1
 
 
-def test_a_perturbed_gradient_is_found_and_named() -> None:
-    done, report = sabotaged("perturbed_gradient", *QUICK)
-    assert done.returncode == 1
-    assert not report["passed"]
+def test_a_perturbed_gradient_is_found_and_named(wrong_results: Path) -> None:
+    report = report_of(wrong_results, "perturbed_gradient")
     for precision in ("float64", "float32"):
         unequal = result(report, f"gradients_equal_on_all_ranks_{precision}")
         assert unequal["value"] == 1
@@ -173,9 +191,8 @@ def test_a_perturbed_gradient_is_found_and_named() -> None:
     assert result(report, "all_reduce_sum")["passed"]
 
 
-def test_nan_gradients_that_agree_are_wrong_all_the_same() -> None:
-    done, report = sabotaged("nan_gradient", *QUICK)
-    assert done.returncode == 1
+def test_nan_gradients_that_agree_are_wrong_all_the_same(wrong_results: Path) -> None:
+    report = report_of(wrong_results, "nan_gradient")
     assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
     differs = result(report, "gradients_equal_one_process_float64")
     assert not differs["passed"]
@@ -183,25 +200,22 @@ def test_nan_gradients_that_agree_are_wrong_all_the_same() -> None:
     assert "rank 0 differs" in differs["note"]
 
 
-def test_gradients_that_were_not_reduced_are_found() -> None:
-    done, report = sabotaged("no_all_reduce", *QUICK)
-    assert done.returncode == 1
+def test_gradients_that_were_not_reduced_are_found(wrong_results: Path) -> None:
+    report = report_of(wrong_results, "no_all_reduce")
     unequal = result(report, "gradients_equal_on_all_ranks_float64")
     assert unequal["value"] > 20
     assert not result(report, "gradients_equal_one_process_float64")["passed"]
 
 
-def test_a_wrong_sum_is_found_and_its_rank_named() -> None:
-    done, report = sabotaged("wrong_sum", *QUICK)
-    assert done.returncode == 1
+def test_a_wrong_sum_is_found_and_its_rank_named(wrong_results: Path) -> None:
+    report = report_of(wrong_results, "wrong_sum")
     wrong = result(report, "all_reduce_sum")
     assert wrong["value"] == 2  # before and after the timed runs
     assert "rank 1 has" in wrong["note"]
 
 
-def test_parameters_that_drift_apart_are_found() -> None:
-    done, report = sabotaged("diverging_parameters", *QUICK)
-    assert done.returncode == 1
+def test_parameters_that_drift_apart_are_found(wrong_results: Path) -> None:
+    report = report_of(wrong_results, "diverging_parameters")
     assert not result(report, "parameters_equal_after_training")["passed"]
 
 
