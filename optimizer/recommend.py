@@ -15,7 +15,7 @@ from optimizer.catalog import Catalog
 from optimizer.fastest import Rejection, estimates_of
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.frameworks import check_framework
+from optimizer.performance.frameworks import check_framework, fp8_note
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
 from optimizer.search import (
@@ -179,11 +179,12 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
 
 
 def _understood(request: FleetRequest, model: ModelSpec) -> tuple[str, ...]:
-    """What a CNN's workload was taken for where it was said in a transformer's words."""
+    """What a CNN's workload was taken for where it was said in a transformer's words, and that 8 bits may be slow."""
     work = request.workload
+    slow = fp8_note(work.precision, work.framework, compiled=work.compiled)
+    found = [slow] if slow else []
     if model.architecture != "cnn":
-        return ()
-    found = []
+        return tuple(found)
     if work.tokens is not None:
         found.append(
             f"{model.name} is a CNN and has no tokens: {work.tokens:,} tokens are taken for {work.tokens:,} samples "

@@ -67,6 +67,7 @@ class Workload(_Model):
     framework: Literal[
         "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
     ] = Field(default="torch", description="Profile of the training code: what it keeps in memory and costs the host.")
+    compiled: bool = Field(default=False, description="Whether the training code is compiled (torch.compile).")
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

@@ -560,5 +560,6 @@ def run_of(request: FleetRequest, amount: Amount) -> Run:
         precision=work.precision,
         optimizer=work.optimizer,
         framework=work.framework,
+        compiled=work.compiled,
         shardings=request.constraints.sharding,
     )

@@ -15,7 +15,7 @@ from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
-from optimizer.performance.frameworks import DEFAULT, check_framework, framework_name, frameworks
+from optimizer.performance.frameworks import DEFAULT, check_framework, fp8_note, framework_name, frameworks
 from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.runs import (
@@ -149,6 +149,9 @@ def command(
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (or '--batch').")
     _print(_estimate_one(calibration=chosen_calibration(calibration), **options), output_format)
+    slow = fp8_note(options["precision"], options["framework"], compiled=options["compiled"])
+    if slow:
+        click.echo(f"note: {slow}", err=True)
 
 
 def _given(ctx: click.Context, name: str) -> bool:

@@ -17,7 +17,7 @@ from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError,
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SHORT_NAMES, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import read_request_file, request_from_dict, shown
+from optimizer.request import Workload, read_request_file, request_from_dict, shown
 from optimizer.space import AXES
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ Example:
 @click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
 @click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
 @click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
+@click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
 @click.option(
     "--parallelism",
     metavar="KIND,...",
@@ -176,9 +177,7 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     amounts = {"tokens", "samples", "steps"} & given.keys()
     if amounts:  # an amount on the command line replaces the file's, whatever its kind
         workload = {name: value for name, value in workload.items() if name not in ("tokens", "samples", "steps")}
-    for name in ("tokens", "samples", "steps", "seq_len", "global_batch", "precision", "optimizer", "framework"):
-        if name in given:
-            workload[name] = given[name]
+    workload |= {name: given[name] for name in Workload.model_fields if name in given}
     constraints = _section(out, "constraints")
     renamed = {"budget": "budget_usd", "deadline": "deadline_hours"}
     for name in (

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from optimizer.errors import InvalidInputError
+from optimizer.hardware import Precision
 from optimizer.named_entries import read_entries
 from optimizer.performance.kernels import FlashKernel
 from optimizer.workload.model import ModelSpec
@@ -84,6 +85,16 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
     name = ALIASES.get(name, name)
     name = name if name in frameworks() else DEFAULT
     return CNN_DEFAULT if cnn and name == DEFAULT else name
+
+
+def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
+    """What to know of 8 bits where they are slower than 16 (docs/estimator.md); empty elsewhere."""
+    if precision != "fp8" or compiled or frameworks()[framework_name(framework)].fused_kernels:
+        return ""
+    return (
+        "fp8 in plain PyTorch costs more in casts than it saves unless it is compiled (H200: 1.5 to 2.4 times as slow "
+        "as bf16); with --compile the figures are of compiled code"
+    )
 
 
 def check_framework(name: str, model: ModelSpec) -> None:

@@ -121,6 +121,14 @@ def test_parallelism_that_no_run_of_the_gpu_has_is_less_sure() -> None:
     assert math.log(high / low) == pytest.approx(2 * float(str(torch["relative_error"])))
 
 
+def test_eager_fp8_says_that_it_is_slower_than_bf16() -> None:
+    eager, compiled = (
+        run("--model", "llama-3.1-8b", "--gpu", "h200", "--gpus", "8", "--precision", "fp8", how)
+        for how in ("--no-compile", "--compile")
+    )
+    assert "1.5 to 2.4 times as slow" in eager.stderr and "casts" not in compiled.stderr
+
+
 def test_a_cnn_counts_images() -> None:
     found = as_json("--model", "resnet50", "--gpu", "h200", "--gpus", "1", "--micro-batch", "256")
     assert (found["unit"], found["sharding"], found["seq_len"]) == ("samples", "ddp", 1)

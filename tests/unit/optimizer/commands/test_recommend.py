@@ -426,3 +426,16 @@ def test_a_reservation_the_catalog_has_no_offer_of_is_used(tmp_path: Path) -> No
 def test_csv_says_how_many_types_have_no_plan() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "csv")
     assert "types have no plan" in done.stderr and "--format json" in done.stderr
+
+
+FP8_FLAGS = ("--model", "llama-3.1-8b", "--tokens", "1B", "--seq-len", "8192", "--precision", "fp8")
+
+
+def test_eager_fp8_says_that_it_is_slow_and_compiled_it_is_fast() -> None:
+    flags = (*FP8_FLAGS, "--instance-type", "p5", "--max-nodes", "1", "--region", "us-east-1")
+    eager, compiled = (answer(*flags, how) for how in ("--no-compile", "--compile"))
+    assert [note for note in eager["notes"] if "more in casts than it saves" in note] and not compiled["notes"]
+    assert [found["request"]["workload"]["compiled"] for found in (eager, compiled)] == [False, True]
+    hours, fewer = (found["plans"][0]["hours"]["expected"] for found in (eager, compiled))
+    assert fewer < 0.6 * hours
+    assert not answer(*flags, "--framework", "megatron-core")["notes"]
