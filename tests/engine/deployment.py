@@ -80,10 +80,12 @@ def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
         env = pulumi_cli.environment(
             pulumi=tools.pulumi, plugins=plugins, scratch=scratch, endpoint=endpoint, region=REGION
         )
-        # The copied packages come before the installed ones.
-        stack = Stack(project=scratch / "project", name=name, env=env | {"PYTHONPATH": str(scratch / "project")})
-        stack.init()
-        yield Deployment(stack=stack, aws=clients(endpoint, REGION))
+        with pulumi_cli.attached_plugin(env) as attached:
+            # The copied packages come before the installed ones.
+            env = env | attached | {"PYTHONPATH": str(scratch / "project")}
+            stack = Stack(project=scratch / "project", name=name, env=env)
+            stack.init()
+            yield Deployment(stack=stack, aws=clients(endpoint, REGION))
 
 
 PROGRAM = ("infra", "optimizer", "bootstrap")

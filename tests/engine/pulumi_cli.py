@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,23 @@ def write_plugin(folder: Path, provider_binary: Path) -> None:
         encoding="utf-8",
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+@contextmanager
+def attached_plugin(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """One ``pulumi-resource-aws`` for all runs of a stack; yields the variable that tells the CLI of it.
+
+    Else an engine starts it up to twice a run, two seconds of a core each. Each run configures it anew:
+    https://www.pulumi.com/docs/iac/guides/building-extending/providers/debugging-providers/
+    """
+    program = shutil.which("pulumi-resource-aws", path=env["PATH"])
+    assert program is not None
+    with subprocess.Popen([program], env=dict(env), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield {"PULUMI_DEBUG_PROVIDERS": f"aws:{int(process.stdout.readline())}"}
+        finally:
+            process.terminate()
 
 
 def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, region: str) -> dict[str, str]:

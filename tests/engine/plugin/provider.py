@@ -136,6 +136,10 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
         self._terraform = terraform
         self._version = version
 
+    def Attach(self, request: Any, context: Any) -> Empty:
+        """Serve an engine that did not start this process; nothing changes, as each engine configures it."""
+        return Empty()
+
     def Handshake(self, request: Any, context: Any) -> provider_pb2.ProviderHandshakeResponse:
         """Say what this plugin takes: plain values only."""
         return provider_pb2.ProviderHandshakeResponse(
