@@ -6,7 +6,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -65,13 +65,14 @@ class Deployment:
 
 
 @contextmanager
-def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
+def deployment(tools: Tools, scratch: Path, name: str, *, attached: bool = True) -> Iterator[Deployment]:
     """Start an emulated AWS and create the stack ``name`` of the project in ``scratch/project``.
 
     Args:
         tools: the engine and the provider.
         scratch: a folder of its own; what is in ``project`` there is the program.
         name: of the stack.
+        attached: whether one plugin serves all runs; else each run starts its own from PATH, as a user's does.
     """
     plugins = scratch / "plugins"
     plugins.mkdir()
@@ -80,9 +81,12 @@ def deployment(tools: Tools, scratch: Path, name: str) -> Iterator[Deployment]:
         env = pulumi_cli.environment(
             pulumi=tools.pulumi, plugins=plugins, scratch=scratch, endpoint=endpoint, region=REGION
         )
-        with pulumi_cli.attached_plugin(env) as attached:
+        served: AbstractContextManager[dict[str, str]] = (
+            pulumi_cli.attached_plugin(env) if attached else nullcontext({})
+        )
+        with served as plugin:
             # The copied packages come before the installed ones.
-            env = env | attached | {"PYTHONPATH": str(scratch / "project")}
+            env = env | plugin | {"PYTHONPATH": str(scratch / "project")}
             stack = Stack(project=scratch / "project", name=name, env=env)
             stack.init()
             yield Deployment(stack=stack, aws=clients(endpoint, REGION))

@@ -27,7 +27,7 @@ ADOPTED = {
 @pytest.mark.timeout(900)
 def test_the_checkpoints_outlive_the_state(tools: Tools, tmp_path: Path) -> None:
     shutil.copytree(FIXTURE, tmp_path / "project")
-    with deployment(tools, tmp_path, "dev") as deployed:
+    with deployment(tools, tmp_path, "dev", attached=False) as deployed:
         stack, s3 = deployed.stack, deployed.aws("s3")
         stack.up()
         s3.put_object(Bucket=BUCKET, Key="checkpoints/step-1", Body=b"saved")
