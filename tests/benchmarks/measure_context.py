@@ -10,17 +10,14 @@ sending them costs. ``--tiny`` checks all but the ring, whose kernels need a GPU
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import itertools
 import os
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.benchmarks.measure_parallel import Parallel, Ranks, shard, timed, write
-from tests.benchmarks.measure_steps import FIELDS, SHAPES, Configuration, clear, columns, llm, transformer
+from tests.benchmarks.measure_parallel import Parallel, Ranks, begin, shard, steps, timed, write
+from tests.benchmarks.measure_steps import FIELDS, SHAPES, Configuration, columns, llm, transformer
 
 KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 RING: Any = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
@@ -239,33 +236,20 @@ def measure(case: Case, ranks: Ranks, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps(ranks: Ranks, deadline: float, usable: set[str]) -> Iterator[dict[str, Any]]:
-    for number, case in enumerate(cases()):
+def usable_cases(ranks: Ranks, usable: set[str]) -> Iterator[Case]:
+    """The cases; a ring takes another kernel where its own does not run."""
+    for case in cases():
         if case.ring and case.kernel not in usable and not ranks.tiny:
             case = replace(case, kernel=next(iter(usable), "none"))
-        if ranks.agreed(time.monotonic() - deadline) > 0:
-            ranks.log(f"out of time before {case}")
-            return
-        try:
-            yield measure(case, ranks, number)
-        except (RuntimeError, TypeError, ValueError, AttributeError, ImportError, AssertionError) as error:
-            ranks.log(f"{case}: {type(error).__name__} {' '.join(str(error).split())[:600]}")
-        clear()
+        yield case
 
 
 def main() -> None:
     """Measure attention, then every configuration that time allows."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    ranks = Ranks(options.tiny)
-    options.out.mkdir(parents=True, exist_ok=True)
+    out, ranks, deadline = begin()
     usable: set[str] = set()
-    write(options.out / "ring_attention.csv", ranks, ring_attention(ranks, usable), ATTENTION_FIELDS)
-    write(options.out / "steps.csv", ranks, steps(ranks, deadline, usable), CONTEXT_FIELDS)
+    write(out / "ring_attention.csv", ranks, ring_attention(ranks, usable), ATTENTION_FIELDS)
+    write(out / "steps.csv", ranks, steps(usable_cases(ranks, usable), measure, ranks, deadline), CONTEXT_FIELDS)
     distributed.destroy_process_group()
 
 

@@ -9,15 +9,11 @@ own tokens: the difference is what the exchange costs.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +22,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
-from tests.benchmarks.measure_parallel import Ranks, timed, write
-from tests.benchmarks.measure_steps import FIELDS, SHAPES, Configuration, clear, columns, llm, transformer
+from tests.benchmarks.measure_parallel import Ranks, begin, steps, timed, write
+from tests.benchmarks.measure_steps import FIELDS, SHAPES, Configuration, columns, llm, transformer
 
 SHAPES |= {
     "mixtral-5b": ("llama", 12, 2048, 7168, 16, 8, 32000, 8, 2),
@@ -231,29 +227,10 @@ def measure(case: Case, ranks: Ranks, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps(ranks: Ranks, deadline: float) -> Iterator[dict[str, Any]]:
-    for number, case in enumerate(cases()):
-        if ranks.agreed(time.monotonic() - deadline) > 0:
-            ranks.log(f"out of time before {case}")
-            return
-        try:
-            yield measure(case, ranks, number)
-        except (RuntimeError, TypeError, ValueError, AttributeError, ImportError, AssertionError) as error:
-            ranks.log(f"{case}: {type(error).__name__} {' '.join(str(error).split())[:600]}")
-        clear()
-
-
 def main() -> None:
     """Measure every configuration that time allows."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    ranks = Ranks(options.tiny)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write(options.out / "steps.csv", ranks, steps(ranks, deadline), EXPERT_FIELDS)
+    out, ranks, deadline = begin()
+    write(out / "steps.csv", ranks, steps(cases(), measure, ranks, deadline), EXPERT_FIELDS)
     distributed.destroy_process_group()
 
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -388,8 +387,14 @@ def measure(case: Parallel, ranks: Ranks, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps(ranks: Ranks, deadline: float) -> Iterator[dict[str, Any]]:
-    for number, case in zip(itertools.count(), CONFIGURATIONS, strict=False):
+Case = TypeVar("Case")
+
+
+def steps(
+    cases: Iterable[Case], measure: Callable[[Case, Ranks, int], dict[str, Any]], ranks: Ranks, deadline: float
+) -> Iterator[dict[str, Any]]:
+    """The rows of ``cases``, as far as the time goes; one that fails is told of and left out."""
+    for number, case in enumerate(cases):
         if ranks.agreed(time.monotonic() - deadline) > 0:
             ranks.log(f"out of time before {case}")
             return
@@ -402,20 +407,25 @@ def steps(ranks: Ranks, deadline: float) -> Iterator[dict[str, Any]]:
         clear()
 
 
-def main() -> None:
-    """Measure collectives, overlap, and every configuration that time allows."""
+def begin() -> tuple[Path, Ranks, float]:
+    """The folder to write to, this process's ranks, and when to begin no further configuration."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    ranks = Ranks(options.tiny)
     options.out.mkdir(parents=True, exist_ok=True)
-    ranks.log(f"torch {torch.__version__}, {ranks.world} ranks, NCCL {None if options.tiny else cuda.nccl.version()}")
-    write(options.out / "collectives.csv", ranks, collectives(ranks), COLLECTIVE_FIELDS)
-    write(options.out / "overlap.csv", ranks, overlap(ranks), OVERLAP_FIELDS)
-    write(options.out / "steps.csv", ranks, steps(ranks, deadline), FIELDS)
+    return options.out, Ranks(options.tiny), deadline
+
+
+def main() -> None:
+    """Measure collectives, overlap, and every configuration that time allows."""
+    out, ranks, deadline = begin()
+    ranks.log(f"torch {torch.__version__}, {ranks.world} ranks, NCCL {None if ranks.tiny else cuda.nccl.version()}")
+    write(out / "collectives.csv", ranks, collectives(ranks), COLLECTIVE_FIELDS)
+    write(out / "overlap.csv", ranks, overlap(ranks), OVERLAP_FIELDS)
+    write(out / "steps.csv", ranks, steps(CONFIGURATIONS, measure, ranks, deadline), FIELDS)
     distributed.destroy_process_group()
 
 
