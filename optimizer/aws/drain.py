@@ -66,6 +66,7 @@ class Drain:
     took_over: bool = False
     completed: list[str] = field(default_factory=list)
     _is_gone: bool = field(default=False, init=False)
+    _stays_down: bool = field(default=False, init=False)
     _saving_since: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -129,12 +130,12 @@ class Drain:
     def _take_over(self) -> None:
         self.took_over = True
         self.say("the controller does not answer: lifting protection and setting the group's size to 0 from here")
-        self._do(
+
+    def _push_down(self, group: Group) -> None:
+        self._stays_down = self._stays_down or self._do(
             "suspend what raises the size",
             lambda: self.client.suspend_processes(AutoScalingGroupName=self.group, ScalingProcesses=RAISING_PROCESSES),
         )
-
-    def _push_down(self, group: Group) -> None:
         protected = [node.instance_id for node in group.nodes if node.protected and node.lifecycle_state == SERVING]
         for start in range(0, len(protected), PROTECTED_AT_ONCE):
             ids = protected[start : start + PROTECTED_AT_ONCE]
@@ -177,27 +178,34 @@ class Drain:
 
     def _complete(self, node: Node, hook: str, result: str) -> None:
         self.say(f"{node.instance_id} ({node.lifecycle_state}): completing its hook {hook} with {result}")
-        try:
-            self.client.complete_lifecycle_action(
+        done = self._do(
+            f"complete the hook of {node.instance_id}",
+            lambda: self.client.complete_lifecycle_action(
                 AutoScalingGroupName=self.group,
                 LifecycleHookName=hook,
                 LifecycleActionResult=result,
                 InstanceId=node.instance_id,
-            )
-        except Exception as error:
-            # Somebody, the node itself or the controller, completed it first.
-            if errors.code(error) != "ValidationError":
-                raise _cannot(f"complete the hook of {node.instance_id}", error) from error
-            return
-        self.completed.append(node.instance_id)
+            ),
+        )
+        if done:
+            self.completed.append(node.instance_id)
 
-    def _do(self, what: str, call: Callable[[], object]) -> None:
+    def _do(self, what: str, call: Callable[[], object]) -> bool:
+        """Whether it was done. What AWS refuses now (too many calls, a node that has just gone) is tried again.
+
+        Raises:
+            GpufleetError: the credentials do not allow it.
+        """
         try:
             call()
         except Exception as error:
             if not errors.is_aws_error(error):
                 raise
-            raise _cannot(what, error) from error
+            if errors.is_not_permitted(error) or errors.has_bad_credentials(error):
+                raise _cannot(what, error) from error
+            self.say(f"cannot {what}: {errors.reason(error)}; trying again")
+            return False
+        return True
 
 
 def _line(group: Group, state: ControllerState | None) -> str:

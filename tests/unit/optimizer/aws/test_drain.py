@@ -237,6 +237,35 @@ def test_a_call_that_fails_now_and_then_is_tried_again(deployed: DeployedStack) 
     assert any("trying again" in line for line in clock.said)
 
 
+@pytest.mark.parametrize(
+    ("call", "until"),
+    [
+        ("suspend_processes", timedelta(minutes=1)),
+        ("set_instance_protection", timedelta(minutes=1)),
+        ("update_auto_scaling_group", timedelta(minutes=1)),
+        ("complete_lifecycle_action", SAVE + timedelta(minutes=1)),
+    ],
+)
+def test_a_change_that_is_refused_for_a_while_is_tried_again(
+    deployed: DeployedStack, call: str, until: timedelta
+) -> None:
+    client = Changed(deployed.autoscaling, **{call: "ScalingActivityInProgress"})
+
+    def recover(since: timedelta) -> None:
+        if since >= until:
+            client._errors = {}
+
+    clock = Clock(meanwhile=recover)
+    found = draining(deployed, clock, client=client)
+    found.run()
+    assert deployed.group.nodes == () and deployed.group.wanted == 0
+    assert any("trying again" in line for line in clock.said)
+    assert len(found.completed) == 2
+    suspended = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
+    names = {process["ProcessName"] for process in suspended["AutoScalingGroups"][0]["SuspendedProcesses"]}
+    assert names == set(drain.RAISING_PROCESSES)
+
+
 def test_a_group_that_is_gone_has_no_nodes(deployed: DeployedStack) -> None:
     deployed.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=deployed.names.group, ForceDelete=True)
     clock = Clock()
