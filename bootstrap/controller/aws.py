@@ -222,7 +222,7 @@ def gather(clients: Clients, settings: Settings, state: State | None, now: datet
     group = _group(clients, settings)
     machines = _machines(clients, settings, now, problems)
     activities = _activities(clients, settings, state.updated_at if state else None, now) if group else []
-    missed = _missed(activities, state, machines, now)
+    missed = _missed(settings, activities, state, machines, now)
     known: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
     if state:
         known |= {key: instance.reported_at for key, instance in state.instances.items()}
@@ -393,40 +393,46 @@ def _failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple
 
 
 def _missed(
-    activities: Iterable[Any], state: State | None, machines: Iterable[Machine], now: datetime
+    settings: Settings, activities: Iterable[Any], state: State | None, machines: Iterable[Machine], now: datetime
 ) -> tuple[Machine, ...]:
-    """Instances launched and ended since the last tick that EC2 describes no more.
+    """Instances that ended since the last tick and that EC2 describes no more: to when they were paid.
 
     "Launching a new EC2 instance: i-..." begins before the instance is billed, "Terminating EC2 instance: i-..." ends
-    after it; how it was bought is not in them, so it counts as the dearest (an empty type has no price of its own).
+    after it. How one that no tick saw was bought is not in them, so it counts as the dearest (an empty type has no
+    price of its own); one that a tick saw has the price it had.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
     if state is None or now - state.updated_at <= FORGETS:
         return ()
-    seen = {machine.instance_id for machine in machines} | state.instances.keys()
+    described = {machine.instance_id for machine in machines}
     launched: dict[str, datetime] = {}
     ended: dict[str, datetime] = {}
     for activity in activities:
         said = re.match(r"(Launching|Terminating)\b.*\b(i-[0-9a-f]+)", activity.get("Description", ""))
-        if said is None or said[2] in seen:
+        if said is None or said[2] in described:
             continue
         if said[1] == "Terminating":
             ended.setdefault(said[2], min(_seconds(activity.get("EndTime") or now), now))
         elif (started := _seconds(activity["StartTime"])) > state.updated_at - LAUNCHES:
             launched[said[2]] = started
-    return tuple(
-        Machine(
-            instance_id=key,
-            instance_type="",
-            lifecycle="on-demand",
-            launched_at=started,
-            running=False,
-            ended=True,
-            until=ended[key],
+    found = []
+    for key in sorted(ended.keys() & (launched.keys() | state.instances.keys())):
+        known = state.instances.get(key)
+        if known and known.ended_at:
+            continue
+        found.append(
+            Machine(
+                instance_id=key,
+                instance_type=known.instance_type if known else "",
+                lifecycle=known.lifecycle if known else "on-demand",
+                launched_at=known.launched_at if known else launched[key],
+                running=False,
+                ended=True,
+                until=ended[key],
+                usd_per_hour=known.usd_per_hour - settings.volume_usd_per_node_hour if known else None,
+            )
         )
-        for key, started in sorted(launched.items())
-        if key in ended
-    )
+    return tuple(found)
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------

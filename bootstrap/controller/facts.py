@@ -104,7 +104,7 @@ class Facts:
     Attributes:
         group: None where there is none (yet, or any more).
         machines: instances of the group, ended ones for about an hour.
-        missed: instances that came and went while no tick looked, as Auto Scaling remembers them; EC2 does not.
+        missed: instances that ended while no tick looked for long, as Auto Scaling remembers them; EC2 does not.
         interrupted, rebalanced: instance ids of the notices since the last tick, of any instance of the account.
         reports: by instance id, those not yet in the state.
         failed_launches: since the last tick.

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from bootstrap.controller import aws
 from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, StateError
 from bootstrap.controller.handler import TickError, handler, tick
+from bootstrap.controller.meter import LEASE, LEASE_ACTS
 from bootstrap.controller.settings import VARIABLE
 from bootstrap.controller.state import NewerStateError
 from tests.engine.moto_extension.activities import fail_launch, record
@@ -473,6 +474,30 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     for _ in range(2):
         stack.tick(60 * 25)
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
+
+
+def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end(stack: Stack) -> None:
+    """As a worker does below which its group must not go, or a node that cannot read state.json."""
+    known = stack.trained()
+    before = stack.tick()
+    went, hour = stack.now, timedelta(hours=1)
+    stack.clients.autoscaling.detach_instances(
+        AutoScalingGroupName=stack.config.group, InstanceIds=known, ShouldDecrementDesiredCapacity=True
+    )
+    # EC2 forgets an ended instance in an hour.
+    stack.clients.ec2.delete_tags(Resources=known, Tags=[{"Key": "aws:autoscaling:groupName"}])
+    # One has ended, one is not said to have, and of one Auto Scaling says nothing.
+    record(stack.group, f"Terminating EC2 instance: {known[0]}", went + 4.9 * hour, went + 5 * hour)
+    record(stack.group, f"Terminating EC2 instance: {known[1]}", went + 5 * hour, None)
+    state = stack.tick(10 * 60)
+    leased = LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)
+    lived = [5 * hour, 10 * hour, leased]
+    assert [state.instances[node].ended_at for node in known] == [went + life for life in lived]
+    each = before.instances[known[0]].usd_per_hour
+    spent = [state.instances[node].spent_usd - before.instances[node].spent_usd for node in known]
+    assert spent == pytest.approx([life / hour * each for life in lived])
+    assert state.unfit_nodes == 0
+    assert stack.tick().instances[known[0]] == state.instances[known[0]]
 
 
 def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
