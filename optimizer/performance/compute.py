@@ -105,9 +105,11 @@ def compute(x: Inputs) -> Compute:
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
-    # Autograd adds each further micro-batch's gradients to those there are: two reads and a write.
+    # Autograd adds each further micro-batch's gradients to those there are: two reads and a write; FSDP those of the
+    # rank's shard, which it reduces first.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
-    weights = stage_parameters(x) * (copied + summed) / byte_per_s
+    reduced = np.where(x.sharding >= ZERO2, updated_parameters(x), stage_parameters(x))
+    weights = (stage_parameters(x) * copied + reduced * summed) / byte_per_s
     host_of_layer = c.host_s_per_layer * _host_of_layer(x)
     return Compute(
         layer_matmul=matmul * c.overhead,
@@ -132,10 +134,15 @@ def _never_repeated(x: Inputs) -> Number:
 
 
 def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Of one layer: what casting its linear layers' operands to 8 bits moves in plain PyTorch."""
-    read = (2.0 + x.mlp_matrices) * x.hidden + (x.query + x.ffn * x.experts_used) / x.tensor
-    written = 2.0 * x.hidden + (x.query + 2.0 * x.kv + (x.mlp_matrices - 1.0) * x.ffn * x.experts_used) / x.tensor
-    weights = layer_parameters(x, x.expert) / x.tensor
+    """Of one layer: what casting its linear layers' operands to 8 bits moves in plain PyTorch.
+
+    A mixture's experts are no linear layers, and stay in 16 bits.
+    """
+    linear = np.where(x.experts > 0, 0.0, 1.0)
+    up = linear * (x.mlp_matrices - 1.0)
+    read = (3.0 + up) * x.hidden + (x.query + linear * x.ffn) / x.tensor
+    written = (1.0 + linear) * x.hidden + (x.query + 2.0 * x.kv + up * x.ffn) / x.tensor
+    weights = (x.layer_parameters - x.expert_parameters) / x.tensor
     return x.fp8_cast_bytes * ((2.0 + full) * (tokens * read + weights) + 2.0 * tokens * written)
 
 
@@ -146,7 +153,7 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where((x.tensor > 1) & (x.fused_kernels == 0), kernels.DTENSOR_HOST, 1.0)
-    fsdp = np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST, 0.0)
+    fsdp = np.where((x.sharding >= ZERO2) & (x.data * x.context > 1), kernels.FSDP_HOST, 0.0)
     fp8 = np.where((x.fp8_cast_bytes > 0) & (x.compiled == 0), kernels.FP8_HOST, 1.0)
     per_layer = c.host_s_per_layer * (llama * compiled * dtensor * fp8 * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
@@ -256,5 +263,5 @@ def optimizer_time(x: Inputs) -> Number:
     byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
     moved = x.optimizer_traffic_bytes + x.master_bytes + np.where(x.master_bytes > 0, x.weight_bytes, 0.0)
     # DDP copies gradients to its buckets and back, a read and a write each way.
-    copies = np.where((x.sharding == DDP) & (x.data > 1), 2.0 * x.bucket_bytes, 0.0)
+    copies = np.where((x.sharding == DDP) & (x.data * x.context > 1), 2.0 * x.bucket_bytes, 0.0)
     return updated_parameters(x) * (moved + copies) / byte_per_s

@@ -2,8 +2,9 @@
 
 Each token is copied once for each expert that works on it, sorted or indexed by expert, and summed up again. Code does
 the experts' products in one grouped kernel, or in a loop over the experts whose every turn asks the GPU which tokens
-it has. No constant here was read off a measured training run of a mixture: operations, tensors and tiles are counted in
-the source that each comment names, and the loop's host time is of one layer measured alone.
+it has. No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations,
+tensors and tiles are counted in the source that each comment names, and the loop's host time is of one layer measured
+alone.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def experts(x: Inputs) -> Experts:
     dense = 2.0 * tokens * x.experts_used * matrix / x.peak_flop_per_s
     tiled = 2.0 * (rows + local * TILE_ROWS / 2.0) * matrix
     grouped = np.where(written & (loop == 0), kernels.GROUPED_PRODUCT, 1.0)
-    tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.peak_flop_per_s * grouped)
+    tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.expert_flop_per_s * grouped)
     passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, np.where(full > 0, 1.0, x.selective_recompute))
     flop_s = mixture * x.layers * passes * (tiled - dense) / c.matmul_efficiency
     sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)

@@ -125,6 +125,7 @@ class Inputs:
     # Hardware
     peak_flop_per_s: Number
     attention_flop_per_s: Number
+    expert_flop_per_s: Number
     head_flop_per_s: Number
     fp32_flop_per_s: Number
     throttling: Number
@@ -208,6 +209,14 @@ def _outside_layers(precision: str) -> str:
     return "bf16" if precision == "fp8" else precision
 
 
+def _of_experts(precision: str, framework: Framework) -> str:
+    """What a mixture's experts compute in: torchao casts linear layers, which Hugging Face's are not.
+
+    https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training
+    """
+    return precision if framework.fused_kernels else _outside_layers(precision)
+
+
 def make_inputs(
     model: ModelSpec,
     run: Run,
@@ -230,6 +239,13 @@ def make_inputs(
         InvalidInputError: a number out of range, or a module that cannot be trained so.
     """
     check_run(run)
+    if run.precision == "fp8" and not model.layers:
+        raise InvalidInputError(
+            f"precision is fp8, and {model.name} is counted in samples",
+            limit="fp32, tf32, fp16 or bf16",
+            why="only linear layers compute in 8 bits, and which of its products are theirs is not known",
+            next_step="give --precision bf16",
+        )
     framework = frameworks()[framework_name(run.framework)]
     state, traffic = OPTIMIZERS[run.optimizer]
     sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
@@ -292,6 +308,7 @@ def make_inputs(
         loss_traffic_bytes=framework.loss_traffic_bytes,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
+        expert_flop_per_s=peak_flop_per_s(hardware.gpu, _of_experts(run.precision, framework)),
         head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(run.precision)) / misaligned,
         fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
         throttling=kernels.throttling(hardware.gpu.architecture, run.precision),
@@ -323,7 +340,7 @@ def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
     if profile.passed("16-bit" if x.low_precision > 0 else "32-bit", "none") is None:
         raise InvalidInputError(
             f"precision is {precision}, and {profile.name} is stored in 16 bits",
-            limit="bf16, fp16 or fp8",
+            limit="bf16 or fp16",
             why="its arithmetic is as wide as its parameters",
             next_step="give --precision bf16, or build the module in float32",
         )

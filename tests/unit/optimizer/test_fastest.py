@@ -6,6 +6,7 @@ import csv
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def expected(
     nodes=st.integers(1, 3),
     name=st.sampled_from(TYPES),
     framework=st.sampled_from(["torch", "torch", "megatron", "megatron-core"]),
+    compiled=st.booleans(),
 )
 def test_the_search_finds_what_brute_force_finds(
     layers: int,
@@ -132,9 +134,10 @@ def test_the_search_finds_what_brute_force_finds(
     nodes: int,
     name: str,
     framework: str,
+    compiled: bool,
 ) -> None:
     model = small_model(layers, heads, math.gcd(heads, 4), width, experts, vocab)
-    run = Run(seq_len=seq_len, framework=framework)
+    run = Run(seq_len=seq_len, framework=framework, compiled=compiled)
     instance = load().instance_type(name)
     calibration = load_calibration()
     most = nodes if instance.gpu_count >= 1 else 1
@@ -182,13 +185,26 @@ def _by_layout(entry: tuple[int, float, tuple[int, ...]]) -> tuple[int, tuple[in
     return entry[0], entry[2]
 
 
-@pytest.mark.parametrize("framework", ["torch", "megatron-core", "torchtitan"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Run(seq_len=8192, framework="torch"),
+        Run(seq_len=8192, framework="torch", compiled=True),
+        Run(seq_len=8192, framework="torch", precision="fp8"),
+        Run(seq_len=8192, framework="torch", precision="fp8", compiled=True),
+        Run(seq_len=8192, framework="torch", precision="tf32"),
+        Run(seq_len=8192, framework="megatron-core"),
+        Run(seq_len=8192, framework="megatron-core", precision="fp8"),
+        Run(seq_len=8192, framework="torchtitan"),
+    ],
+    ids=lambda how: f"{how.framework}-{how.precision}{'-compiled' if how.compiled else ''}",
+)
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt2-xl", "llama-3.1-405b"])
-def test_no_configuration_is_faster_than_its_bound(name: str, framework: str) -> None:
+def test_no_configuration_is_faster_than_its_bound(name: str, how: Run) -> None:
     model = resolve_model(name)
-    run = Run(seq_len=1024 if name == "gpt2-xl" else 8192, framework=framework)
+    run = replace(how, seq_len=1024) if name == "gpt2-xl" else how
     calibration = load_calibration()
-    instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g5.12xlarge")]
+    instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
     rows = [space.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
     search = Search(
         machines=Machines.of(instances, run, model, calibration),

@@ -12,6 +12,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibrate import RUNS, Measured, log_errors, predict, read_runs
 from optimizer.performance.calibration import MIXTURE
 from optimizer.performance.communication import link_of, network_of
+from optimizer.performance.compute import compute
 from optimizer.performance.experts import Experts, experts
 from optimizer.performance.inputs import Inputs, make_inputs
 from optimizer.performance.kernels import GROUPED_PRODUCT
@@ -97,6 +98,20 @@ def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
     dense = dense / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
     for found, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
         assert found == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
+
+
+def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
+    """torchao casts linear layers, which transformers' experts are not: their products and weights are as in bf16."""
+    narrow, eight = (inputs(run=replace(GROUPED, precision=precision)) for precision in ("bf16", "fp8"))
+    dense = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
+    seconds = [
+        float(experts(x).flop_s) * float(x.coefficients.matmul_efficiency) + dense / float(x.peak_flop_per_s)
+        for x in (narrow, eight)
+    ]
+    assert seconds[1] == pytest.approx(seconds[0])
+    weights = {"layer_parameters": eight.layer_parameters, "expert_parameters": eight.expert_parameters}
+    more = replace(eight, **{name: count + 1e9 for name, count in weights.items()})
+    assert float(compute(more).layer_elementwise) == float(compute(eight).layer_elementwise)
 
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:

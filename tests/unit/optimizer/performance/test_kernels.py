@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
+from optimizer.errors import InvalidInputError
 from optimizer.performance.calibrate import RUNS
 from optimizer.performance.runs import read_row
 from optimizer.performance.step import step_seconds
-from optimizer.performance.types import FULL, Run
-from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, node, of
+from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Run
+from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SETTINGS = ("model", "seq_len", "micro_batch", "checkpointing", "precision", "compiled")
@@ -94,11 +95,29 @@ def test_compiled_bert_with_dropout_writes_its_scores_out() -> None:
 
 
 def test_accumulated_gradients_are_added_up() -> None:
-    """Autograd reads both and writes the sum: 12 bytes a parameter for each further micro-batch."""
-    one, four = (of(LLAMA_8B, gpu="h200-141gb", checkpointing=FULL, grad_accum=count) for count in (1, 4))
+    """Autograd reads both and writes the sum: 12 bytes a parameter for each further micro-batch; FSDP of its shard."""
     moved = 12 * LLAMA_8B.parameters / (0.885 * node("h200-141gb").gpu.memory_bandwidth_gb_per_s * 1e9)
-    more = float(four.time_s["elementwise"]) - 4 * float(one.time_s["elementwise"])
-    assert more == pytest.approx(3 * moved, rel=0.01)
+    for sharding, ranks in ((DDP, 1), (ZERO1, 1), (ZERO2, 8), (ZERO3, 8)):
+        one, four = (
+            of(LLAMA_8B, gpu="h200-141gb", checkpointing=FULL, grad_accum=count, sharding=sharding) for count in (1, 4)
+        )
+        more = float(four.time_s["elementwise"]) - 4 * float(one.time_s["elementwise"])
+        assert more == pytest.approx(3 * moved / ranks, rel=0.01)
+
+
+def test_context_ranks_share_states_as_data_ranks_do() -> None:
+    """DDP's buckets and FSDP's hooks are there with two context ranks and one data rank, too."""
+    data, context = (
+        {sharding: of(gpu="h200-141gb", sharding=sharding, data=d, context=c).time_s for sharding in (DDP, ZERO3)}
+        for d, c in ((2, 1), (1, 2))
+    )
+    assert context[DDP]["optimizer"] == data[DDP]["optimizer"]
+    assert context[ZERO3]["host"] > 1.5 * context[DDP]["host"]
+
+
+def test_eight_bits_are_of_linear_layers() -> None:
+    with pytest.raises(InvalidInputError, match="precision is fp8, and resnet50 is counted in samples"):
+        of(RESNET, run=Run(seq_len=1, precision="fp8", framework="torchvision"))
 
 
 def test_arithmetic_alone_is_slower_at_the_power_limit_of_a_hopper() -> None:
