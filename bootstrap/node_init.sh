@@ -11,6 +11,7 @@ source "$BOOTSTRAP_DIR/fleet.sh"
 
 STEPS=(
   check-platform        # Ubuntu, root, node.env complete, the tools the other steps use
+  start-lease           # before what may fail: nodes that nobody counts must not be replaced again and again
   install-nvidia-driver # the rest of the software: asserted on a Deep Learning AMI, installed on other images
   install-cuda
   install-nccl
@@ -22,7 +23,6 @@ STEPS=(
   check-health     # every script of checks/
   run-smoke-test   # DDP on this node's own GPUs
   check-xid-errors # again: did the smoke test wake a sick GPU?
-  start-lease      # from here on the node ends itself should the controller fall silent
 )
 
 current=start

@@ -64,6 +64,9 @@ LOG_COPY=$LOG_FILE
 trap on_exit EXIT
 load_node_env
 
+# Before what may fail: nodes that nobody counts must not be replaced again and again.
+current=start-lease
+"$BOOTSTRAP_DIR/steps/start-lease.sh"
 for current in "${CHECKS[@]}"; do
   retry "$CHECK_ATTEMPTS" "$BOOTSTRAP_DIR/checks/$current.sh" >>"$LOG_FILE" 2>&1 || die "$current failed"
 done
@@ -73,8 +76,6 @@ if ((GPUFLEET_EFA_CARDS > 0)); then
   current=reserve-huge-pages
   reserve_huge_pages
 fi
-current=start-lease
-"$BOOTSTRAP_DIR/steps/start-lease.sh"
 current=start-service
 install -D --mode 0644 "$BOOTSTRAP_DIR/kubernetes/gpufleet-node.service" \
   "$ROOT/etc/systemd/system/gpufleet-node.service"

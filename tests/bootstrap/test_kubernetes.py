@@ -113,7 +113,8 @@ def test_an_unhealthy_node_never_starts_kubelet(tmp_path: Path, broken: str, too
     assert f"FAIL node set-up failed in {broken}" in done.output
     assert len(node.hook("ABANDON")) == 1
     assert node.count("shutdown -h now") == 1
-    assert node.count("systemctl enable") == 0
+    enabled = [call for call in node.calls if call.startswith("systemctl enable")]
+    assert enabled == ["systemctl enable --now gpufleet-lease.timer"]
 
 
 def test_a_missing_efa_device_is_found_without_libfabric(tmp_path: Path) -> None:

@@ -119,7 +119,10 @@ def test_the_lease_is_the_nodes_own() -> None:
     folder = Path(decide_module.__file__).parents[1]
     (seconds,) = re.findall(r"LEASE_S:=(\d+)", (folder / "lib.sh").read_text())
     assert timedelta(seconds=int(seconds)) == LEASE
-    (minutes,) = re.findall(r"OnUnitActiveSec=(\d+)min", (folder / "gpufleet-lease.timer").read_text())
+    timer = (folder / "gpufleet-lease.timer").read_text()
+    # At once, too: a node that fails within five minutes is replaced for as long as nobody counts.
+    assert "\nOnActiveSec=0\n" in timer
+    (minutes,) = re.findall(r"OnUnitActiveSec=(\d+)min", timer)
     assert timedelta(minutes=int(minutes)) < LEASE_ACTS
 
 
