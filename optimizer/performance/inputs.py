@@ -177,7 +177,11 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
 
 
 def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """What a mixture's experts run at where they miss the run's precision (memory.experts_in_32_bits), FLOP/s."""
+    """Arithmetic in 32 bits whatever the run's precision, FLOP/s.
+
+    Dropout inside attention, what a compiler makes of scores, and a mixture's experts that miss the run's precision
+    (memory.experts_in_32_bits).
+    """
     if gpu.peak_tflop_per_s.get("fp32"):
         return peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
