@@ -150,6 +150,7 @@ def test_a_module_is_counted_in_samples_of_its_own_shape(
         (("--tensor", "2"), "data-parallel"),
         (("--activation-checkpointing", "selective"), "none or full"),
         (("--framework", "megatron"), "keeps weights of its own"),
+        (("--precision", "fp8"), "is counted in samples"),
         (("--seq-len", "512"), "samples of the shape"),
     ],
 )
