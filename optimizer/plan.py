@@ -417,9 +417,11 @@ class FleetPlan(_Model):
     def reserve_usd(self) -> float:
         """What the controller keeps under a ceiling to end the fleet with, USD; ``cost_usd`` does not have it.
 
-        It is that of all nodes at the dearest price they may have.
+        It is that of all nodes at the dearest price they may have; a one-year commitment, whose whole year is in
+        ``cost_usd``, pays for its nodes' end already.
         """
         purchase = self.purchase
+        committed = purchase.option == "reserved" and purchase.capacity_reservation_id is None
         names = tuple(f" {name} {self.region}" for name in (self.instance_type, *purchase.spot_types))
         usd = {price.item: price.usd for price in self.prices if price.per == "hour" and price.item.endswith(names)}
         dearest = max(usd.values(), default=0.0)
@@ -428,7 +430,7 @@ class FleetPlan(_Model):
             each = max((usd[item] for item in usd if item.startswith("spot ")), default=dearest)
         nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * each
         besides = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
-        return (nodes + besides) * self.reserve_s / 3600
+        return ((0.0 if committed else nodes) + besides) * self.reserve_s / 3600
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""

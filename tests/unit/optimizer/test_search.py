@@ -198,6 +198,16 @@ def test_a_rejections_value_is_the_limit_that_would_do(catalog: Catalog, calibra
     assert "p4d.24xlarge" not in {plan.instance_type for plan in short.plans}
 
 
+@pytest.mark.parametrize("option", ["on-demand", "spot", "reserved"])
+def test_the_plan_keeps_what_the_search_asked_for(option: str, catalog: Catalog, calibration: Calibration) -> None:
+    """preflight asks the plan: it must not refuse what the search found within the budget."""
+    limits = {"instance_types": ["p4d"], "regions": ["us-east-1"], "purchase_options": [option], "max_nodes": 2}
+    refused = recommend(request(constraints={**limits, "budget_usd": 1.0}), catalog, calibration)
+    (needed,) = [entry["value"] for entry in refused.rejected if entry["instance_type"] == "p4d.24xlarge"]
+    plan = recommend(request(constraints={**limits, "budget_usd": needed + 0.01}), catalog, calibration).plans[0]
+    assert plan.cost_usd.p95 + plan.reserve_usd == pytest.approx(needed, abs=0.03)
+
+
 def bindings(answer: Recommendation) -> dict[str, str]:
     return {entry["instance_type"]: entry["binding_constraint"] for entry in answer.rejected}
 
