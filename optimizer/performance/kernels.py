@@ -107,7 +107,9 @@ QUANTISE_BYTES = 6.0
 # products that read it: bytes an element and cast, 58 to 69 in eager mode and 3.6 to 3.9 compiled
 # (h200_fp8_202611.md).
 FP8_CAST, COMPILED_FP8_CAST = 61.0, 3.75
-# Its kernels, so the host's time of a layer in eager mode, over a layer's without.
+# Host time of a layer in eager fp8, over a layer's without. Chosen, not measured: those of its kernels that take more
+# than 0.2% of a step are three to five times as many (h200_fp8_kernels_202611.csv), and between 1 and 4 the measured
+# steps, which the GPU bounds, move by 2% at most.
 FP8_HOST = 2.5
 
 # Share of the dense peak that flash attention reaches on long sequences with heads of 128, forward and backward.
