@@ -1,7 +1,7 @@
 """Measure which kernels a training step runs: ``python -m tests.benchmarks.measure_kernels OUT.csv [--seconds S]``.
 
 Needs CUDA, transformers and torchvision. The models and steps of measure_steps, after 12 steps to warm up; the
-profiler's kernels of two steps. A row a kernel: seconds and calls of one step, of the most costly of each
+profiler's kernels of one step. A row a kernel: seconds and calls of one step, of the most costly of each
 configuration, and a row of each kind's sum (KINDS). OUT with ``_attention`` in its name has
 scaled_dot_product_attention alone, with and without a causal mask and dropout.
 """
@@ -13,13 +13,12 @@ import collections
 import csv
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.benchmarks.measure_steps import Configuration, clear, cnn, llm, log, prepare
+from tests.benchmarks.measure_steps import Configuration, clear, cnn, kernels_of, llm, log, prepare
 
 COLUMNS = (
     "model", "seq_len", "micro_batch", "checkpointing", "precision", "compiled", "step_s", "kernel", "calls", "seconds",
@@ -59,30 +58,6 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(part.lower() in name for part in parts)), "other")
 
 
-def kernels_of(step: Callable[[], None], device: str) -> tuple[dict[str, float], dict[str, int]]:
-    """Seconds and calls of each kernel in one step (of each operation, on the CPU)."""
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    seconds: dict[str, float] = collections.defaultdict(float)
-    calls: dict[str, int] = collections.defaultdict(int)
-    activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[activity], acc_events=True) as profiler:
-        for _ in range(2):
-            step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    for event in profiler.events() or ():
-        on_gpu = event.device_type == DeviceType.CUDA
-        # Regions that torch marks on the GPU's timeline hold kernels, and are none.
-        marked = event.name.startswith(("Optimizer.", "Torch-Compiled", "CompiledFunction", "ProfilerStep"))
-        if on_gpu == (device == "cuda") and not marked and "##" not in event.name:
-            microseconds = event.device_time_total if on_gpu else event.self_cpu_time_total
-            seconds[event.name] += microseconds / 2e6
-            calls[event.name] += 1
-    return seconds, calls
-
-
 def measure(run: Configuration, device: str, scale: int) -> list[dict[str, object]]:
     """The rows of one configuration."""
     torch.manual_seed(0)
@@ -96,10 +71,10 @@ def measure(run: Configuration, device: str, scale: int) -> list[dict[str, objec
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    seconds, calls = kernels_of(step, device)
+    found = kernels_of(step)
     kinds: dict[str, float] = collections.defaultdict(float)
-    for kernel, taken in seconds.items():
-        kinds[kind_of(kernel)] += taken
+    for name, _, taken in found:
+        kinds[kind_of(name)] += taken
     step_s = statistics.median(times[len(times) // 3 :])
     common: dict[str, object] = {
         "model": run.model, "seq_len": run.seq_len, "micro_batch": run.micro_batch, "checkpointing": run.checkpointing,
@@ -107,10 +82,7 @@ def measure(run: Configuration, device: str, scale: int) -> list[dict[str, objec
     }  # fmt: skip
     log(f"{run}: {step_s * 1e3:.1f} ms, " + ", ".join(f"{kind} {taken * 1e3:.1f}" for kind, taken in kinds.items()))
     sums = [{"kernel": f"all: {kind}", "calls": "", "seconds": f"{taken:.5g}"} for kind, taken in kinds.items()]
-    most = [
-        {"kernel": name[:100], "calls": calls[name] / 2, "seconds": f"{taken:.5g}"}
-        for name, taken in sorted(seconds.items(), key=lambda item: -item[1])[:MOST]
-    ]
+    most = [{"kernel": name[:100], "calls": calls, "seconds": f"{taken:.5g}"} for name, calls, taken in found[:MOST]]
     return [common | row for row in sums + most]
 
 

@@ -331,20 +331,16 @@ OUT_OF_MEMORY_FIELDS = (
 KERNEL_FIELDS = ("row_id", "step_s", "kernel", "calls", "seconds")
 
 
-def kernels_of(step: Callable[[], None], step_s: float) -> list[dict[str, object]]:
-    """GPU seconds of each kernel in one step, the longest first."""
+def kernels_of(step: Callable[[], None]) -> list[tuple[str, int, float]]:
+    """Name, calls and GPU seconds of each kernel in one step, the longest first."""
     profiler: Any = importlib.import_module("torch.profiler")
     activity = profiler.ProfilerActivity
     with profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]) as profile:
         step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    found = [(event.self_device_time_total / 1e6, event.key, event.count) for event in profile.key_averages()]
-    return [
-        {"step_s": f"{step_s:.4e}", "kernel": name[:160], "calls": calls, "seconds": f"{seconds:.4e}"}
-        for seconds, name, calls in sorted(found, reverse=True)
-        if seconds > step_s / 500
-    ]
+    found = [(event.key, event.count, event.self_device_time_total / 1e6) for event in profile.key_averages()]
+    return sorted(found, key=lambda kernel: -kernel[2])
 
 
 def measure(
@@ -358,8 +354,10 @@ def measure(
     seconds = statistics.median(times)
     held = memory()
     if kernels is not None:
-        for kernel in kernels_of(step, seconds):
-            kernels(kernel)
+        for name, calls, taken in kernels_of(step):
+            if taken > seconds / 500:
+                row_of = {"step_s": f"{seconds:.4e}", "kernel": name[:160], "calls": calls, "seconds": f"{taken:.4e}"}
+                kernels(row_of)
     samples = run.micro_batch * run.grad_accum * (1 if run.model in CNNS else run.seq_len)
     row = columns(run) | held | {
         "parameters": parameters, "memory_kind": "allocated", "tokens_per_second_per_gpu": f"{samples / seconds:.7g}",
