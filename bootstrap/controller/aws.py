@@ -365,17 +365,24 @@ def _transition(text: str) -> datetime | None:
 
 
 def _activities(clients: Clients, settings: Settings, since: datetime | None, now: datetime) -> list[Any]:
-    """What Auto Scaling did, the latest first: as much as one answer has, and after a long silence all since then."""
+    """What Auto Scaling did, the latest first: as much as one answer has, and after a long silence all since then.
+
+    Groups of that name that were deleted meanwhile are asked for too: their nodes were paid. What is still going on
+    comes first, however old, so it does not say that the rest is older.
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
     asked: dict[str, Any] = {"AutoScalingGroupName": settings.group}
     if since is None or now - since <= FORGETS:
         return list(clients.autoscaling.describe_scaling_activities(**asked, MaxRecords=100)["Activities"])
     pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
-        **asked, PaginationConfig={"MaxItems": ACTIVITIES}
+        **asked, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": ACTIVITIES}
     )
+    # An end that began before the silence may have ended in it.
+    enough = since - LAUNCHES - timedelta(seconds=settings.drain_s)
     found: list[Any] = []
     for page in pages:
         found += page["Activities"]
-        if found and found[-1]["StartTime"] < since - LAUNCHES:
+        if any(one["StartTime"] < enough for one in page["Activities"] if one.get("EndTime")):
             break
     return found
 

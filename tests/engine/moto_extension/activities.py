@@ -50,8 +50,14 @@ def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
     group = self.autoscaling_backend.autoscaling_groups.get(self._get_param("AutoScalingGroupName"))
     if group is None:
         raise AutoscalingClientError("ValidationError", "Group name not found - null")
+    activities = group.__dict__.get("activities", [])
+    if not self._get_bool_param("IncludeDeletedGroups"):
+        # Those of before are a deleted group's, which had the same name.
+        created = datetime.fromisoformat(group.created_time).astimezone()
+        activities = [activity for activity in activities if activity["StartTime"] >= created]
+    # "Activities still in progress are described first."
+    activities = sorted(activities, key=lambda activity: "EndTime" in activity)
     begin = int(self._get_param("NextToken") or 0)
     end = begin + int(self._get_param("MaxRecords") or 100)
-    activities = group.__dict__.get("activities", [])
     more = {"NextToken": str(end)} if end < len(activities) else {}
     return ActionResult({"Activities": activities[begin:end], **more})

@@ -500,6 +500,30 @@ def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end
     assert stack.tick().instances[known[0]] == state.instances[known[0]]
 
 
+def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end(stack: Stack) -> None:
+    """The function died, nodes went on until `pulumi destroy`, and the stack was deployed anew."""
+    known = stack.trained()
+    before = stack.tick()
+    went, hour = stack.now, timedelta(hours=1)
+    stack.clients.autoscaling.detach_instances(
+        AutoScalingGroupName=stack.config.group, InstanceIds=known, ShouldDecrementDesiredCapacity=True
+    )
+    stack.clients.ec2.delete_tags(Resources=known, Tags=[{"Key": "aws:autoscaling:groupName"}])
+    unseen = "i-0000000000000eee"
+    record(stack.group, f"Launching a new EC2 instance: {unseen}", went + 2 * hour, went + 2.1 * hour)
+    for node in (*known, unseen):
+        record(stack.group, f"Terminating EC2 instance: {node}", went + 2.9 * hour, went + 3 * hour)
+    # More than an answer has, still going on since before the outage, and listed first.
+    for number in range(150):
+        record(stack.group, f"Instance refresh {number}", went - 20 * hour, None)
+    stack.group.created_time = (went + 9 * hour).isoformat()
+    state = stack.tick(10 * 60)
+    assert {state.instances[node].ended_at for node in (*known, unseen)} == {went + 3 * hour}
+    spent = sum(instance.spent_usd for instance in state.instances.values())
+    had = sum(instance.spent_usd for instance in before.instances.values())
+    assert spent - had == pytest.approx((3 * 3 + 1) * stack.config.dearest_usd_per_hour)
+
+
 def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
