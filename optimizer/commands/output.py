@@ -57,7 +57,6 @@ def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *
     No row is cut to the terminal's width.
     """
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
@@ -66,10 +65,9 @@ def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row.get(field)) for field in columns))
-    # As wide as the rows: a narrow terminal then wraps lines, where rich would cut "p5.48xlarge" to "p5.4…".
-    console = Console(highlight=False)
-    needed = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum
-    Console(width=max(console.width, needed), highlight=False).print(table)
+    # Of any width: a narrow terminal then wraps lines, where rich would cut "p5.48xlarge" to "p5.4…". Cells are text: a
+    # name in brackets is no markup.
+    Console(width=MAX_TABLE_WIDTH, highlight=False, markup=False, emoji=False).print(table)
 
 
 def write_rows(
