@@ -16,7 +16,14 @@ import numpy as np
 from optimizer.performance import kernels
 from optimizer.performance.experts import experts
 from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.memory import layer_parameters, stage_parameters, tokens_of_rank, updated_parameters
+from optimizer.performance.memory import (
+    grouped_in_32_bits,
+    layer_parameters,
+    scores_by_compiler,
+    stage_parameters,
+    tokens_of_rank,
+    updated_parameters,
+)
 from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Bools
 
@@ -169,12 +176,8 @@ def _host_of_layer(x: Inputs) -> Number:
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
     """Of one layer: a fused kernel, or two batched products with the scores in memory between them."""
-    # Hugging Face's modules hand a compiled kernel a mask of all positions. With dropout no fused kernel takes one that
-    # is not causal, and none takes 32-bit inputs with fewer keys than queries.
-    masked = (x.written_out > 0) & (x.compiled > 0)
-    refused = masked & (x.causal == 0) & (x.dropout > 0)
-    refused = refused | ((x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query))
-    fused = (x.flash > 0) & np.logical_not(refused)
+    masked = (x.written_out > 0) & (x.compiled > 0)  # Hugging Face's modules hand it a mask of all positions
+    fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
     products = 4.0 * tokens * x.seq_len * x.query / x.tensor
     scores = tokens * x.seq_len * x.heads / x.tensor
     return np.where(fused, _flash_seconds(x, products, scores, full, masked), _unfused_seconds(x, products, scores))

@@ -187,7 +187,7 @@ def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
 
 
-def fp8_cast_bytes(run: Run, framework: Framework) -> float:
+def _fp8_cast_bytes(run: Run, framework: Framework) -> float:
     """Bytes an element that plain PyTorch moves to cast an operand of a product to 8 bits; 0 where none is cast so."""
     if run.precision != "fp8" or framework.fused_kernels:
         return 0.0
@@ -253,6 +253,7 @@ def make_inputs(
     framework = frameworks()[framework_name(run.framework)]
     state, traffic = OPTIMIZERS[run.optimizer]
     sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
+    fused_fp8 = run.precision == "fp8" and framework.fused_kernels
     # A compiler pads products that do not align, as does code that pads its vocabulary.
     padded = framework.pads_vocabulary or run.compiled
     misaligned = 1.0 if padded else kernels.output_projection_slowdown(run.precision, model.vocab_size)
@@ -290,7 +291,7 @@ def make_inputs(
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
-        cached_bytes=FP8_COPIES_BYTES if run.precision == "fp8" and framework.fused_kernels else 0.0,
+        cached_bytes=FP8_COPIES_BYTES if fused_fp8 else 0.0,
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
@@ -317,8 +318,8 @@ def make_inputs(
         fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
         throttling=kernels.throttling(hardware.gpu.architecture, run.precision),
         convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
-        quantise_bytes=kernels.QUANTISE_BYTES if run.precision == "fp8" and framework.fused_kernels else 0.0,
-        fp8_cast_bytes=fp8_cast_bytes(run, framework),
+        quantise_bytes=kernels.QUANTISE_BYTES if fused_fp8 else 0.0,
+        fp8_cast_bytes=_fp8_cast_bytes(run, framework),
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],

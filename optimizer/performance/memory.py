@@ -144,9 +144,10 @@ def _moments(x: Inputs) -> _Moments:
         held_narrow = held - wide
     else:
         held_narrow = held
-    # torchao casts a layer's weights when a product reads them, and keeps no copy (h200_fp8_202611.md).
-    kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
-    held_narrow = np.where(x.fp8_cast_bytes > 0, head, held_narrow)
+    if np.any(x.fp8_cast_bytes > 0):
+        # torchao casts a layer's weights when a product reads them, and keeps no copy (h200_fp8_202611.md).
+        kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
+        held_narrow = np.where(x.fp8_cast_bytes > 0, head, held_narrow)
     copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held_narrow * x.cast_bytes)
     copies = np.where(gathers_all, held * x.element_bytes, copied) + held * x.cached_bytes
     cast = np.where(zero3 & several, gathered, copies)
@@ -253,9 +254,9 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     wide = residual_bytes * by_hand
     norms = 2.0 * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
     # Queries, keys, values, the attention's output (the input of the output projection).
-    # A ring of context ranks in plain PyTorch keeps the attention's output once more.
-    ring = element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
-    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv) + ring
+    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
+    if np.any(x.context > 1):  # a ring of context ranks in plain PyTorch keeps the attention's output once more
+        products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
     # Feed-forward: every product's output, and the activation function's output that the last product reads. A
     # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5
@@ -266,13 +267,12 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
     dispatched = of_expert * x.hidden * (x.experts > 0) * used
     # Unfused attention: a score's softmax (in PyTorch 32 bits), what the product reads where that is another
-    # tensor (16 bits, or after dropout), and a mask byte. PyTorch has no fused attention in 32 bits for key-value heads
-    # that are fewer than the query heads, and compiled none with a mask and dropout: 4.2 and 5.1 bytes a score on H200
-    # (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
+    # tensor (16 bits, or after dropout), and a mask byte. Where no fused kernel takes it, 4.2 bytes a score in 32 bits
+    # and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
     softmax = np.maximum(x.residual_bytes, 4.0 * x.written_out)
     copied = np.where(softmax > element, element, element * x.dropout)
-    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * x.written_out * (
-        (element > 2.0) * (x.kv < x.query) * softmax + x.compiled * (1.0 - x.causal) * x.dropout * (2.0 * element + 1.0)
+    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * (
+        grouped_in_32_bits(x) * softmax + scores_by_compiler(x) * (2.0 * element + 1.0)
     )
     return _TokenBytes(
         outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts + dispatched,
@@ -369,6 +369,16 @@ def experts_in_32_bits(x: Inputs) -> Number:
 
 def _products_miss_autocast(x: Inputs) -> Number:
     return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0)
+
+
+def grouped_in_32_bits(x: Inputs) -> Number:
+    """Where PyTorch has no fused attention: 32-bit inputs with fewer keys and values than queries."""
+    return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query)
+
+
+def scores_by_compiler(x: Inputs) -> Number:
+    """Where a compiler writes the scores out: no fused attention takes Hugging Face's mask with dropout, not causal."""
+    return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
 
 
 def computes_narrow(x: Inputs) -> Number:
