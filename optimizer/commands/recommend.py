@@ -144,8 +144,9 @@ def command(
     used = chosen_calibration(calibration)
     answer = recommend(request, catalog, used)
     others = _other_clouds(answer, used) if compare_clouds else None
+    text = _text(_document(answer, others)) if save or output_format == "json" else ""
     if output_format == "json":
-        click.echo(_text(_document(answer, others)))
+        click.echo(text)
     elif output_format == "csv":
         write_csv(_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
     else:
@@ -159,7 +160,7 @@ def command(
             f"note: {len(answer.rejected)} types have no plan ({_counted(answer)}); --format json lists them", err=True
         )
     if save:
-        _save(save, _document(answer, others))
+        _save(save, text)
     if not answer.plans:
         _explain_nothing(answer)
     nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
@@ -353,9 +354,9 @@ def _text(document: dict[str, Any]) -> str:
     return text
 
 
-def _save(path: Path, document: dict[str, Any]) -> None:
+def _save(path: Path, text: str) -> None:
     try:
-        path.write_text(_text(document) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise GpufleetError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
 
