@@ -14,14 +14,13 @@ import csv
 import os
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
-from tests.benchmarks.measure_hosts import FEW, MANY, narrow, seconds_of_steps
+from tests.benchmarks.measure_hosts import FEW, MANY, seconds_by_layers
 from tests.benchmarks.measure_steps import Configuration, log
 
 PAIRS, TIMES, REPETITIONS = 20, 50, 5
@@ -89,12 +88,7 @@ def main() -> None:
     rows = []
     base = Configuration(model="", micro_batch=1, seq_len=8)
     for _ in range(1 if options.tiny else REPETITIONS):
-        few, many = (
-            statistics.median(
-                seconds_of_steps(replace(base, model=narrow("decoder", layers)), device, quick=options.tiny)
-            )
-            for layers in (FEW, MANY)
-        )
+        few, many = (statistics.median(each) for each in seconds_by_layers(base, "decoder", device))
         without = seconds_to_issue(device, times, functions=False, calls=False)
         passed = seconds_to_issue(device, times, functions=True, calls=False)
         reduced = seconds_to_issue(device, times, functions=True, calls=True)

@@ -42,6 +42,14 @@ def seconds_of_steps(run: Configuration, device: str, *, quick: bool) -> list[fl
     return seconds
 
 
+def seconds_by_layers(run: Configuration, architecture: str, device: str, experts: int = 0) -> list[list[float]]:
+    """Of narrow models of FEW and of MANY layers; one step each on the CPU."""
+    return [
+        seconds_of_steps(replace(run, model=narrow(architecture, layers, experts)), device, quick=device == "cpu")
+        for layers in (FEW, MANY)
+    ]
+
+
 def main() -> None:
     """Measure every model."""
     parser = argparse.ArgumentParser()
@@ -64,12 +72,8 @@ def main() -> None:
         writer.writeheader()
         software = {"torch": torch.__version__, "gpu": "none" if options.tiny else torch.cuda.get_device_name()}
         for architecture, experts, run in cases:
-            medians, fastest = [], []
-            for layers in (FEW, MANY):
-                model = narrow(architecture, layers, experts)
-                seconds = seconds_of_steps(replace(run, model=model), device, quick=options.tiny)
-                medians.append(statistics.median(seconds))
-                fastest.append(min(seconds))
+            seconds = seconds_by_layers(run, architecture, device, experts)
+            medians, fastest = [statistics.median(each) for each in seconds], [min(each) for each in seconds]
             each = (medians[1] - medians[0]) / (MANY - FEW)
             writer.writerow(
                 {

@@ -476,16 +476,20 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
 
 
+def forget(stack: Stack, nodes: list[str]) -> None:
+    """Neither the group nor EC2 tells of the nodes any more: EC2 forgets an ended instance in an hour."""
+    stack.clients.autoscaling.detach_instances(
+        AutoScalingGroupName=stack.config.group, InstanceIds=nodes, ShouldDecrementDesiredCapacity=True
+    )
+    stack.clients.ec2.delete_tags(Resources=nodes, Tags=[{"Key": "aws:autoscaling:groupName"}])
+
+
 def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end(stack: Stack) -> None:
     """As a worker does below which its group must not go, or a node that cannot read state.json."""
     known = stack.trained()
     before = stack.tick()
     went, hour = stack.now, timedelta(hours=1)
-    stack.clients.autoscaling.detach_instances(
-        AutoScalingGroupName=stack.config.group, InstanceIds=known, ShouldDecrementDesiredCapacity=True
-    )
-    # EC2 forgets an ended instance in an hour.
-    stack.clients.ec2.delete_tags(Resources=known, Tags=[{"Key": "aws:autoscaling:groupName"}])
+    forget(stack, known)
     # One has ended, one is not said to have, and of one Auto Scaling says nothing.
     record(stack.group, f"Terminating EC2 instance: {known[0]}", went + 4.9 * hour, went + 5 * hour)
     record(stack.group, f"Terminating EC2 instance: {known[1]}", went + 5 * hour, None)
@@ -505,10 +509,7 @@ def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end
     known = stack.trained()
     before = stack.tick()
     went, hour = stack.now, timedelta(hours=1)
-    stack.clients.autoscaling.detach_instances(
-        AutoScalingGroupName=stack.config.group, InstanceIds=known, ShouldDecrementDesiredCapacity=True
-    )
-    stack.clients.ec2.delete_tags(Resources=known, Tags=[{"Key": "aws:autoscaling:groupName"}])
+    forget(stack, known)
     unseen = "i-0000000000000eee"
     record(stack.group, f"Launching a new EC2 instance: {unseen}", went + 2 * hour, went + 2.1 * hour)
     for node in (*known, unseen):
