@@ -31,7 +31,8 @@ LIFECYCLES: dict[PurchaseOption, str] = {
     "reserved": "on-demand",
     "capacity-block": "capacity-block",
 }
-# What the plan's prices call a node of each option (optimizer.assemble). A reservation has several names, and without
+# What the plan's prices call a node of each option (optimizer.search.plan_builder).
+# A reservation has several names, and without
 # one the price it is billed at, which is the on-demand price.
 LABELS: dict[PurchaseOption, str] = {"on-demand": "on-demand", "spot": "spot", "capacity-block": "capacity block"}
 

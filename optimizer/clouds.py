@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.assemble import cents, parallelism, rounded
 from optimizer.catalog.clouds import (
     NOT_PROVISIONED,
     UNKNOWN_GBIT_PER_S,
@@ -29,7 +28,9 @@ from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
-from optimizer.search import Amount, Table, search_types
+from optimizer.search.candidates import Table, search_types
+from optimizer.search.plan_builder import cents, parallelism, rounded
+from optimizer.search.problem import Amount
 
 BASIS = (
     "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "

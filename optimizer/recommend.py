@@ -9,25 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimizer.alternatives import alternatives
-from optimizer.assemble import Facts, assemble
 from optimizer.catalog import Catalog
-from optimizer.fastest import Rejection, estimates_of
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import check_framework, fp8_note
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
-from optimizer.search import (
-    Amount,
-    Table,
-    check_reservations,
-    matching_regions,
-    matching_types,
-    pareto_front,
-    run_of,
-    search_types,
-)
+from optimizer.search.alternatives import alternatives
+from optimizer.search.candidates import Table, pareto_front, search_types
+from optimizer.search.fastest import estimates_of
+from optimizer.search.plan_builder import Facts, assemble
+from optimizer.search.problem import Amount, check_reservations, matching_regions, matching_types, run_of
+from optimizer.search.rejections import Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 

@@ -27,7 +27,7 @@ from optimizer.performance.runs import (
     find_gpu,
 )
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
-from optimizer.sureness import speed_source
+from optimizer.search.confidence import speed_source
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
@@ -300,7 +300,7 @@ def _hardware(
                     f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
         from optimizer.catalog import load
-        from optimizer.machines import share_of_gpu
+        from optimizer.performance.machines import share_of_gpu
 
         hardware = share_of_gpu(load().instance_type(instance_type))
         return hardware, nodes or 1, (nodes or 1) * hardware.gpus_per_node, instance_type

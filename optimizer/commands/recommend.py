@@ -18,7 +18,7 @@ from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SHORT_NAMES, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import Workload, read_request_file, request_from_dict, shown
-from optimizer.space import AXES
+from optimizer.search.layouts import AXES
 
 if TYPE_CHECKING:
     from optimizer.clouds import Comparison

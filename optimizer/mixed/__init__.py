@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.fastest import Fastest
 from optimizer.mixed.pairs import Pairs
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import ways_to_have
 from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
-from optimizer.search import Amount, matching_types, run_of
+from optimizer.search.fastest import Fastest
+from optimizer.search.problem import Amount, matching_types, run_of
 from optimizer.workload.model import ModelSpec
 
 if TYPE_CHECKING:

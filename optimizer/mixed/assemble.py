@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from optimizer.assemble import cents, node_prices, rounded, unit_prices
 from optimizer.catalog import Catalog
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.mixed.fleet import Group, MixedFleet
@@ -12,7 +11,8 @@ from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
-from optimizer.search import volume_usd_per_month
+from optimizer.search.plan_builder import cents, node_prices, rounded, unit_prices
+from optimizer.search.running_costs import volume_usd_per_month
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 

@@ -22,7 +22,7 @@ from optimizer.mixed.mix import Mix
 from optimizer.mixed.pairs import Pairs
 from optimizer.mixed.physics import meets_every_micro_batch
 from optimizer.performance.types import DDP
-from optimizer.search import keeps_limits, part_of
+from optimizer.search.candidates import keeps_limits, part_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.mixed.sources import group_name
-from optimizer.search import Purchase
+from optimizer.search.purchases import Purchase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,15 +13,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.machines import share_of_gpu
 from optimizer.mixed.bounds import Bounds, longest_hours
 from optimizer.mixed.physics import Physics, micro_batches
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import pairs_of
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.machines import share_of_gpu
 from optimizer.performance.types import Run
 from optimizer.request import Constraints
-from optimizer.search import Amount, Purchase
+from optimizer.search.problem import Amount
+from optimizer.search.purchases import Purchase
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 

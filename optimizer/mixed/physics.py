@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer import space
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.communication import network_of
@@ -21,13 +20,14 @@ from optimizer.performance.evaluate import evaluate_inputs, inputs_of, room_gib
 from optimizer.performance.inputs import Inputs, stack
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Run
+from optimizer.search import layouts
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Samples of the largest micro-batch that is tried, as for fleets of one type.
-LARGEST_MICRO_BATCH = int(space.MICRO_BATCHES[-1])
+LARGEST_MICRO_BATCH = int(layouts.MICRO_BATCHES[-1])
 # As good as infinitely many ranks: what each rank holds of a sharded state is then least.
 _MANY_RANKS = 1e9
 
@@ -38,7 +38,7 @@ def micro_batches(most: int, *, free: bool) -> Ints:
     Where the global batch is ``free``, powers of two, as for fleets of one type: a mix must not win by sizes that they
     are not tried with. Where it is given, four an octave, so that any share has one near to it.
     """
-    sizes = space.MICRO_BATCHES
+    sizes = layouts.MICRO_BATCHES
     if not free:
         sizes = np.concatenate([[3], sizes, *(sizes[2:-1] // 4 * quarters for quarters in (5, 6, 7))])
         sizes.sort()
@@ -95,7 +95,7 @@ class Physics:
         chips = list(dict.fromkeys(keys))
         chip = np.array([chips.index(key) for key in keys])
         first = np.array([keys.index(key) for key in chips])
-        modes, ways = space.shardings(run), space.checkpointings(model)
+        modes, ways = layouts.shardings(run), layouts.checkpointings(model)
         # Axes: chip, sharding, checkpointing, size, one or two micro-batches a step.
         shape = (len(chips), modes.size, ways.size, sizes.size, 2)
         at = np.indices(shape).reshape(len(shape), -1)

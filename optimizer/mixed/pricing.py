@@ -14,7 +14,8 @@ from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
-from optimizer.search import Purchase, endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
+from optimizer.search.purchases import Purchase
+from optimizer.search.running_costs import endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from optimizer.catalog import Catalog
 from optimizer.hardware import InstanceType
 from optimizer.request import Constraints
-from optimizer.search import Purchase, purchases
+from optimizer.search.purchases import Purchase, purchases
 
 
 def ways_to_have(

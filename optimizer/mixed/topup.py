@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
-from optimizer.fastest import Fastest, estimates_of
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Run
 from optimizer.request import Constraints
-from optimizer.search import Purchase, keeps_limits, part_of, reserve_hours_of
+from optimizer.search.candidates import keeps_limits, part_of, reserve_hours_of
+from optimizer.search.fastest import Fastest, estimates_of
+from optimizer.search.purchases import Purchase
 from optimizer.workload.model import ModelSpec
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")

@@ -13,21 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.assemble import Facts, assemble, interchangeable
 from optimizer.catalog import Catalog, load
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import TIE, estimates_of
-from optimizer.machines import share_of_gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
+from optimizer.performance.machines import share_of_gpu
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
-from optimizer.search import Amount, Table, pareto_front, run_of, search_types
+from optimizer.search.candidates import Table, pareto_front, search_types
+from optimizer.search.fastest import TIE, estimates_of
+from optimizer.search.plan_builder import Facts, assemble, interchangeable
+from optimizer.search.problem import Amount, run_of
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")

@@ -17,24 +17,24 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer import space
-from optimizer.floor import COLUMNS, Floor
 from optimizer.hardware import InstanceType
-from optimizer.machines import Machines, share_of_gpu
 from optimizer.performance.calibration import POOLED, Calibration, model_kind
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
+from optimizer.performance.machines import Machines, share_of_gpu
 from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware, Run
-from optimizer.sureness import measured_axes
+from optimizer.search import layouts
+from optimizer.search.confidence import measured_axes
+from optimizer.search.lower_bound import COLUMNS, Floor
+from optimizer.search.rejections import Rejection, rejection
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Rejection = dict[str, Any]
 
 # Configurations whose hours differ by less are tied, and the simplest of them is taken (fewest kinds of parallelism,
 # virtual stages, sharding, recomputation, passes of a step, in this order): a third of the error of
@@ -73,7 +73,7 @@ class Fastest:
     """
 
     instance: InstanceType
-    rows: space.Rows
+    rows: layouts.Rows
     sharding: Ints
     checkpointing: Ints
     relative_error: Floats
@@ -104,7 +104,7 @@ def fastest(
     batch_limit: int,
     max_nodes: int,
     calibration: Calibration,
-    axes: Collection[str] = space.AXES,
+    axes: Collection[str] = layouts.AXES,
 ) -> list[Fastest | Rejection]:
     """The fastest configurations that fit, at each node count up to ``max_nodes`` of each type; or why there is none.
 
@@ -112,16 +112,16 @@ def fastest(
         instances: the types.
         run, model: what is trained.
         samples: sequences or images of the whole training.
-        global_batch, batch_limit: as ``space.rows`` takes them.
+        global_batch, batch_limit: as ``layouts.rows`` takes them.
         max_nodes: most nodes.
         calibration: fitted numbers.
-        axes: kinds of parallelism that may be used, of ``space.AXES``.
+        axes: kinds of parallelism that may be used, of ``layouts.AXES``.
     """
     # Until glibc's allocator has had a block of so many bytes back, it returns every large array's pages to the system
     # and faults them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
     np.empty(_LARGE_BYTES, dtype=np.uint8)
     found: dict[str, Fastest | Rejection] = {}
-    tables: dict[tuple[int, int], space.Rows] = {}
+    tables: dict[tuple[int, int], layouts.Rows] = {}
     able: dict[Any, list[InstanceType]] = {}
     for instance in instances:
         if run.precision not in instance.gpu.peak_tflop_per_s:
@@ -136,7 +136,7 @@ def fastest(
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
         if shape not in tables:
-            tables[shape] = space.rows(
+            tables[shape] = layouts.rows(
                 model,
                 run,
                 global_batch=global_batch,
@@ -180,25 +180,6 @@ def fastest(
     return [found[instance.name] for instance in instances]
 
 
-Binding = Literal[
-    "memory",
-    "precision",
-    "global_batch",
-    "sharding",
-    "region",
-    "price",
-    "budget",
-    "deadline",
-    "interruptions",
-    "capacity-block",
-]
-
-
-def rejection(name: str, binding: Binding, reason: str, value: Any, limit: Any) -> Rejection:
-    """Why a type has no plan: an entry of the answer's ``rejected``."""
-    return {"instance_type": name, "reason": reason, "binding_constraint": binding, "value": value, "limit": limit}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Entries:
     """Configurations that fit and may be the fastest: arrays of one length; ``hours`` of useful training."""
@@ -221,7 +202,7 @@ class Search:
         self,
         *,
         machines: Machines,
-        tables: Sequence[space.Rows],
+        tables: Sequence[layouts.Rows],
         model: ModelSpec,
         run: Run,
         samples: int,
@@ -230,14 +211,14 @@ class Search:
         self.machines, self.model = machines, model
         distinct = list({id(table): table for table in tables}.values())
         self.table_of = [next(at for at, one in enumerate(distinct) if one is table) for table in tables]
-        self.table = space.Rows.joined(distinct)
+        self.table = layouts.Rows.joined(distinct)
         ends = np.cumsum([0, *(table.size for table in distinct)]).tolist()
         self.slices_of_tables = [slice(start, end) for start, end in pairwise(ends)]
         self.tables = [self.table.take(rows) for rows in self.slices_of_tables]
         self.slices = [self.slices_of_tables[at] for at in self.table_of]
-        self.shardings, self.checkpointings = space.shardings(run), space.checkpointings(model)
+        self.shardings, self.checkpointings = layouts.shardings(run), layouts.checkpointings(model)
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
-        self.shards = np.ascontiguousarray(space.shards(self.table, self.shardings).T)[:, None]
+        self.shards = np.ascontiguousarray(layouts.shards(self.table, self.shardings).T)[:, None]
         self.settings = np.count_nonzero(self.shards, axis=(0, 1)) * self.checkpointings.size
         self.steps = np.ceil(samples / self.table.batch)
         self.used = self.table.used
@@ -249,7 +230,7 @@ class Search:
             ]
         )
         measured = [
-            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(space.SPLITS))
+            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(layouts.SPLITS))
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
@@ -555,7 +536,7 @@ def estimates_of(
     return evaluate_inputs(Machines.of(types, run, model, calibration).inputs(machine, columns))
 
 
-def described(rows: space.Rows, sharding: str) -> str:
+def described(rows: layouts.Rows, sharding: str) -> str:
     """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
     ways = {"tensor": rows.tensor, "pipeline": rows.pipeline, "context": rows.context, "expert": rows.expert}
     split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)

@@ -7,19 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from optimizer import space
-from optimizer.assemble import cents, parallelism, rounded
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import InvalidInputError
-from optimizer.fastest import TIE, Search, estimates_of
-from optimizer.machines import Machines
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.legality import check_legal
+from optimizer.performance.machines import Machines
 from optimizer.performance.types import SHARDINGS, Grid, Run
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.request import FleetRequest
-from optimizer.search import Amount, Purchase, Table, besides_nodes, run_of
+from optimizer.search import layouts
+from optimizer.search.candidates import Table
+from optimizer.search.fastest import TIE, Search, estimates_of
+from optimizer.search.plan_builder import cents, parallelism, rounded
+from optimizer.search.problem import Amount, run_of
+from optimizer.search.purchases import Purchase
+from optimizer.search.running_costs import besides_nodes
 from optimizer.workload.model import ModelSpec
 
 
@@ -45,7 +48,7 @@ def alternatives(
         "dearer", "tie" or "not allowed") and why.
     """
     instance, nodes, run = table.fastest.instance, plan.node_count, run_of(request, amount)
-    rows = space.rows(
+    rows = layouts.rows(
         model,
         run,
         global_batch=amount.global_batch,
@@ -68,11 +71,13 @@ def alternatives(
     lacks = np.where(np.isfinite(hours), peak_gib - limit_gib, np.inf)
     key = np.where(lacks <= 0, hours, 1e9 + lacks)
     mine = plan.parallelism
-    own_layout = np.logical_and.reduce([getattr(rows, name) == getattr(mine, name) for name in ("data", *space.SPLITS)])
+    own_layout = np.logical_and.reduce(
+        [getattr(rows, name) == getattr(mine, name) for name in ("data", *layouts.SPLITS)]
+    )
     groups: list[Any] = []
-    for used in range(1 << len(space.SPLITS)):
-        names = [name for at, name in enumerate(space.SPLITS) if used >> at & 1]
-        if names != [name for name in space.SPLITS if getattr(mine, name) > 1]:
+    for used in range(1 << len(layouts.SPLITS)):
+        names = [name for at, name in enumerate(layouts.SPLITS) if used >> at & 1]
+        if names != [name for name in layouts.SPLITS if getattr(mine, name) > 1]:
             groups.append((search.used == used)[:, None, None])
     for sharding in search.shardings:
         if SHARDINGS[sharding] != mine.sharding:
@@ -134,7 +139,7 @@ def _illegal(
         ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
     )
     found = []
-    for at, name in enumerate(space.SPLITS):
+    for at, name in enumerate(layouts.SPLITS):
         if (used >> at & 1).any() or (name == "expert" and not model.experts):
             continue
         entry = nothing | {"fits": False, "loses_by": "illegal"}
@@ -142,7 +147,7 @@ def _illegal(
             found.append(entry | {"loses_by": "not allowed", "why": f"{name}: the request's parallelism leaves it out"})
             continue
         why = f"{name}: {nodes} x {ranks} GPUs cannot be split so"
-        for size in space.divisors(ranks * nodes)[1:]:
+        for size in layouts.divisors(ranks * nodes)[1:]:
             grid = Grid(nodes=nodes, data=ranks * nodes // size, sequence_parallel=0)
             grid = replace(grid, data=ranks * nodes, expert=size) if name == "expert" else replace(grid, **{name: size})
             try:
@@ -152,6 +157,6 @@ def _illegal(
                 break
         else:
             if name == "context":
-                why = f"context: a rank would have fewer than {space.MIN_CONTEXT_TOKENS} of {run.seq_len} tokens"
+                why = f"context: a rank would have fewer than {layouts.MIN_CONTEXT_TOKENS} of {run.seq_len} tokens"
         found.append(entry | {"why": why})
     return found

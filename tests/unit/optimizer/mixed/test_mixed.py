@@ -19,7 +19,6 @@ from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.hardware import Price
-from optimizer.machines import share_of_gpu
 from optimizer.mixed import find
 from optimizer.mixed.find import MAX_FLEETS, Search
 from optimizer.mixed.mix import Mix
@@ -28,11 +27,13 @@ from optimizer.mixed.sources import pairs_of, ways_to_have
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
+from optimizer.performance.machines import share_of_gpu
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
 from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search import Amount, Purchase, purchases, run_of
+from optimizer.search.problem import Amount, run_of
+from optimizer.search.purchases import Purchase, purchases
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ["p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge", "g5.12xlarge", "g6f.xlarge", "p5.4xlarge"]

@@ -15,19 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer import performance, space
+from optimizer import performance
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.fastest import TIE, Fastest, Search, estimates_of, fastest
 from optimizer.hardware import InstanceType
-from optimizer.machines import Machines, share_of_gpu
 from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
+from optimizer.performance.machines import Machines, share_of_gpu
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Run
-from optimizer.sureness import MEASURED_AXES, measured_axes
+from optimizer.search import layouts
+from optimizer.search.confidence import MEASURED_AXES, measured_axes
+from optimizer.search.fastest import TIE, Fastest, Search, estimates_of, fastest
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -151,11 +152,11 @@ def test_the_search_finds_what_brute_force_finds(
         max_nodes=nodes,
         calibration=calibration,
     )[0]
-    allowed = space.shardings(run)
+    allowed = layouts.shardings(run)
     # Where the GPU has no measured run, or is no surer for a mixture than one without, all is as unsure as can be.
     residual = calibration.residual(instance.gpu, run.precision, framework, kind=MIXTURE if experts else None)
     sure = residual.relative_error < calibration.residuals[POOLED].relative_error
-    measured = measured_axes(instance.gpu, run.framework) if sure else space.AXES
+    measured = measured_axes(instance.gpu, run.framework) if sure else layouts.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -205,7 +206,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Run) -> None:
     run = replace(how, seq_len=1024) if name == "gpt2-xl" else how
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
-    rows = [space.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
+    rows = [layouts.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
     search = Search(
         machines=Machines.of(instances, run, model, calibration),
         tables=rows,
@@ -332,15 +333,15 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
 def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, run = resolve_model("mixtral-8x7b"), Run(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
-        rows = space.rows(model, run, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
-        for axis in set(space.AXES) - set(allowed):
+        rows = layouts.rows(model, run, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
+        for axis in set(layouts.AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
         for axis in set(allowed) - {"data"}:
             assert (getattr(rows, axis) > 1).any()
 
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
-    rows = space.rows(
+    rows = layouts.rows(
         resolve_model("llama-3.1-8b"), Run(seq_len=8192), global_batch=240, batch_limit=240, ranks=8, max_nodes=6
     )
     assert (np.diff(rows.nodes) >= 0).all()
@@ -357,7 +358,7 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     found: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
-        axes = {axis for axis in space.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
+        axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
         found.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
     assert {key: axes for key, axes in found.items() if axes} == {key: set(axes) for key, axes in MEASURED_AXES.items()}
 

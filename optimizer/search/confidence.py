@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizer import space
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.search import layouts
 from optimizer.workload.model import ModelSpec
 
 # Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code
@@ -29,7 +29,7 @@ def measured_axes(gpu: Gpu, framework: str) -> tuple[str, ...]:
 def unmeasured_note(gpu: Gpu, framework: str, ranks: Mapping[str, int]) -> str:
     """What no measured run on ``gpu`` has of a layout (ranks by kind of parallelism), in words; empty if it has all."""
     known = measured_axes(gpu, framework)
-    kinds = [axis for axis in space.SPLITS if axis not in known and ranks[axis] > 1]
+    kinds = [axis for axis in layouts.SPLITS if axis not in known and ranks[axis] > 1]
     what = f"{' or '.join(kinds)} parallelism in code like {framework}"
     return f"no measured run on {gpu.name} has {what}" if kinds else ""
 

@@ -11,14 +11,16 @@ from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.fastest import Fastest
 from optimizer.hardware import InstanceType, Offer
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Node, Price, Volumes
 from optimizer.request import Constraints, FleetRequest
-from optimizer.search import Amount, Purchase, Table
-from optimizer.sureness import speed_source
+from optimizer.search.candidates import Table
+from optimizer.search.confidence import speed_source
+from optimizer.search.fastest import Fastest
+from optimizer.search.problem import Amount
+from optimizer.search.purchases import Purchase
 from optimizer.workload.model import ModelSpec
 
 # Fields of a plan's parallelism that are numbers of a search's row.
