@@ -19,7 +19,7 @@ from optimizer.search.alternatives import alternatives
 from optimizer.search.candidates import Table, pareto_front, search_types
 from optimizer.search.fastest import estimates_of
 from optimizer.search.plan_builder import Facts, assemble
-from optimizer.search.problem import Amount, check_reservations, matching_regions, matching_types, run_of
+from optimizer.search.problem import Amount, build_recipe, check_reservations, matching_regions, matching_types
 from optimizer.search.rejections import Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -114,7 +114,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     best, front = _rank(tables, request)
     chosen = list(dict.fromkeys([*front, *best]))
     configs = [(tables[table].fastest, int(tables[table].config[row])) for table, row in chosen]
-    estimates = estimates_of(configs, run_of(request, amount), model, calibration) if configs else None
+    estimates = estimates_of(configs, build_recipe(request, amount), model, calibration) if configs else None
     facts = Facts(catalog)
     plans = {
         (table, row): assemble(

@@ -26,7 +26,7 @@ from optimizer.performance.runs import (
     default_sharding,
     find_gpu,
 )
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
 from optimizer.search.confidence import speed_source
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
@@ -195,7 +195,7 @@ def _estimate_one(
         )
     data = gpus // split
     accumulation = _accumulation(data, micro_batch, grad_accum, global_batch)
-    run = Run(
+    recipe = Recipe(
         seq_len=_seq_len(spec, seq_len),
         precision=precision,
         optimizer=optimizer,
@@ -205,7 +205,7 @@ def _estimate_one(
     )
     sharding = sharding or default_sharding(spec, data * context)
     if sequence_parallel is None:
-        sequence_parallel = tensor > 1 and frameworks()[run.framework].splits_sequence
+        sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
     grid = Grid(
         nodes=nodes,
         data=data,
@@ -227,12 +227,12 @@ def _estimate_one(
             why="it is the tensor ranks that split norms and residual",
             next_step="leave --sequence-parallel out",
         )
-    check_legal(spec, run, grid)
-    found = evaluate(spec, run, hardware, grid, calibration)
+    check_legal(spec, recipe, grid)
+    found = evaluate(spec, recipe, hardware, grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
     speed = float(found.tokens_per_second)
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
-    residual, source = speed_source(calibration, hardware.gpu, precision, run.framework, spec, ranks)
+    residual, source = speed_source(calibration, hardware.gpu, precision, recipe.framework, spec, ranks)
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,
@@ -242,7 +242,7 @@ def _estimate_one(
         "gpu": hardware.gpu.key,
         "gpus": gpus,
         "nodes": nodes,
-        "seq_len": run.seq_len,
+        "seq_len": recipe.seq_len,
         "global_batch": data * micro_batch * accumulation,
         "micro_batch": micro_batch,
         "grad_accum": accumulation,
@@ -257,7 +257,7 @@ def _estimate_one(
         "activation_checkpointing": activation_checkpointing,
         "precision": precision,
         "optimizer": optimizer,
-        "framework": run.framework,
+        "framework": recipe.framework,
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(found.step_time_s),
         "tokens_per_second": speed,

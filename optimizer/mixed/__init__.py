@@ -18,7 +18,7 @@ from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search.fastest import Fastest
-from optimizer.search.problem import Amount, matching_types, run_of
+from optimizer.search.problem import Amount, build_recipe, matching_types
 from optimizer.workload.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -55,24 +55,24 @@ def find_mixed(
     Raises:
         DataMissingError: a price the cost needs is in no region of the catalog.
     """
-    limits, run = request.constraints, run_of(request, amount)
+    limits, recipe = request.constraints, build_recipe(request, amount)
     batch = amount.global_batch or amount.batch_limit
     types = [
         instance
         for name in matching_types(limits.instance_types, catalog)
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         if (instance := catalog.instance_type(name)).gpu_count >= 1
-        and run.precision in instance.gpu.peak_tflop_per_s
+        and recipe.precision in instance.gpu.peak_tflop_per_s
         and instance.ranks < batch
     ]
     ways = list(ways_to_have(types, regions, limits, catalog))
     if len(ways) < 2 or limits.max_nodes < 2:
         return ()
-    size = checkpoint_gib(model.parameters, run.optimizer)
-    terms = Terms.of(ways, run, size, catalog, calibration, kind=model_kind(model))
+    size = checkpoint_gib(model.parameters, recipe.optimizer)
+    terms = Terms.of(ways, recipe, size, catalog, calibration, kind=model_kind(model))
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
-    pairs = Pairs.of(ways, terms, limits, amount, run, model, calibration)
+    pairs = Pairs.of(ways, terms, limits, amount, recipe, model, calibration)
     cheap = pairs is not None and pairs.could_cost_less(below)
     if not cheap and not any(way.reservation for way in ways):
         return ()
@@ -81,7 +81,7 @@ def find_mixed(
     from optimizer.mixed.find import MAX_FLEETS, Search, cheapest_of_each
     from optimizer.mixed.topup import topped_up
 
-    mixes = list(topped_up(fastest, ways, terms, limits, run, model, calibration))
+    mixes = list(topped_up(fastest, ways, terms, limits, recipe, model, calibration))
     if pairs is not None:
         mixes = Search(**vars(pairs)).cheapest(below, mixes)
     found = sorted(cheapest_of_each(mixes, below).values(), key=lambda mix: mix.key)

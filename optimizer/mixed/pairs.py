@@ -19,7 +19,7 @@ from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import pairs_of
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import Run
+from optimizer.performance.types import Recipe
 from optimizer.request import Constraints
 from optimizer.search.problem import Amount
 from optimizer.search.purchases import Purchase
@@ -66,7 +66,7 @@ class Pairs:
         terms: Terms,
         limits: Constraints,
         amount: Amount,
-        run: Run,
+        recipe: Recipe,
         model: ModelSpec,
         calibration: Calibration,
     ) -> Self | None:
@@ -74,7 +74,7 @@ class Pairs:
         batch = amount.global_batch or amount.batch_limit
         # Megatron-LM counts the micro-batches of a step once for all data-parallel ranks
         # (https://github.com/NVIDIA/Megatron-LM, megatron/core/num_microbatches_calculator.py).
-        if "data" not in limits.parallelism or run.framework.startswith("megatron"):
+        if "data" not in limits.parallelism or recipe.framework.startswith("megatron"):
             return None
         had = {way.offer.instance.name: way.offer.instance for way in ways}
         places = {name: place for place, name in enumerate(had)}
@@ -84,7 +84,7 @@ class Pairs:
             tuple(had.values()),
             [share_of_gpu(instance) for instance in had.values()],
             model,
-            run,
+            recipe,
             micro_batches(batch // int(ranks.min()), free=amount.global_batch is None),
             calibration,
         )

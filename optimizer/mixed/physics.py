@@ -19,7 +19,7 @@ from optimizer.performance.communication import network_of
 from optimizer.performance.evaluate import evaluate_inputs, inputs_of, room_gib
 from optimizer.performance.inputs import Inputs, stack
 from optimizer.performance.step import step_seconds
-from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Run
+from optimizer.performance.types import ZERO2, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
 from optimizer.workload.model import ModelSpec
 
@@ -79,7 +79,7 @@ class Physics:
         types: Sequence[InstanceType],
         hardware: Sequence[Hardware],
         model: ModelSpec,
-        run: Run,
+        recipe: Recipe,
         sizes: Ints,
         calibration: Calibration,
     ) -> Self:
@@ -89,13 +89,13 @@ class Physics:
             DataMissingError: a GPU does not run the precision, or a fact about it is missing.
         """
         one = Grid(nodes=1, data=1)
-        each = [inputs_of(model, run, h, one, calibration) for h in hardware]
+        each = [inputs_of(model, recipe, h, one, calibration) for h in hardware]
         inputs = replace(stack(each), module=each[0].module)
         keys = [(h.gpu.key, h.gpu_memory_gib) for h in hardware]
         chips = list(dict.fromkeys(keys))
         chip = np.array([chips.index(key) for key in keys])
         first = np.array([keys.index(key) for key in chips])
-        modes, ways = layouts.shardings(run), layouts.checkpointings(model)
+        modes, ways = layouts.shardings(recipe), layouts.checkpointings(model)
         # Axes: chip, sharding, checkpointing, size, one or two micro-batches a step.
         shape = (len(chips), modes.size, ways.size, sizes.size, 2)
         at = np.indices(shape).reshape(len(shape), -1)

@@ -13,7 +13,7 @@ from optimizer.catalog import Catalog
 from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import Run
+from optimizer.performance.types import Recipe
 from optimizer.search.purchases import Purchase
 from optimizer.search.running_costs import endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
@@ -50,7 +50,7 @@ class Terms:
     def of(
         cls,
         ways: Sequence[Purchase],
-        run: Run,
+        recipe: Recipe,
         size_gib: float,
         catalog: Catalog,
         calibration: Calibration,
@@ -64,7 +64,7 @@ class Terms:
         """
         gpus = {way.offer.instance.gpu.key: way.offer.instance.gpu for way in ways}
         errors = {
-            key: calibration.residual(gpu, run.precision, run.framework, kind=kind).relative_error
+            key: calibration.residual(gpu, recipe.precision, recipe.framework, kind=kind).relative_error
             for key, gpu in gpus.items()
         }
         regions = [way.offer.region for way in ways]

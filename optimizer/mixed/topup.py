@@ -18,7 +18,7 @@ from optimizer.mixed.mix import Mix
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import zones
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import Run
+from optimizer.performance.types import Recipe
 from optimizer.request import Constraints
 from optimizer.search.candidates import keeps_limits, part_of, reserve_hours_of
 from optimizer.search.fastest import Fastest, estimates_of
@@ -43,7 +43,7 @@ def topped_up(
     ways: Sequence[Purchase],
     terms: Terms,
     limits: Constraints,
-    run: Run,
+    recipe: Recipe,
     model: ModelSpec,
     calibration: Calibration,
 ) -> Iterator[Mix]:
@@ -68,7 +68,7 @@ def topped_up(
                 continue
             best = _cheapest(found, (a, b), ways, terms, limits)
             if best is not None:
-                yield _mix(found, best, (owned, more), run, model, calibration)
+                yield _mix(found, best, (owned, more), recipe, model, calibration)
 
 
 def _cheapest(
@@ -101,12 +101,12 @@ def _mix(
     found: Fastest,
     best: _Cheapest,
     ways: tuple[Purchase, Purchase],
-    run: Run,
+    recipe: Recipe,
     model: ModelSpec,
     calibration: Calibration,
 ) -> Mix:
     at = best.config
-    estimates = estimates_of([(found, at)], run, model, calibration)
+    estimates = estimates_of([(found, at)], recipe, model, calibration)
 
     def number(values: NDArray[np.float64]) -> float:
         return float(values.reshape(-1)[0])

@@ -89,7 +89,7 @@ def residuals(rows: Sequence[Measured], left_out: Floats, base: Calibration) -> 
     """
     found = dict(base.residuals)
     floor = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    keys = [residual_key(row.run.hardware.gpu, row.run.run.precision, row.run.run.framework) for row in rows]
+    keys = [residual_key(row.run.hardware.gpu, row.run.recipe.precision, row.run.recipe.framework) for row in rows]
     groups = {key: [index for index, name in enumerate(keys) if name == key] for key in sorted(set(keys))}
     for kind in KINDS:
         groups[kind] = [index for index, row in enumerate(rows) if model_kind(row.run.model) == kind]

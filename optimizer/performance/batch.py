@@ -40,7 +40,7 @@ def estimate_rows(
     for place, row in enumerate(rows):
         try:
             read = read_row(row, gpus)
-            inputs.append(read.inputs(calibration.coefficients(read.hardware.gpu, read.run)))
+            inputs.append(read.inputs(calibration.coefficients(read.hardware.gpu, read.recipe)))
         except GpufleetError as error:
             results[place]["error"] = row_error(error)
             continue

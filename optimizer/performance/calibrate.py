@@ -54,7 +54,7 @@ class Measured:
         """Measured time of one optimizer step, from the throughput."""
         grid = self.run.grid
         samples = float(np.asarray(grid.data) * np.asarray(grid.micro_batch) * np.asarray(grid.grad_accum))
-        return samples * self.run.run.seq_len / (self.tokens_per_second_per_gpu * self.run.gpus)
+        return samples * self.run.recipe.seq_len / (self.tokens_per_second_per_gpu * self.run.gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,7 @@ def _positive(row: Mapping[str, str], column: str) -> float:
 
 def predict(rows: Sequence[Measured], calibration: Calibration, *, new_gpus: bool = False) -> Estimates:
     """Estimates of the rows, in their order; with ``new_gpus`` as if nobody had seen their GPUs at the power limit."""
-    x = stack([row.run.inputs(calibration.coefficients(row.run.hardware.gpu, row.run.run)) for row in rows])
+    x = stack([row.run.inputs(calibration.coefficients(row.run.hardware.gpu, row.run.recipe)) for row in rows])
     return evaluate_inputs(replace(x, throttling=np.zeros(len(rows))) if new_gpus else x)
 
 
@@ -200,14 +200,14 @@ def fit(rows: Sequence[Measured], *, source: str, as_of: date, command: str) -> 
         raise InvalidInputError("no measured runs", limit="at least one")
     fitted = fit_rows(rows)
     errors = cross_validated_errors(rows)
-    keys = [residual_key(row.run.hardware.gpu, row.run.run.precision, row.run.run.framework) for row in rows]
+    keys = [residual_key(row.run.hardware.gpu, row.run.recipe.precision, row.run.recipe.framework) for row in rows]
     residuals = {}
     for key in sorted(set(keys)):
         own_errors = errors[[index for index, own_key in enumerate(keys) if own_key == key]]
         drawn = math.sqrt((np.sum(own_errors**2) + DRAWN_ROWS * _rms(errors) ** 2) / (len(own_errors) + DRAWN_ROWS))
         residuals[key] = Residual(rows=len(own_errors), relative_error=round(drawn, 4))
     processors = [die(row.run.hardware.gpu) for row in rows]
-    frameworks = [framework_name(row.run.run.framework) for row in rows]
+    frameworks = [framework_name(row.run.recipe.framework) for row in rows]
     for name, own, other in ((POOLED, processors, frameworks), (NEW_FRAMEWORK, frameworks, processors)):
         error = _error_of_a_new_one(_left_out_errors(rows, own, other, new_gpus=name == POOLED))
         error = max(error, LEAST_ERROR_OF_A_NEW_GPU) if name == POOLED else error

@@ -21,7 +21,7 @@ from optimizer.errors import DataMissingError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import Coefficients
-from optimizer.performance.types import Run
+from optimizer.performance.types import Recipe
 from optimizer.workload.model import ModelSpec
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
@@ -112,14 +112,14 @@ class Calibration(BaseModel):
                 raise ValueError(f"{name} has no value named {POOLED}")
         return self
 
-    def coefficients(self, gpu: Gpu, run: Run) -> Coefficients:
+    def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
         """The numbers of one GPU and one run."""
-        framework = framework_name(run.framework)
+        framework = framework_name(recipe.framework)
         # Code that no measured run used may be made of the kernels of code that one did.
         known = framework in self.elementwise_traffic
         framework = framework if known else frameworks()[framework].fitted_as or framework
-        factor = self.precision_efficiency.get(run.precision, 1.0)
-        attention_factor = self.precision_efficiency.get(attention_precision(run.precision), 1.0)
+        factor = self.precision_efficiency.get(recipe.precision, 1.0)
+        attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
         return Coefficients(
             matmul_efficiency=_of(self.matmul_efficiency, die(gpu)) * factor,
             matmul_traffic=_of(self.matmul_traffic, die(gpu)),

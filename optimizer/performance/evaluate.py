@@ -15,26 +15,26 @@ from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Inputs, Number, grid_shape, make_inputs, to_gib
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory, needed_bytes
-from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Run
+from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 
 # Configurations evaluated together: intermediate arrays of this length stay in the processor's cache.
 CHUNK = 8192
 
 
-def inputs_of(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibration: Calibration) -> Inputs:
+def inputs_of(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration) -> Inputs:
     """Everything ``evaluate`` is given, in numbers; raises as it does."""
-    run = replace(run, framework=framework_name(run.framework, cnn=model.convolutional))
-    coefficients = calibration.coefficients(hardware.gpu, run)
-    return make_inputs(model, run, hardware, grid, coefficients, link_of(hardware), network_of(hardware))
+    recipe = replace(recipe, framework=framework_name(recipe.framework, cnn=model.convolutional))
+    coefficients = calibration.coefficients(hardware.gpu, recipe)
+    return make_inputs(model, recipe, hardware, grid, coefficients, link_of(hardware), network_of(hardware))
 
 
-def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
+def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
     """Estimate every configuration of ``grid``.
 
     Args:
         model: what is trained.
-        run: what stays the same over the grid.
+        recipe: what stays the same over the grid.
         hardware: the node type.
         grid: configurations, arrays that broadcast against each other.
         calibration: fitted numbers (``calibration.load()``).
@@ -44,11 +44,11 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
 
     Raises:
         DataMissingError: the GPU does not run the precision, or a fact about it is missing.
-        InvalidInputError: a number or word of ``run`` is out of range.
+        InvalidInputError: a number or word of ``recipe`` is out of range.
     """
     shape = grid_shape(grid)
     size = math.prod(shape)
-    everything = inputs_of(model, run, hardware, grid, calibration)
+    everything = inputs_of(model, recipe, hardware, grid, calibration)
     if size <= CHUNK:
         return _estimates(everything, shape)
     # Numbers stay numbers: what depends on them alone is then worked out once, not for every configuration.
@@ -68,7 +68,7 @@ def evaluate(model: ModelSpec, run: Run, hardware: Hardware, grid: Grid, calibra
 
 def estimate(
     model: ModelSpec,
-    run: Run,
+    recipe: Recipe,
     hardware: Hardware,
     calibration: Calibration,
     *,
@@ -100,7 +100,7 @@ def estimate(
         grad_accum=grad_accum,
         checkpointing=checkpointing,
     )
-    return evaluate(model, run, hardware, grid, calibration)
+    return evaluate(model, recipe, hardware, grid, calibration)
 
 
 def evaluate_inputs(inputs: Inputs) -> Estimates:

@@ -106,15 +106,15 @@ def fit_coefficients(runs: Sequence[RowRun], step_time_s: Sequence[float], suite
 
 def factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
     """What each coefficient of a run is a product of, as (field of Calibration, key), the most general first."""
-    processor, framework = die(run.hardware.gpu), framework_name(run.run.framework)
+    processor, framework = die(run.hardware.gpu), framework_name(run.recipe.framework)
     found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
     for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
         found[name] = [(name, POOLED), (name, processor)]
     if run.model.layers:  # a CNN attends to nothing
         found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
     for name, key in (
-        ("matmul_efficiency", run.run.precision),
-        ("attention_efficiency", attention_precision(run.run.precision)),
+        ("matmul_efficiency", run.recipe.precision),
+        ("attention_efficiency", attention_precision(run.recipe.precision)),
     ):
         if key not in ("fp16", "bf16", "16-bit attention"):
             found[name].append(("precision_efficiency", key))

@@ -16,7 +16,7 @@ from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance import kernels
 from optimizer.performance.frameworks import Framework, framework_name, frameworks
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Run
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
 from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
 
@@ -177,9 +177,9 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
 
 
 def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Arithmetic in 32 bits whatever the run's precision, FLOP/s.
+    """Arithmetic in 32 bits whatever the recipe's precision, FLOP/s.
 
-    Dropout inside attention, what a compiler makes of scores, and a mixture's experts that miss the run's precision
+    Dropout inside attention, what a compiler makes of scores, and a mixture's experts that miss the recipe's precision
     (memory.experts_in_32_bits).
     """
     if gpu.peak_tflop_per_s.get("fp32"):
@@ -187,11 +187,11 @@ def _fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
 
 
-def _fp8_cast_bytes(run: Run, framework: Framework) -> float:
+def _fp8_cast_bytes(recipe: Recipe, framework: Framework) -> float:
     """Bytes an element that plain PyTorch moves to cast an operand of a product to 8 bits; 0 where none is cast so."""
-    if run.precision != "fp8" or framework.fused_kernels:
+    if recipe.precision != "fp8" or framework.fused_kernels:
         return 0.0
-    return kernels.COMPILED_FP8_CAST if run.compiled else kernels.FP8_CAST
+    return kernels.COMPILED_FP8_CAST if recipe.compiled else kernels.FP8_CAST
 
 
 def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
@@ -223,7 +223,7 @@ def _of_experts(precision: str, framework: Framework) -> str:
 
 def make_inputs(
     model: ModelSpec,
-    run: Run,
+    recipe: Recipe,
     hardware: Hardware,
     grid: Grid,
     coefficients: Coefficients,
@@ -242,21 +242,21 @@ def make_inputs(
         DataMissingError: the GPU does not run the precision.
         InvalidInputError: a number out of range, or a module that cannot be trained so.
     """
-    check_run(run)
-    if run.precision == "fp8" and not model.layers:
+    check_recipe(recipe)
+    if recipe.precision == "fp8" and not model.layers:
         raise InvalidInputError(
             f"precision is fp8, and {model.name} is counted in samples",
             limit="fp32, tf32, fp16 or bf16",
             why="only linear layers compute in 8 bits, and which of its products are theirs is not known",
             next_step="give --precision bf16",
         )
-    framework = frameworks()[framework_name(run.framework)]
-    state, traffic = OPTIMIZERS[run.optimizer]
-    sixteen_bit = run.precision in ("fp16", "bf16", "fp8")
-    fused_fp8 = run.precision == "fp8" and framework.fused_kernels
+    framework = frameworks()[framework_name(recipe.framework)]
+    state, traffic = OPTIMIZERS[recipe.optimizer]
+    sixteen_bit = recipe.precision in ("fp16", "bf16", "fp8")
+    fused_fp8 = recipe.precision == "fp8" and framework.fused_kernels
     # A compiler pads products that do not align, as does code that pads its vocabulary.
-    padded = framework.pads_vocabulary or run.compiled
-    misaligned = 1.0 if padded else kernels.output_projection_slowdown(run.precision, model.vocab_size)
+    padded = framework.pads_vocabulary or recipe.compiled
+    misaligned = 1.0 if padded else kernels.output_projection_slowdown(recipe.precision, model.vocab_size)
     found = Inputs(
         parameters=float(model.parameters),
         active_parameters=float(model.active_parameters),
@@ -279,13 +279,13 @@ def make_inputs(
         cnn_flops=float(model.flops_per_sample),
         cnn_activations=float(model.activations_per_sample),
         convolutions=float(model.convolutions),
-        seq_len=float(run.seq_len),
-        element_bytes=ELEMENT_BYTES[run.precision],
+        seq_len=float(recipe.seq_len),
+        element_bytes=ELEMENT_BYTES[recipe.precision],
         low_precision=float(sixteen_bit),
         optimizer_state_bytes=state,
         optimizer_traffic_bytes=traffic,
-        flash=float(run.attention == "flash"),
-        compiled=float(run.compiled),
+        flash=float(recipe.attention == "flash"),
+        compiled=float(recipe.compiled),
         # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
@@ -303,7 +303,7 @@ def make_inputs(
         selective_recompute=framework.selective_recompute,
         written_out=float(framework.written_out),
         fused_kernels=float(framework.fused_kernels),
-        grouped_experts=float(framework.grouped_experts if run.experts is None else run.experts == "grouped"),
+        grouped_experts=float(framework.grouped_experts if recipe.experts is None else recipe.experts == "grouped"),
         # Only autocast keeps 16-bit copies of 32-bit weights.
         autocast=float(sixteen_bit and framework.cast_bytes > 0),
         overlaps_data=float(framework.overlaps_data),
@@ -311,15 +311,15 @@ def make_inputs(
         gathers_per_layer=framework.gathers_per_layer,
         gathers_again=float(framework.gathers_again),
         loss_traffic_bytes=framework.loss_traffic_bytes,
-        peak_flop_per_s=peak_flop_per_s(hardware.gpu, run.precision),
-        attention_flop_per_s=attention_flop_per_s(hardware.gpu, run.precision, framework.flash_kernel),
-        expert_flop_per_s=peak_flop_per_s(hardware.gpu, _of_experts(run.precision, framework)),
-        head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(run.precision)) / misaligned,
-        fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, run.precision),
-        throttling=kernels.throttling(hardware.gpu.architecture, run.precision),
-        convolution=kernels.FP32_CONVOLUTION if run.precision == "fp32" else 1.0,
+        peak_flop_per_s=peak_flop_per_s(hardware.gpu, recipe.precision),
+        attention_flop_per_s=attention_flop_per_s(hardware.gpu, recipe.precision, framework.flash_kernel),
+        expert_flop_per_s=peak_flop_per_s(hardware.gpu, _of_experts(recipe.precision, framework)),
+        head_flop_per_s=peak_flop_per_s(hardware.gpu, _outside_layers(recipe.precision)) / misaligned,
+        fp32_flop_per_s=_fp32_flop_per_s(hardware.gpu, recipe.precision),
+        throttling=kernels.throttling(hardware.gpu.architecture, recipe.precision),
+        convolution=kernels.FP32_CONVOLUTION if recipe.precision == "fp32" else 1.0,
         quantise_bytes=kernels.QUANTISE_BYTES if fused_fp8 else 0.0,
-        fp8_cast_bytes=_fp8_cast_bytes(run, framework),
+        fp8_cast_bytes=_fp8_cast_bytes(recipe, framework),
         memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
         link_byte_per_s=link[0],
         link_latency_s=link[1],
@@ -330,7 +330,7 @@ def make_inputs(
         **_settings(grid, framework),
         coefficients=coefficients,
     )
-    return _with_module(found, model, run.precision)
+    return _with_module(found, model, recipe.precision)
 
 
 def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
@@ -386,20 +386,20 @@ def visible_memory_gib(hardware: Hardware) -> float:
     return memory_gib * VISIBLE.get(hardware.gpu.name, 1.0)
 
 
-def check_run(run: Run) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Refuse a run whose words or numbers mean nothing.
 
     Raises:
         InvalidInputError: the field, its value and what is known.
     """
-    if run.optimizer not in OPTIMIZERS:
-        raise InvalidInputError(f"optimizer is {run.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
-    if run.precision not in ELEMENT_BYTES:
-        raise InvalidInputError(f"precision is {run.precision!r}", limit=f"one of {', '.join(ELEMENT_BYTES)}")
-    if run.attention not in ("flash", "unfused"):
-        raise InvalidInputError(f"attention is {run.attention!r}", limit="flash or unfused")
-    if run.seq_len < 1:
-        raise InvalidInputError(f"seq_len is {run.seq_len}", limit="a sequence has at least 1 token")
+    if recipe.optimizer not in OPTIMIZERS:
+        raise InvalidInputError(f"optimizer is {recipe.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
+    if recipe.precision not in ELEMENT_BYTES:
+        raise InvalidInputError(f"precision is {recipe.precision!r}", limit=f"one of {', '.join(ELEMENT_BYTES)}")
+    if recipe.attention not in ("flash", "unfused"):
+        raise InvalidInputError(f"attention is {recipe.attention!r}", limit="flash or unfused")
+    if recipe.seq_len < 1:
+        raise InvalidInputError(f"seq_len is {recipe.seq_len}", limit="a sequence has at least 1 token")
 
 
 def _settings(grid: Grid, framework: Framework) -> dict[str, Number]:

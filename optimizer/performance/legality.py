@@ -17,7 +17,7 @@ import numpy.typing as npt
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.types import Bools, Grid, Run
+from optimizer.performance.types import Bools, Grid, Recipe
 from optimizer.workload.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
@@ -166,19 +166,19 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def legal(model: ModelSpec, run: Run, grid: Grid) -> tuple[Bools, Codes]:
+def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
     """Which configurations of ``grid`` training code accepts, and why not the others.
 
     Args:
         model: what is trained.
-        run: its sequence length, and its framework's default of ``sequence_parallel``.
+        recipe: its sequence length, and its framework's default of ``sequence_parallel``.
         grid: configurations; whole numbers.
 
     Returns:
         Of the grid's shape: whether each is legal; and 0 for those that are, else 1 + the position in RULES of the
         first rule that it breaks (``RULES[code - 1].why``).
     """
-    layout = _layout(run, grid)
+    layout = _layout(recipe, grid)
     shape = np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in (*_COUNTS, "sequence_parallel")))
     codes: Codes = np.zeros(shape, dtype=np.uint8)
     with np.errstate(divide="ignore"):  # a count of 0 is refused by a rule of its own
@@ -189,21 +189,21 @@ def legal(model: ModelSpec, run: Run, grid: Grid) -> tuple[Bools, Codes]:
     return codes == 0, codes
 
 
-def check_legal(model: ModelSpec, run: Run, grid: Grid) -> None:
+def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
     """Refuse a grid of one that is not legal.
 
     Raises:
         InvalidInputError: the setting, its value, its limit and why; or a sequence longer than the model's positions.
     """
-    if model.learned_positions and run.seq_len > model.learned_positions:
+    if model.learned_positions and recipe.seq_len > model.learned_positions:
         raise InvalidInputError(
-            f"seq_len is {run.seq_len}",
+            f"seq_len is {recipe.seq_len}",
             limit=f"at most {model.learned_positions} for {model.name}",
             why="its position embedding has no more rows",
         )
-    _, code = legal(model, run, grid)
+    _, code = legal(model, recipe, grid)
     if code:
-        raise refusal(model, run, grid, RULES[int(code) - 1])
+        raise refusal(model, recipe, grid, RULES[int(code) - 1])
 
 
 def check_precision(gpu: Gpu, precision: Precision) -> None:
@@ -221,17 +221,17 @@ def check_precision(gpu: Gpu, precision: Precision) -> None:
         )
 
 
-def refusal(model: ModelSpec, run: Run, grid: Grid, rule: Rule) -> InvalidInputError:
+def refusal(model: ModelSpec, recipe: Recipe, grid: Grid, rule: Rule) -> InvalidInputError:
     """The error of a grid of one that breaks ``rule``."""
-    layout = _layout(run, grid)
+    layout = _layout(recipe, grid)
     value = getattr(layout, rule.setting)
     return InvalidInputError(f"{rule.setting} is {value}", limit=rule.limit(model, layout), why=rule.why)
 
 
-def _layout(run: Run, grid: Grid) -> Layout:
+def _layout(recipe: Recipe, grid: Grid) -> Layout:
     split = grid.sequence_parallel
     if split is None:
-        split = frameworks()[framework_name(run.framework)].splits_sequence
+        split = frameworks()[framework_name(recipe.framework)].splits_sequence
     settings = {name: np.asarray(getattr(grid, name)).astype(np.int64) for name in _COUNTS}
     tensor = settings["tensor"]
-    return Layout(**settings, sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64), seq_len=run.seq_len)
+    return Layout(**settings, sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64), seq_len=recipe.seq_len)

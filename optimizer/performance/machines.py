@@ -14,7 +14,7 @@ from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import inputs_of
 from optimizer.performance.inputs import Coefficients, Inputs
-from optimizer.performance.types import Grid, Hardware, Run
+from optimizer.performance.types import Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -62,14 +62,14 @@ class Machines:
         return replace(self.common, **numbers, **columns, coefficients=replace(self.common.coefficients, **fitted))
 
     @classmethod
-    def of(cls, instances: Sequence[InstanceType], run: Run, model: ModelSpec, calibration: Calibration) -> Self:
+    def of(cls, instances: Sequence[InstanceType], recipe: Recipe, model: ModelSpec, calibration: Calibration) -> Self:
         """Look up what the estimator needs of each type.
 
         Raises:
             DataMissingError: a fact about a GPU is missing.
         """
         one = Grid(nodes=1, data=1, sequence_parallel=0)
-        inputs = [inputs_of(model, run, share_of_gpu(instance), one, calibration) for instance in instances]
+        inputs = [inputs_of(model, recipe, share_of_gpu(instance), one, calibration) for instance in instances]
         grid = {field.name for field in fields(Grid)}
         names = [field.name for field in fields(Inputs) if field.name not in grid | {"coefficients", "module"}]
         return cls(

@@ -140,7 +140,7 @@ def _possible(rows: list[Measured], base: Calibration | None) -> tuple[list[Meas
             continue
         reason = (
             f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.3g} of the "
-            f"{row.run.hardware.gpu.name}'s {row.run.run.precision} peak (limit: {LEAST_MFU:g} to 1); "
+            f"{row.run.hardware.gpu.name}'s {row.run.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
             + ("is it of all GPUs together?" if share > 1 else "is it a row of this model and GPU?")
         )
         refused.append(Refused(line=row.line, reason=reason))

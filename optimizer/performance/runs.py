@@ -18,7 +18,7 @@ from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, Inputs, checkpointing_code, make_inputs, sharding_code
 from optimizer.performance.legality import check_legal
-from optimizer.performance.types import Grid, Hardware, Run
+from optimizer.performance.types import Grid, Hardware, Recipe
 from optimizer.workload.model import Architecture, ModelSpec, check_shape, count_parameters
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
@@ -62,7 +62,7 @@ class RowRun:
     """One row: what ``evaluate`` needs, one configuration."""
 
     model: ModelSpec
-    run: Run
+    recipe: Recipe
     hardware: Hardware
     grid: Grid
     gpus: int
@@ -70,7 +70,7 @@ class RowRun:
     def inputs(self, coefficients: Coefficients) -> Inputs:
         """The row as Inputs, to be stacked with others."""
         link, network = link_of(self.hardware), network_of(self.hardware)
-        return make_inputs(self.model, self.run, self.hardware, self.grid, coefficients, link, network)
+        return make_inputs(self.model, self.recipe, self.hardware, self.grid, coefficients, link, network)
 
 
 def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
@@ -142,7 +142,7 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         framework = "megatron-core"
     if framework == "megatron-core" and sharding == "ddp":
         sharding = "zero1"  # its distributed optimizer (see frameworks.toml); tables of its runs do not repeat the flag
-    run = Run(
+    recipe = Recipe(
         seq_len=seq_len,
         precision=_word(row, "precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
         optimizer=_word(row, "optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
@@ -167,8 +167,8 @@ def read_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> RowRun:
         grad_accum=_count(row, "grad_accum", default=usual_accumulation),
         checkpointing=checkpointing_code(_word(row, "activation_checkpointing", CHECKPOINTINGS, default="none")),
     )
-    check_legal(model, run, grid)
-    return RowRun(model=model, run=run, hardware=hardware, grid=grid, gpus=count)
+    check_legal(model, recipe, grid)
+    return RowRun(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=count)
 
 
 def default_sharding(model: ModelSpec, ranks: int) -> str:

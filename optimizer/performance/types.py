@@ -1,4 +1,4 @@
-"""What ``evaluate`` takes and gives: the run, the hardware, a grid of configurations, and the estimates for it."""
+"""What ``evaluate`` takes and gives: the recipe, the hardware, a grid of configurations, and the estimates for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ExpertsKind = Literal["grouped", "loop"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class Recipe:
     """What stays the same over a grid.
 
     Attributes:

@@ -13,14 +13,14 @@ from optimizer.errors import InvalidInputError
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.legality import check_legal
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import SHARDINGS, Grid, Run
+from optimizer.performance.types import SHARDINGS, Grid, Recipe
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.request import FleetRequest
 from optimizer.search import layouts
 from optimizer.search.candidates import Table
 from optimizer.search.fastest import TIE, Search, estimates_of
 from optimizer.search.plan_builder import cents, parallelism, rounded
-from optimizer.search.problem import Amount, run_of
+from optimizer.search.problem import Amount, build_recipe
 from optimizer.search.purchases import Purchase
 from optimizer.search.running_costs import besides_nodes
 from optimizer.workload.model import ModelSpec
@@ -47,10 +47,10 @@ def alternatives(
         hours_expected, cost_usd_expected (null where it does not fit), loses_by ("memory", "illegal", "slower",
         "dearer", "tie" or "not allowed") and why.
     """
-    instance, nodes, run = table.fastest.instance, plan.node_count, run_of(request, amount)
+    instance, nodes, recipe = table.fastest.instance, plan.node_count, build_recipe(request, amount)
     rows = layouts.rows(
         model,
-        run,
+        recipe,
         global_batch=amount.global_batch,
         batch_limit=amount.batch_limit,
         ranks=instance.ranks,
@@ -59,10 +59,10 @@ def alternatives(
         min_nodes=nodes,
     )
     search = Search(
-        machines=Machines.of([instance], run, model, calibration),
+        machines=Machines.of([instance], recipe, model, calibration),
         tables=[rows],
         model=model,
-        run=run,
+        recipe=recipe,
         samples=amount.samples,
         calibration=calibration,
     )
@@ -95,7 +95,7 @@ def alternatives(
         optimizer = request.workload.optimizer
         prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
         (paid,) = Table.of([(configured, [way])], model, optimizer, prices)
-        estimates = estimates_of([(configured, at) for at in range(row.size)], run, model, calibration)
+        estimates = estimates_of([(configured, at) for at in range(row.size)], recipe, model, calibration)
         cell = {int(config): at for at, config in enumerate(paid.config)}
         for at in range(row.size):
             fits = bool(estimates.fits[at])
@@ -111,7 +111,7 @@ def alternatives(
             slower = float(configured.train_hours[at]) / (plan.job.steps * plan.step_time_s / 3600) - 1
             found.append(entry | _why_it_loses(entry, slower, plan))
     found.sort(key=lambda entry: (not entry["fits"], entry["cost_usd_expected"] or entry["peak_gib"]))
-    return found + _illegal(model, run, search.used, request, instance.ranks, nodes)
+    return found + _illegal(model, recipe, search.used, request, instance.ranks, nodes)
 
 
 def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
 
 
 def _illegal(
-    model: ModelSpec, run: Run, used: Any, request: FleetRequest, ranks: int, nodes: int
+    model: ModelSpec, recipe: Recipe, used: Any, request: FleetRequest, ranks: int, nodes: int
 ) -> list[dict[str, Any]]:
     """Kinds of parallelism of which no configuration is legal here, or that the request leaves out."""
     nothing: dict[str, Any] = dict.fromkeys(
@@ -151,12 +151,12 @@ def _illegal(
             grid = Grid(nodes=nodes, data=ranks * nodes // size, sequence_parallel=0)
             grid = replace(grid, data=ranks * nodes, expert=size) if name == "expert" else replace(grid, **{name: size})
             try:
-                check_legal(model, run, grid)
+                check_legal(model, recipe, grid)
             except InvalidInputError as error:
                 why = f"{error.got}; {error.limit}: {error.why}"
                 break
         else:
             if name == "context":
-                why = f"context: a rank would have fewer than {layouts.MIN_CONTEXT_TOKENS} of {run.seq_len} tokens"
+                why = f"context: a rank would have fewer than {layouts.MIN_CONTEXT_TOKENS} of {recipe.seq_len} tokens"
         found.append(entry | {"why": why})
     return found

@@ -29,7 +29,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import DDP
 from optimizer.request import Constraints, FleetRequest
 from optimizer.search.fastest import Fastest, fastest
-from optimizer.search.problem import Amount, run_of
+from optimizer.search.problem import Amount, build_recipe
 from optimizer.search.purchases import Purchase, ways_to_pay
 from optimizer.search.rejections import Rejection, rejection
 from optimizer.search.running_costs import besides_nodes
@@ -266,7 +266,7 @@ def search_types(
     configured = iter(
         fastest(
             priced,
-            run_of(request, amount),
+            build_recipe(request, amount),
             model,
             samples=amount.samples,
             global_batch=amount.global_batch,

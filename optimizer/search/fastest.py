@@ -26,7 +26,7 @@ from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, Calibration, model_kind
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines, share_of_gpu
-from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware, Run
+from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware, Recipe
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_axes
 from optimizer.search.lower_bound import COLUMNS, Floor
@@ -96,7 +96,7 @@ class Fastest:
 
 def fastest(
     instances: Sequence[InstanceType],
-    run: Run,
+    recipe: Recipe,
     model: ModelSpec,
     *,
     samples: int,
@@ -124,12 +124,12 @@ def fastest(
     tables: dict[tuple[int, int], layouts.Rows] = {}
     able: dict[Any, list[InstanceType]] = {}
     for instance in instances:
-        if run.precision not in instance.gpu.peak_tflop_per_s:
+        if recipe.precision not in instance.gpu.peak_tflop_per_s:
             found[instance.name] = rejection(
                 instance.name,
                 "precision",
-                f"{instance.gpu.name} does not compute in {run.precision}",
-                run.precision,
+                f"{instance.gpu.name} does not compute in {recipe.precision}",
+                recipe.precision,
                 ", ".join(sorted(instance.gpu.peak_tflop_per_s)),
             )
             continue
@@ -138,7 +138,7 @@ def fastest(
         if shape not in tables:
             tables[shape] = layouts.rows(
                 model,
-                run,
+                recipe,
                 global_batch=global_batch,
                 batch_limit=batch_limit,
                 ranks=shape[0],
@@ -162,10 +162,10 @@ def fastest(
     if able:
         first = [same[0] for same in able.values()]
         search = Search(
-            machines=Machines.of(first, run, model, calibration),
+            machines=Machines.of(first, recipe, model, calibration),
             tables=[tables[key[1]] for key in able],
             model=model,
-            run=run,
+            recipe=recipe,
             samples=samples,
             calibration=calibration,
         )
@@ -204,7 +204,7 @@ class Search:
         machines: Machines,
         tables: Sequence[layouts.Rows],
         model: ModelSpec,
-        run: Run,
+        recipe: Recipe,
         samples: int,
         calibration: Calibration,
     ) -> None:
@@ -216,7 +216,7 @@ class Search:
         self.slices_of_tables = [slice(start, end) for start, end in pairwise(ends)]
         self.tables = [self.table.take(rows) for rows in self.slices_of_tables]
         self.slices = [self.slices_of_tables[at] for at in self.table_of]
-        self.shardings, self.checkpointings = layouts.shardings(run), layouts.checkpointings(model)
+        self.shardings, self.checkpointings = layouts.shardings(recipe), layouts.checkpointings(model)
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
         self.shards = np.ascontiguousarray(layouts.shards(self.table, self.shardings).T)[:, None]
         self.settings = np.count_nonzero(self.shards, axis=(0, 1)) * self.checkpointings.size
@@ -225,12 +225,12 @@ class Search:
         self.unsure = calibration.residuals[POOLED].relative_error
         self.errors = np.array(
             [
-                calibration.residual(i.gpu, run.precision, run.framework, kind=model_kind(model)).relative_error
+                calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=model_kind(model)).relative_error
                 for i in machines.instances
             ]
         )
         measured = [
-            sum((axis in measured_axes(i.gpu, run.framework)) << at for at, axis in enumerate(layouts.SPLITS))
+            sum((axis in measured_axes(i.gpu, recipe.framework)) << at for at, axis in enumerate(layouts.SPLITS))
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
@@ -524,7 +524,7 @@ class Search:
 
 
 def estimates_of(
-    chosen: Sequence[tuple[Fastest, int]], run: Run, model: ModelSpec, calibration: Calibration
+    chosen: Sequence[tuple[Fastest, int]], recipe: Recipe, model: ModelSpec, calibration: Calibration
 ) -> Estimates:
     """Estimates of rows of ``Fastest``, one an element of ``chosen``, of which there is one at least."""
     types = list({found.instance.name: found.instance for found, _ in chosen}.values())
@@ -533,7 +533,7 @@ def estimates_of(
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
     machine = np.array([position[found.instance.name] for found, _ in chosen])
-    return evaluate_inputs(Machines.of(types, run, model, calibration).inputs(machine, columns))
+    return evaluate_inputs(Machines.of(types, recipe, model, calibration).inputs(machine, columns))
 
 
 def described(rows: layouts.Rows, sharding: str) -> str:

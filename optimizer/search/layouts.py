@@ -23,7 +23,7 @@ import numpy.typing as npt
 from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Run
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Recipe
 from optimizer.workload.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class Rows:
 
 def rows(
     model: ModelSpec,
-    run: Run,
+    recipe: Recipe,
     *,
     global_batch: int | None,
     batch_limit: int,
@@ -115,7 +115,7 @@ def rows(
         axes: the kinds of parallelism that may be used, of AXES.
         min_nodes: fewest nodes.
     """
-    layouts = _layouts(model, run, ranks, range(min_nodes, max_nodes + 1), axes)
+    layouts = _layouts(model, recipe, ranks, range(min_nodes, max_nodes + 1), axes)
     data = layouts["data"][:, None]
     if global_batch is None:
         sizes = MICRO_BATCHES
@@ -133,13 +133,13 @@ def rows(
     return _with_virtual_stages(model, found)
 
 
-def _layouts(model: ModelSpec, run: Run, ranks: int, nodes: range, axes: Collection[str]) -> dict[str, Ints]:
+def _layouts(model: ModelSpec, recipe: Recipe, ranks: int, nodes: range, axes: Collection[str]) -> dict[str, Ints]:
     """Every legal layout, and whether it splits the sequence."""
     one = np.ones(1, dtype=np.int64)
     most = ranks * nodes[-1]
     split = model.layers > 0
     tensor = np.array(divisors(ranks)) if "tensor" in axes and split else one
-    contexts = max(1, run.seq_len // MIN_CONTEXT_TOKENS).bit_length()
+    contexts = max(1, recipe.seq_len // MIN_CONTEXT_TOKENS).bit_length()
     context = 2 ** np.arange(contexts) if "context" in axes and split else one
     pipeline = np.arange(1, min(model.layers, most) + 1) if "pipeline" in axes and split else one
     expert = np.array(divisors(model.experts)) if "expert" in axes and model.experts else one
@@ -152,9 +152,9 @@ def _layouts(model: ModelSpec, run: Run, ranks: int, nodes: range, axes: Collect
     n, t, c, p, data = n[at], t[at], c[at], pipeline[p], rest[at] // pipeline[p]
     at, e = np.nonzero(data[:, None] % expert == 0)
     n, t, c, p, data, e = n[at], t[at], c[at], p[at], data[at], expert[e]
-    splits = ((t > 1) & (run.seq_len % (t * c) == 0)).astype(np.int64)
+    splits = ((t > 1) & (recipe.seq_len % (t * c) == 0)).astype(np.int64)
     mask, _ = legal(
-        model, run, Grid(nodes=n, data=data, tensor=t, pipeline=p, context=c, expert=e, sequence_parallel=splits)
+        model, recipe, Grid(nodes=n, data=data, tensor=t, pipeline=p, context=c, expert=e, sequence_parallel=splits)
     )
     if "data" not in axes:
         mask = mask & (data == 1)
@@ -175,18 +175,18 @@ def _with_virtual_stages(model: ModelSpec, found: dict[str, Ints]) -> Rows:
     return Rows(**{name: values[row] for name, values in found.items()}, virtual_stages=stages[order])
 
 
-def shardings(run: Run) -> Ints:
-    """The shardings that the run's framework has and the search may use.
+def shardings(recipe: Recipe) -> Ints:
+    """The shardings that the recipe's framework has and the search may use.
 
     Raises:
         InvalidInputError: there is none.
     """
-    had = _SHARDINGS.get(framework_name(run.framework), range(len(SHARDINGS)))
-    found = [sharding for sharding in had if SHARDINGS[sharding] in run.shardings]
+    had = _SHARDINGS.get(framework_name(recipe.framework), range(len(SHARDINGS)))
+    found = [sharding for sharding in had if SHARDINGS[sharding] in recipe.shardings]
     if not found:
         raise InvalidInputError(
-            f"sharding is {', '.join(run.shardings)}",
-            limit=f"{run.framework} has {', '.join(SHARDINGS[sharding] for sharding in had)}",
+            f"sharding is {', '.join(recipe.shardings)}",
+            limit=f"{recipe.framework} has {', '.join(SHARDINGS[sharding] for sharding in had)}",
             next_step="leave --sharding out, or choose another --framework",
         )
     return np.array(found)

@@ -10,7 +10,7 @@ from typing import Self
 
 from optimizer.catalog import Catalog
 from optimizer.errors import InvalidInputError
-from optimizer.performance.types import Run
+from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Reservation, Workload, matches_type
 from optimizer.workload.model import ModelSpec
 
@@ -138,10 +138,10 @@ def check_reservations(owned: Sequence[Reservation], catalog: Catalog) -> None:
         catalog.check_region(reservation.region)
 
 
-def run_of(request: FleetRequest, amount: Amount) -> Run:
+def build_recipe(request: FleetRequest, amount: Amount) -> Recipe:
     """What stays the same over all configurations of a request."""
     work = request.workload
-    return Run(
+    return Recipe(
         seq_len=amount.seq_len,
         precision=work.precision,
         optimizer=work.optimizer,

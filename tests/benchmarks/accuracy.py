@@ -172,7 +172,7 @@ def ran_out_of_memory(
         rows = list(csv.DictReader(file))
     runs = [read_row(row, gpus) for row in rows]
     fits = evaluate_inputs(
-        stack([run.inputs(calibration.coefficients(run.hardware.gpu, run.run)) for run in runs])
+        stack([run.inputs(calibration.coefficients(run.hardware.gpu, run.recipe)) for run in runs])
     ).fits
     found: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):

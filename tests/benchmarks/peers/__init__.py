@@ -84,8 +84,8 @@ def ask(peer: Peer, rows: Sequence[Measured]) -> tuple[list[Answer], str]:
 
 def facts(row: Measured) -> dict[str, Any]:
     """The row in plain numbers and words, all that an estimator may know of it: never the measurement."""
-    run, grid, model, gpu = row.run.run, row.run.grid, row.run.model, row.run.hardware.gpu
-    split = frameworks()[run.framework].splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
+    recipe, grid, model, gpu = row.run.recipe, row.run.grid, row.run.model, row.run.hardware.gpu
+    split = frameworks()[recipe.framework].splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
 
     def number(value: Any) -> int:
         return round(float(np.asarray(value)))
@@ -102,11 +102,11 @@ def facts(row: Measured) -> dict[str, Any]:
         "vocab": model.vocab_size,
         "experts": model.experts,
         "experts_per_token": model.experts_per_token,
-        "seq_len": run.seq_len,
-        "precision": run.precision,
-        "flash": run.attention == "flash",
-        "optimizer": run.optimizer,
-        "framework": run.framework,
+        "seq_len": recipe.seq_len,
+        "precision": recipe.precision,
+        "flash": recipe.attention == "flash",
+        "optimizer": recipe.optimizer,
+        "framework": recipe.framework,
         "gpu": gpu.key,
         "gpu_memory_gb": gpu.memory_gib,
         "gpu_bandwidth_gb_per_s": gpu.memory_bandwidth_gb_per_s,

@@ -28,11 +28,11 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
 from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
 from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search.problem import Amount, run_of
+from optimizer.search.problem import Amount, build_recipe
 from optimizer.search.purchases import Purchase, purchases
 from optimizer.workload.resolve import resolve_model
 
@@ -65,11 +65,11 @@ def request(**changes: Any) -> FleetRequest:
 def search_of(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) -> Search:
     model = resolve_model(wanted.model)
     amount, limits = Amount.of(wanted, model), wanted.constraints
-    run = run_of(wanted, amount)
+    recipe = build_recipe(wanted, amount)
     types = [i for i in catalog.instance_types if i.name in limits.instance_types and i.gpu_count >= 1]
     ways = list(ways_to_have(types, limits.regions, limits, catalog))
-    terms = Terms.of(ways, run, checkpoint_gib(model.parameters, run.optimizer), catalog, calibration, kind=None)
-    search = Search.of(ways, terms, limits, amount, run, model, calibration)
+    terms = Terms.of(ways, recipe, checkpoint_gib(model.parameters, recipe.optimizer), catalog, calibration, kind=None)
+    search = Search.of(ways, terms, limits, amount, recipe, model, calibration)
     assert search is not None
     return search
 
@@ -140,7 +140,7 @@ def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
         == [("p4d.24xlarge", 2, "reserved"), ("p5.48xlarge", 1, "on-demand")]
     )
     model = resolve_model(wanted.model)
-    run = Run(seq_len=1024)
+    recipe = Recipe(seq_len=1024)
     p4d, p5 = (catalog.instance_type(name) for name in ("p4d.24xlarge", "p5.48xlarge"))
     # The p4d's network is the slower; NVLink of neither is slower than that, so the p5's own stands for the p4d's.
     network = min(p4d.network_gbit_per_s, p5.network_gbit_per_s)
@@ -148,7 +148,7 @@ def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
     for g, way in enumerate(mix.ways):
         found = estimate(
             model,
-            run,
+            recipe,
             replace(share_of_gpu(way.offer.instance), network_gbit_per_s=network),
             calibration,
             nodes=3,
@@ -199,7 +199,7 @@ def test_no_configuration_beats_the_chosen_one(
     )
     search = search_of(wanted, catalog, calibration)
     (mix,) = search.weigh(np.array([0]), np.array([nodes]))
-    model, run = resolve_model(wanted.model), Run(seq_len=1024)
+    model, recipe = resolve_model(wanted.model), Recipe(seq_len=1024)
     slow = min(way.offer.instance.network_gbit_per_s for way in mix.ways)
     link = catalog.instance_type("g5.12xlarge")
     together = sum(mix.ranks)
@@ -214,7 +214,7 @@ def test_no_configuration_beats_the_chosen_one(
                 raise AssertionError("the network of g5 is the slower")
             one = estimate(
                 model,
-                run,
+                recipe,
                 hardware,
                 calibration,
                 nodes=sum(nodes),

@@ -7,7 +7,7 @@ from typing import Any
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
 from optimizer.performance.evaluate import evaluate
-from optimizer.performance.types import Estimates, Grid, Hardware, Run
+from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -35,10 +35,10 @@ def of(
     *,
     gpu: str = "h100-80gb",
     hardware: Hardware | None = None,
-    run: Run | None = None,
+    recipe: Recipe | None = None,
     **grid: Any,
 ) -> Estimates:
     """Estimates of ``model``; the grid is one node of eight data-parallel GPUs unless said otherwise."""
     defaults: dict[str, Any] = {"nodes": 1, "data": 8}
-    run = run or Run(seq_len=1 if model.architecture == "cnn" else 512)
-    return evaluate(model, run, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)
+    recipe = recipe or Recipe(seq_len=1 if model.architecture == "cnn" else 512)
+    return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)

@@ -123,7 +123,7 @@ def test_residuals_come_near_the_errors_left_out_as_rows_come_in() -> None:
 
 
 def test_one_model_never_proves_an_error_below_the_best_known() -> None:
-    bf16 = [row for row in rows_of("h200") if row.run.run.precision == "bf16"]
+    bf16 = [row for row in rows_of("h200") if row.run.recipe.precision == "bf16"]
     rows = on([row for row in bf16 if row.run.model.name == "llama-410m"], "l4-24gb") * 20
     best = min(residual.relative_error for residual in SHIPPED.residuals.values())
     found = residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"]

@@ -21,7 +21,7 @@ from optimizer.performance.communication import (
 )
 from optimizer.performance.inputs import Inputs, make_inputs
 from optimizer.performance.memory import updated_parameters
-from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Grid, Run
+from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, GPT2_XL, LLAMA_8B, node, of
 
@@ -47,11 +47,11 @@ def group(ranks: int, *, members: int | None = None, network_byte_per_s: float =
     )
 
 
-def inputs(model: Any = LLAMA_8B, *, run: Run | None = None, **grid: Any) -> Inputs:
-    run, hardware = run or Run(seq_len=4096, framework="megatron-core"), node()
+def inputs(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) -> Inputs:
+    recipe, hardware = recipe or Recipe(seq_len=4096, framework="megatron-core"), node()
     settings = Grid(**({"nodes": 1, "data": 8} | grid))
-    coefficients = CALIBRATION.coefficients(hardware.gpu, run)
-    return make_inputs(model, run, hardware, settings, coefficients, link_of(hardware), network_of(hardware))
+    coefficients = CALIBRATION.coefficients(hardware.gpu, recipe)
+    return make_inputs(model, recipe, hardware, settings, coefficients, link_of(hardware), network_of(hardware))
 
 
 @pytest.mark.parametrize(
@@ -132,28 +132,28 @@ def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
 
 def test_experts_reduce_their_gradients_among_fewer_ranks() -> None:
     """Eight ranks that share eight experts have no gradient of an expert in common."""
-    run = Run(seq_len=4096, framework="megatron")
-    whole, spread = (communication(inputs(MIXTRAL, run=run, sharding=DDP, expert=expert)) for expert in (1, 8))
+    recipe = Recipe(seq_len=4096, framework="megatron")
+    whole, spread = (communication(inputs(MIXTRAL, recipe=recipe, sharding=DDP, expert=expert)) for expert in (1, 8))
     others = MIXTRAL.parameters - MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_matrix_parameters
     share = others / MIXTRAL.parameters
     assert float(spread.data_per_step) == pytest.approx(share * float(whole.data_per_step), rel=0.1)
 
 
 def test_a_ring_of_contexts_hides_behind_attention_on_long_sequences_only() -> None:
-    run = Run(seq_len=131_072, framework="megatron-core")
-    long = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, run=run).time_s["context_communication"]
-    short = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, run=replace(run, seq_len=512)).time_s
+    recipe = Recipe(seq_len=131_072, framework="megatron-core")
+    long = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, recipe=recipe).time_s["context_communication"]
+    short = of(LLAMA_8B, data=1, context=8, sharding=ZERO1, recipe=replace(recipe, seq_len=512)).time_s
     assert long == 0
     assert short["context_communication"] > 0
 
 
 def test_the_bubble_of_megatron_sc21() -> None:
     """Narayanan et al., arXiv:2104.04473, section 2.2: (p - 1) / m of the ideal time, divided by v chunks."""
-    run = Run(seq_len=2048, framework="megatron")
+    recipe = Recipe(seq_len=2048, framework="megatron")
     deep = replace(LLAMA_8B, layers=64, parameters=2 * LLAMA_8B.parameters)
     for stages, chunks, batches in ((4, 1, 16), (8, 1, 64), (8, 4, 64)):
         found = of(
-            deep, data=1, pipeline=stages, virtual_stages=chunks, grad_accum=batches, sharding=DDP, run=run
+            deep, data=1, pipeline=stages, virtual_stages=chunks, grad_accum=batches, sharding=DDP, recipe=recipe
         ).time_s
         ideal = sum(float(found[part]) for part in ("matmul", "attention", "elementwise", "throttling"))
         assert float(found["bubble"]) == pytest.approx((stages - 1) / (batches * chunks) * ideal, rel=0.1)
@@ -164,8 +164,8 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
     slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=2.5, efa=False)
     sent_bytes = 2 * 8192 * 4096 * 4
     seconds = sent_bytes / network_of(slow)[0]
-    run = Run(seq_len=8192)
-    staged: dict[str, Any] = {"data": 1, "nodes": 8, "pipeline": 8, "grad_accum": 64, "sharding": DDP, "run": run}
+    recipe = Recipe(seq_len=8192)
+    staged: dict[str, Any] = {"data": 1, "nodes": 8, "pipeline": 8, "grad_accum": 64, "sharding": DDP, "recipe": recipe}
     found = of(LLAMA_8B, hardware=slow, **staged)
     computed = sum(float(found.time_s[part]) for part in ("matmul", "attention", "elementwise", "head")) / 64
     assert seconds > 2 * computed
@@ -178,7 +178,16 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
 def test_two_stages_send_one_way_each() -> None:
     slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=1, efa=False)
     two, four = (
-        of(LLAMA_8B, data=1, nodes=p, pipeline=p, grad_accum=64, sharding=DDP, run=Run(seq_len=8192), hardware=slow)
+        of(
+            LLAMA_8B,
+            data=1,
+            nodes=p,
+            pipeline=p,
+            grad_accum=64,
+            sharding=DDP,
+            recipe=Recipe(seq_len=8192),
+            hardware=slow,
+        )
         for p in (2, 4)
     )
     assert float(four.step_time_s) == pytest.approx(2 * float(two.step_time_s), rel=0.05)
@@ -186,17 +195,17 @@ def test_two_stages_send_one_way_each() -> None:
 
 def test_keys_and_values_cross_nodes_over_one_ranks_share_and_a_hop_at_a_time() -> None:
     """Sixteen context ranks on two nodes: 15 sends a pass, each of 512 tokens' keys and values over 1/8 of a node."""
-    run = Run(seq_len=8192, framework="megatron-core")
+    recipe = Recipe(seq_len=8192, framework="megatron-core")
     bandwidth, latency_s = network_of(node())
-    x = inputs(run=run, nodes=2, data=1, context=16, sharding=ZERO1)
+    x = inputs(recipe=recipe, nodes=2, data=1, context=16, sharding=ZERO1)
     a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(x.coefficients.network_efficiency) / 8) + latency_s
     assert float(communication(x).context) == pytest.approx(3 * 32 * 15 * a_send)
 
 
 def test_uneven_stages_take_as_long_as_the_fullest() -> None:
     """32 layers over 5 stages: two of 7 layers."""
-    run = Run(seq_len=2048, framework="megatron")
-    five, whole = (of(LLAMA_8B, data=1, pipeline=p, grad_accum=16, sharding=DDP, run=run) for p in (5, 1))
+    recipe = Recipe(seq_len=2048, framework="megatron")
+    five, whole = (of(LLAMA_8B, data=1, pipeline=p, grad_accum=16, sharding=DDP, recipe=recipe) for p in (5, 1))
     assert float(five.time_s["matmul"]) == pytest.approx(float(whole.time_s["matmul"]) * 7 / 32)
 
 
@@ -238,14 +247,14 @@ def test_states_of_all_ranks_sum_to_the_whole(layout: dict[str, Any], expert: in
 @given(layout=layouts, model=st.sampled_from([LLAMA_8B, MIXTRAL]))
 @settings(max_examples=40, deadline=None)
 def test_parallelism_of_one_is_none(layout: dict[str, Any], model: Any) -> None:
-    run = Run(seq_len=4096, framework="megatron-core")
-    plain = of(model, run=run, nodes=4, grad_accum=8, **layout)
-    named = of(model, run=run, nodes=4, grad_accum=8, expert=1, virtual_stages=1, **layout)
+    recipe = Recipe(seq_len=4096, framework="megatron-core")
+    plain = of(model, recipe=recipe, nodes=4, grad_accum=8, **layout)
+    named = of(model, recipe=recipe, nodes=4, grad_accum=8, expert=1, virtual_stages=1, **layout)
     assert plain.step_time_s == named.step_time_s
     assert plain.peak_memory_gib == named.peak_memory_gib
     if layout["tensor"] == 1:
-        split = of(model, run=run, nodes=4, grad_accum=8, sequence_parallel=1, **layout)
-        whole = of(model, run=run, nodes=4, grad_accum=8, sequence_parallel=0, **layout)
+        split = of(model, recipe=recipe, nodes=4, grad_accum=8, sequence_parallel=1, **layout)
+        whole = of(model, recipe=recipe, nodes=4, grad_accum=8, sequence_parallel=0, **layout)
         assert split.step_time_s == whole.step_time_s
         assert split.peak_memory_gib == whole.peak_memory_gib
 
@@ -253,18 +262,18 @@ def test_parallelism_of_one_is_none(layout: dict[str, Any], model: Any) -> None:
 @given(layout=layouts)
 @settings(max_examples=60, deadline=None)
 def test_splitting_more_never_takes_more_memory_of_states(layout: dict[str, Any]) -> None:
-    run = Run(seq_len=4096, framework="megatron-core")
+    recipe = Recipe(seq_len=4096, framework="megatron-core")
     for name, values in (("tensor", [1, 2, 4, 8]), ("pipeline", [1, 2, 4, 8]), ("expert", [1, 2, 4, 8])):
         grid = layout | {name: np.array(values), "data": 8, "grad_accum": 8, "nodes": 8}
-        found = of(MIXTRAL, run=run, **grid).memory_gib["optimizer_state"]
+        found = of(MIXTRAL, recipe=recipe, **grid).memory_gib["optimizer_state"]
         assert (np.diff(np.broadcast_to(found, 4)) <= 1e-9).all()
 
 
 @given(layout=layouts, sharding=st.just(ZERO3))
 @settings(max_examples=40, deadline=None)
 def test_parts_add_up_in_every_layout(layout: dict[str, Any], sharding: int) -> None:
-    run = Run(seq_len=4096, framework="torchtitan")
-    found = of(MIXTRAL, run=run, **(layout | {"sharding": sharding, "nodes": 4, "grad_accum": 8}))
+    recipe = Recipe(seq_len=4096, framework="torchtitan")
+    found = of(MIXTRAL, recipe=recipe, **(layout | {"sharding": sharding, "nodes": 4, "grad_accum": 8}))
     assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
     assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
     assert all(value >= 0 for value in (*found.memory_gib.values(), *found.time_s.values()))

@@ -16,21 +16,21 @@ from optimizer.performance.compute import compute
 from optimizer.performance.experts import Experts, experts
 from optimizer.performance.inputs import Inputs, make_inputs
 from optimizer.performance.kernels import GROUPED_PRODUCT
-from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Grid, Run
+from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Grid, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, node
 
 MIXTRAL = resolve_model("mixtral-8x7b")
-LOOP, GROUPED = Run(seq_len=4096, experts="loop"), Run(seq_len=4096, experts="grouped")
+LOOP, GROUPED = Recipe(seq_len=4096, experts="loop"), Recipe(seq_len=4096, experts="grouped")
 
 
-def inputs(model: ModelSpec = MIXTRAL, run: Run = GROUPED, **grid: Any) -> Inputs:
+def inputs(model: ModelSpec = MIXTRAL, recipe: Recipe = GROUPED, **grid: Any) -> Inputs:
     hardware = node()
     settings: dict[str, Any] = {"nodes": 1, "data": 8, "sharding": ZERO3, "micro_batch": 1}
-    coefficients = CALIBRATION.coefficients(hardware.gpu, run)
+    coefficients = CALIBRATION.coefficients(hardware.gpu, recipe)
     link, network = link_of(hardware), network_of(hardware)
-    return make_inputs(model, run, hardware, Grid(**(settings | grid)), coefficients, link, network)
+    return make_inputs(model, recipe, hardware, Grid(**(settings | grid)), coefficients, link, network)
 
 
 def measured() -> list[Measured]:
@@ -40,7 +40,7 @@ def measured() -> list[Measured]:
 def test_measured_mixtures_are_met_and_the_stated_error_covers_them() -> None:
     rows = measured()
     errors = log_errors(rows, CALIBRATION)
-    grouped = np.array([row.run.run.experts == "grouped" for row in rows])
+    grouped = np.array([row.run.recipe.experts == "grouped" for row in rows])
     assert (~grouped).sum() == 1
     assert np.abs(errors[grouped]).mean() < 0.08
     assert np.abs(errors).max() < 0.40
@@ -83,8 +83,8 @@ def test_grouped_experts_under_autocast_run_in_32_bits_and_sharded_ones_do_not()
     assert float(wide.flop_s - narrow.flop_s) == pytest.approx(slower, rel=0.1)
     assert float(wide.traffic_bytes) > 1.2 * float(narrow.traffic_bytes)
     # Code with 16-bit weights of its own is never under autocast, and a loop's products are autocast operations.
-    for run in (replace(GROUPED, framework="megatron-core"), LOOP):
-        one, other = (float(experts(inputs(run=run, sharding=sharding)).flop_s) for sharding in (ZERO1, ZERO3))
+    for recipe in (replace(GROUPED, framework="megatron-core"), LOOP):
+        one, other = (float(experts(inputs(recipe=recipe, sharding=sharding)).flop_s) for sharding in (ZERO1, ZERO3))
         assert one == pytest.approx(other)
         assert one < 0.1 * float(wide.flop_s)
 
@@ -102,7 +102,7 @@ def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
 
 def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
     """torchao casts linear layers, which transformers' experts are not: their products and weights are as in bf16."""
-    narrow, eight = (inputs(run=replace(GROUPED, precision=precision)) for precision in ("bf16", "fp8"))
+    narrow, eight = (inputs(recipe=replace(GROUPED, precision=precision)) for precision in ("bf16", "fp8"))
     dense = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
     seconds = [
         float(experts(x).flop_s) * float(x.coefficients.matmul_efficiency) + dense / float(x.peak_flop_per_s)
@@ -116,25 +116,25 @@ def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:
     """Rows of a quarter more than the mean, and the tiles of one expert instead of eight."""
-    run = replace(GROUPED, framework="megatron-core")
-    alone, spread = (float(experts(inputs(run=run, sharding=ZERO1, expert=expert)).flop_s) for expert in (1, 8))
+    recipe = replace(GROUPED, framework="megatron-core")
+    alone, spread = (float(experts(inputs(recipe=recipe, sharding=ZERO1, expert=expert)).flop_s) for expert in (1, 8))
     assert spread / alone == pytest.approx((0.25 * 8192 + 64) / (8 * 64))
 
 
 def test_a_loop_waits_for_every_turn_and_writes_all_gradients_for_each() -> None:
-    eight, sixteen = (experts(replace(inputs(run=LOOP), experts=np.float64(n))) for n in (8, 16))
+    eight, sixteen = (experts(replace(inputs(recipe=LOOP), experts=np.float64(n))) for n in (8, 16))
     assert float(sixteen.wait_layers) == 2 * float(eight.wait_layers) > 0
     weights = 4 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters * 4  # passes, layers, 32 bits
     assert float(sixteen.traffic_bytes - eight.traffic_bytes) > (16**2 - 8**2) * weights
-    again = experts(inputs(run=LOOP, checkpointing=FULL))
+    again = experts(inputs(recipe=LOOP, checkpointing=FULL))
     assert float(again.wait_layers) == 2 * float(eight.wait_layers)
-    assert float(experts(inputs(run=GROUPED)).wait_layers) == 0
+    assert float(experts(inputs(recipe=GROUPED)).wait_layers) == 0
 
 
 def test_a_loop_over_one_layer_takes_about_what_was_measured() -> None:
     """H200: 8192 tokens, width 1024, 8 experts of 3584, two a token: kernels of 7.1 ms, 9.8 ms in all (2026-11-21)."""
-    (row,) = [row for row in measured() if row.run.run.experts == "loop"]
-    x = row.run.inputs(CALIBRATION.coefficients(row.run.hardware.gpu, row.run.run))
+    (row,) = [row for row in measured() if row.run.recipe.experts == "loop"]
+    x = row.run.inputs(CALIBRATION.coefficients(row.run.hardware.gpu, row.run.recipe))
     found, c = experts(x), x.coefficients
     layer_s = c.host_s_per_layer * 1.4
     waits = float(found.wait_layers) / 12 * layer_s

@@ -14,7 +14,7 @@ from optimizer.errors import InvalidInputError
 from optimizer.performance.calibrate import RUNS
 from optimizer.performance.runs import read_row
 from optimizer.performance.step import step_seconds
-from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Run
+from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -41,7 +41,7 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
     row |= {"experts_implementation": "loop" if row["experts"] else "", "tensor_parallel": "1", "attention": "flash"}
     run = read_row(row, gpu_table())
-    inputs = run.inputs(CALIBRATION.coefficients(run.hardware.gpu, run.run))
+    inputs = run.inputs(CALIBRATION.coefficients(run.hardware.gpu, run.recipe))
     return {part: float(np.ravel(seconds)[0]) for part, seconds in step_seconds(inputs).items()}
 
 
@@ -63,11 +63,11 @@ def test_dropout_costs_attention_by_the_score_as_measured() -> None:
     with_dropout, without = (
         sum(float(rows[*shape, dropout][name]) for name in ("forward_s", "backward_s")) for dropout in ("0.1", "0.0")
     )
-    run = Run(seq_len=2048)
+    recipe = Recipe(seq_len=2048)
     model = replace(GPT2_XL, attention_heads=16, kv_heads=16, hidden_size=1024, head_dim=64)
     layers = model.layers
     drops, keeps = (
-        float(of(made, gpu="h200-141gb", data=1, micro_batch=8, run=run).time_s["attention"]) / layers
+        float(of(made, gpu="h200-141gb", data=1, micro_batch=8, recipe=recipe).time_s["attention"]) / layers
         for made in (model, replace(model, gated_mlp=True))
     )
     overhead = CALIBRATION.overhead["torch"]
@@ -78,7 +78,7 @@ def test_compiled_hugging_face_code_attends_to_all_positions_and_others_to_half(
     """Seen: Llama's attention takes 2.5 to 2.8 times as long when compiled."""
     for framework, least, most in (("torch", 2.4, 3.2), ("torchtitan", 1.0, 1.0)):
         eager, compiled = (
-            float(of(LLAMA_8B, run=Run(seq_len=2048, compiled=how, framework=framework)).time_s["attention"])
+            float(of(LLAMA_8B, recipe=Recipe(seq_len=2048, compiled=how, framework=framework)).time_s["attention"])
             for how in (False, True)
         )
         assert least <= compiled / eager <= most
@@ -86,9 +86,10 @@ def test_compiled_hugging_face_code_attends_to_all_positions_and_others_to_half(
 
 def test_compiled_bert_with_dropout_writes_its_scores_out() -> None:
     """Seen: compiled BERT runs no fused attention and is no faster than eager."""
-    run = Run(seq_len=512)
+    recipe = Recipe(seq_len=512)
     eager, compiled = (
-        of(BERT, gpu="h200-141gb", data=1, micro_batch=32, run=replace(run, compiled=how)) for how in (False, True)
+        of(BERT, gpu="h200-141gb", data=1, micro_batch=32, recipe=replace(recipe, compiled=how))
+        for how in (False, True)
     )
     assert compiled.time_s["attention"] > 4 * eager.time_s["attention"]
     assert float(compiled.step_time_s) > 0.9 * float(eager.step_time_s)
@@ -117,15 +118,15 @@ def test_context_ranks_share_states_as_data_ranks_do() -> None:
 
 def test_eight_bits_are_of_linear_layers() -> None:
     with pytest.raises(InvalidInputError, match="precision is fp8, and resnet50 is counted in samples"):
-        of(RESNET, run=Run(seq_len=1, precision="fp8", framework="torchvision"))
+        of(RESNET, recipe=Recipe(seq_len=1, precision="fp8", framework="torchvision"))
 
 
 def test_arithmetic_alone_is_slower_at_the_power_limit_of_a_hopper() -> None:
-    run = Run(seq_len=4096, framework="composer-fsdp")
-    dense = of(LLAMA_8B, gpu="h100-80gb", micro_batch=8, run=run).time_s
+    recipe = Recipe(seq_len=4096, framework="composer-fsdp")
+    dense = of(LLAMA_8B, gpu="h100-80gb", micro_batch=8, recipe=recipe).time_s
     arithmetic = float(dense["matmul"] + dense["attention"] + dense["head"])
     assert 0.02 < float(dense["throttling"]) / arithmetic < 0.19
-    for gpu, how in (("a100-80gb", run), ("h100-80gb", replace(run, precision="fp32"))):
-        assert of(LLAMA_8B, gpu=gpu, micro_batch=8, run=how).time_s["throttling"] == 0
-    idle = of(LLAMA_8B, gpu="h100-80gb", micro_batch=1, run=Run(seq_len=128, framework="torch")).time_s
+    for gpu, how in (("a100-80gb", recipe), ("h100-80gb", replace(recipe, precision="fp32"))):
+        assert of(LLAMA_8B, gpu=gpu, micro_batch=8, recipe=how).time_s["throttling"] == 0
+    idle = of(LLAMA_8B, gpu="h100-80gb", micro_batch=1, recipe=Recipe(seq_len=128, framework="torch")).time_s
     assert idle["throttling"] == 0

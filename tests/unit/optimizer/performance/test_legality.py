@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from optimizer.errors import InvalidInputError
 from optimizer.performance.legality import RULES, check_legal, legal
-from optimizer.performance.types import Grid, Run
+from optimizer.performance.types import Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, RESNET
 
 MIXTRAL = resolve_model("mixtral-8x7b")
-RUN = Run(seq_len=4096)
+RECIPE = Recipe(seq_len=4096)
 
 
 def grid(**settings: Any) -> Grid:
@@ -46,9 +46,9 @@ def grid(**settings: Any) -> Grid:
     ],
 )
 def test_an_illegal_configuration_is_named_with_its_limit_and_the_reason(model, layout, says) -> None:  # type: ignore[no-untyped-def]
-    run = replace(RUN, seq_len=1 if model is RESNET else 4096)
+    recipe = replace(RECIPE, seq_len=1 if model is RESNET else 4096)
     with pytest.raises(InvalidInputError) as error:
-        check_legal(model, run, grid(**layout))
+        check_legal(model, recipe, grid(**layout))
     assert says in str(error.value)
 
 
@@ -63,18 +63,18 @@ def test_an_illegal_configuration_is_named_with_its_limit_and_the_reason(model, 
     ],
 )
 def test_a_legal_configuration_is_accepted(model, layout) -> None:  # type: ignore[no-untyped-def]
-    check_legal(model, replace(RUN, seq_len=1 if model is RESNET else 1024), grid(**layout))
+    check_legal(model, replace(RECIPE, seq_len=1 if model is RESNET else 1024), grid(**layout))
 
 
 def test_a_sequence_is_no_longer_than_the_learned_positions() -> None:
     with pytest.raises(InvalidInputError, match="seq_len is 4096\n  limit: at most 1024 for gpt2-xl"):
-        check_legal(GPT2_XL, RUN, grid())
+        check_legal(GPT2_XL, RECIPE, grid())
 
 
 def test_a_framework_that_splits_the_sequence_satisfies_experts_without_a_flag() -> None:
     layout = grid(expert=8, tensor=2)
-    assert legal(MIXTRAL, replace(RUN, framework="megatron-core"), layout)[0]
-    assert not legal(MIXTRAL, RUN, layout)[0]
+    assert legal(MIXTRAL, replace(RECIPE, framework="megatron-core"), layout)[0]
+    assert not legal(MIXTRAL, RECIPE, layout)[0]
 
 
 small = st.lists(st.integers(0, 12), min_size=1, max_size=4)
@@ -89,13 +89,13 @@ small = st.lists(st.integers(0, 12), min_size=1, max_size=4)
 def test_a_grid_is_judged_as_its_configurations_one_by_one(model, axes, sequence_parallel) -> None:  # type: ignore[no-untyped-def]
     names = list(axes)
     arrays = dict(zip(names, np.meshgrid(*axes.values(), indexing="ij"), strict=True))
-    mask, codes = legal(model, RUN, grid(sequence_parallel=sequence_parallel, **arrays))
+    mask, codes = legal(model, RECIPE, grid(sequence_parallel=sequence_parallel, **arrays))
     assert mask.shape == codes.shape == arrays["tensor"].shape
     assert (mask == (codes == 0)).all()
     for at in np.ndindex(mask.shape):
         one = grid(sequence_parallel=sequence_parallel, **{name: int(arrays[name][at]) for name in names})
-        alone, code = legal(model, RUN, one)
+        alone, code = legal(model, RECIPE, one)
         assert (bool(alone), int(code)) == (bool(mask[at]), int(codes[at]))
         if not alone:
             with pytest.raises(InvalidInputError, match=RULES[int(code) - 1].setting):
-                check_legal(model, RUN, one)
+                check_legal(model, RECIPE, one)

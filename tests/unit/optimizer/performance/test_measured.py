@@ -14,7 +14,7 @@ from optimizer.performance import kernels
 from optimizer.performance.batch import estimate_rows
 from optimizer.performance.calibrate import RUNS, Measured, fit, fit_rows, log_errors, predict, read_runs
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
-from optimizer.performance.types import Estimates, Run
+from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
@@ -108,7 +108,7 @@ def operations(**wanted: str) -> list[dict[str, str]]:
 def test_fitted_factors_stay_near_what_single_operations_measured() -> None:
     """Products of H200, forward, 16 bits: the fitted efficiency and traffic give each one's time, cold to sustained."""
     gpu = gpu_table()["h200-141gb"]
-    c = CALIBRATION.coefficients(gpu, Run(seq_len=1))
+    c = CALIBRATION.coefficients(gpu, Recipe(seq_len=1))
     products = operations(op="matmul", direction="forward", precision="bf16", mode="warm")
     products = [row for row in products if float(row["flop"]) > 1e11 and int(row["n"]) % 8 == 0]
     flops, moved, seconds = (np.array([float(row[name]) for row in products]) for name in ("flop", "bytes", "seconds"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optimizer.hardware import Precision
 from optimizer.performance.evaluate import reserve_gib
 from optimizer.performance.inputs import visible_memory_gib
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Run
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, GPT2_XL, LLAMA_8B, RESNET, node, of
@@ -26,14 +26,14 @@ def test_states_of_adam_in_mixed_precision_are_exact() -> None:
     assert found["optimizer_state"] == pytest.approx(8 * n / GIB)
     assert found["gradients"] == pytest.approx(4 * n / GIB)
     assert found["weights"] == pytest.approx((4 + 2) * n / GIB)  # and autocast's 16-bit copies
-    sgd = of(data=1, sharding=DDP, run=Run(seq_len=512, optimizer="sgd")).memory_gib
+    sgd = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, optimizer="sgd")).memory_gib
     assert sgd["optimizer_state"] == pytest.approx(4 * n / GIB)
 
 
 def test_states_of_megatron_are_18_bytes_a_parameter_and_of_zero_16() -> None:
     n = GPT2_XL.parameters
     for framework, each in (("megatron", 18), ("megatron-deepspeed", 16)):
-        found = of(data=1, sharding=DDP, run=Run(seq_len=512, framework=framework)).memory_gib
+        found = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, framework=framework)).memory_gib
         states = found["weights"] + found["gradients"] + found["optimizer_state"]
         assert states == pytest.approx(each * n / GIB)
 
@@ -42,8 +42,8 @@ def test_states_of_megatron_are_18_bytes_a_parameter_and_of_zero_16() -> None:
 def test_zero_divides_what_its_paper_says(data: int) -> None:
     """ZeRO, arXiv:1910.02054, figure 1: stage 1 divides the optimizer state, 2 also gradients, 3 also parameters."""
     n = GPT2_XL.parameters
-    run = Run(seq_len=512, framework="megatron-deepspeed")
-    found = of(nodes=max(1, data // 8), data=data, sharding=np.arange(4), grad_accum=2, run=run).memory_gib
+    recipe = Recipe(seq_len=512, framework="megatron-deepspeed")
+    found = of(nodes=max(1, data // 8), data=data, sharding=np.arange(4), grad_accum=2, recipe=recipe).memory_gib
     np.testing.assert_allclose(found["optimizer_state"], 12 * n / GIB / np.array([1, data, data, data]))
     np.testing.assert_allclose(found["gradients"], 2 * n / GIB / np.array([1, 1, data, data]))
     np.testing.assert_allclose(found["weights"][:3], 2 * n / GIB)
@@ -58,14 +58,14 @@ def test_ddp_holds_its_buckets_on_several_gpus_only() -> None:
 
 
 def test_logits_are_12_bytes_a_token_and_vocabulary_entry_in_plain_pytorch() -> None:
-    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, run=Run(seq_len=8192))
+    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, recipe=Recipe(seq_len=8192))
     assert found.memory_gib["logits"] == pytest.approx(2 * 8192 * 128256 * 12 / GIB)
 
 
 def test_full_checkpointing_keeps_the_input_of_each_layer() -> None:
     """Of 32 layers of 4096, 4 bytes an element under autocast, 2 in FSDP; one layer's own activations behind logits."""
     tokens = 2 * 8192
-    layout: dict[str, Any] = {"micro_batch": 2, "checkpointing": FULL, "run": Run(seq_len=8192)}
+    layout: dict[str, Any] = {"micro_batch": 2, "checkpointing": FULL, "recipe": Recipe(seq_len=8192)}
     autocast = of(LLAMA_8B, sharding=ZERO1, **layout).memory_gib["activations"]
     fsdp = of(LLAMA_8B, sharding=ZERO3, **layout).memory_gib["activations"]
     assert (autocast, fsdp) == pytest.approx((tokens * 32 * 4096 * 4 / GIB, tokens * 32 * 4096 * 2 / GIB))
@@ -75,21 +75,21 @@ def test_a_tensor_rank_of_plain_pytorch_keeps_casts_and_logits_whole() -> None:
     """Llama 3B over four ranks, sequence split: 62.5 GiB measured, 10 of them casts (H200, torch 2.11, 2026-11-21)."""
     three = resolve_model("llama-3.2-3b")
     layout: dict[str, Any] = {"data": 1, "tensor": 4, "sharding": DDP, "micro_batch": 8, "sequence_parallel": 1}
-    plain = of(three, run=Run(seq_len=2048), **layout).memory_gib
+    plain = of(three, recipe=Recipe(seq_len=2048), **layout).memory_gib
     assert plain["logits"] == pytest.approx(8 * 2048 * three.vocab_size * 12 / GIB)
-    alone = of(three, run=Run(seq_len=2048), **(layout | {"tensor": 1})).memory_gib
+    alone = of(three, recipe=Recipe(seq_len=2048), **(layout | {"tensor": 1})).memory_gib
     casts = 8 * 2048 * three.layers * 10 * three.hidden_size * 3 / 4 / GIB
     assert plain["activations"] - alone["activations"] / 4 == pytest.approx(casts)
-    megatron = of(three, run=Run(seq_len=2048, framework="megatron-core"), **layout).memory_gib
+    megatron = of(three, recipe=Recipe(seq_len=2048, framework="megatron-core"), **layout).memory_gib
     assert megatron["logits"] == pytest.approx(8 * 2048 * three.vocab_size / 4 * 8 / GIB)
 
 
 def test_unfused_attention_keeps_the_scores_and_flash_does_not() -> None:
     """Korthikanti et al., arXiv:2205.05198, equation 1: 5 a s / h more, in units of s b h a layer."""
     tokens = 4 * 1024
-    run = Run(seq_len=1024, framework="megatron", attention="unfused")
-    unfused = of(sharding=ZERO3, micro_batch=4, grad_accum=2, run=run).memory_gib["activations"]
-    flash = of(sharding=ZERO3, micro_batch=4, grad_accum=2, run=replace(run, attention="flash")).memory_gib[
+    recipe = Recipe(seq_len=1024, framework="megatron", attention="unfused")
+    unfused = of(sharding=ZERO3, micro_batch=4, grad_accum=2, recipe=recipe).memory_gib["activations"]
+    flash = of(sharding=ZERO3, micro_batch=4, grad_accum=2, recipe=replace(recipe, attention="flash")).memory_gib[
         "activations"
     ]
     scores = 5 * GPT2_XL.attention_heads * 1024 * tokens * GPT2_XL.layers
@@ -99,8 +99,8 @@ def test_unfused_attention_keeps_the_scores_and_flash_does_not() -> None:
 def test_activations_of_megatrons_layer_are_korthikantis_34_bytes() -> None:
     """Equation 1 counts 34 s b h a layer without the scores: GPT-2's 4 h feed-forward block, 16 bits, dropout."""
     tokens = 64 * 1024
-    run = Run(seq_len=1024, framework="megatron")
-    found = of(sharding=ZERO3, micro_batch=64, grad_accum=2, run=run)
+    recipe = Recipe(seq_len=1024, framework="megatron")
+    found = of(sharding=ZERO3, micro_batch=64, grad_accum=2, recipe=recipe)
     layer = (34 - 1) * tokens * GPT2_XL.hidden_size  # one mask byte less: flash attention has none for its scores
     total = found.memory_gib["activations"] + found.memory_gib["logits"]
     logits = tokens * GPT2_XL.vocab_size * 8
@@ -114,21 +114,21 @@ def test_selective_is_between_full_and_none() -> None:
 
 def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> None:
     """0.75 GiB of CUDA, 0.69 GB a communicator, 5% of the rest."""
-    run = Run(seq_len=512, framework="megatron")
-    one = of(data=1, sharding=DDP, run=run, hardware=node(gpu_memory_gib=20.0))
+    recipe = Recipe(seq_len=512, framework="megatron")
+    one = of(data=1, sharding=DDP, recipe=recipe, hardware=node(gpu_memory_gib=20.0))
     assert one.limit_gib == pytest.approx((20 - 0.75) / 1.05)
-    three = of(data=2, tensor=2, pipeline=2, sharding=DDP, run=run, hardware=node(gpu_memory_gib=20.0))
+    three = of(data=2, tensor=2, pipeline=2, sharding=DDP, recipe=recipe, hardware=node(gpu_memory_gib=20.0))
     assert three.limit_gib == pytest.approx((20 - 0.75 - 3 * 0.69e9 / GIB) / 1.05)
     assert of(hardware=node(gpu_memory_gib=1.0)).limit_gib == 0
     # A T4 keeps 1 GiB of its 16 for error correction.
-    t4 = of(data=1, sharding=DDP, run=Run(seq_len=512, precision="fp16"), gpu="t4-16gb")
+    t4 = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, precision="fp16"), gpu="t4-16gb")
     assert t4.limit_gib == pytest.approx((15 - 0.75) / 1.05)
 
 
 def test_at_the_end_of_the_backward_pass_all_gradients_are_there_and_one_layers_activations() -> None:
     """Llama 7B, one sequence of 2048, full checkpointing: 100.5 GiB measured (H200, torch 2.11, 2026-11-21)."""
     seven = resolve_model("llama-2-7b")
-    found = of(seven, data=1, gpu="h200-141gb", sharding=DDP, checkpointing=FULL, run=Run(seq_len=2048))
+    found = of(seven, data=1, gpu="h200-141gb", sharding=DDP, checkpointing=FULL, recipe=Recipe(seq_len=2048))
     n = seven.parameters
     assert found.memory_gib["gradients"] == pytest.approx(4 * n / GIB)
     assert found.memory_gib["weights"] == pytest.approx(4 * n / GIB)
@@ -140,9 +140,9 @@ def test_at_the_end_of_the_backward_pass_all_gradients_are_there_and_one_layers_
 def test_a_compiler_recomputes_the_gate_and_fuses_the_loss() -> None:
     """Llama 3.2 1B at 4 sequences of 2048: 36.1 GiB compiled, 45.3 predicted eager (H200, torch 2.11, 2026-11-21)."""
     one = resolve_model("llama-3.2-1b")
-    run = Run(seq_len=2048)
-    eager = of(one, data=1, sharding=DDP, micro_batch=4, run=run).memory_gib
-    compiled = of(one, data=1, sharding=DDP, micro_batch=4, run=replace(run, compiled=True)).memory_gib
+    recipe = Recipe(seq_len=2048)
+    eager = of(one, data=1, sharding=DDP, micro_batch=4, recipe=recipe).memory_gib
+    compiled = of(one, data=1, sharding=DDP, micro_batch=4, recipe=replace(recipe, compiled=True)).memory_gib
     assert compiled["logits"] == pytest.approx(eager["logits"] / 2)
     tokens, h, kv = 4 * 2048, one.hidden_size, one.kv_heads * one.head_dim
     # Less: the normalised input of two norms, queries and keys before rotation (32 bits), one product of the gate (16).
@@ -154,7 +154,7 @@ def test_gpt2s_own_gelu_saves_12_bytes_an_element_in_eager_pytorch_only() -> Non
     tokens = 8 * 1024
     activations = {
         (framework, compiled): of(
-            data=1, sharding=DDP, micro_batch=8, run=Run(seq_len=1024, framework=framework, compiled=compiled)
+            data=1, sharding=DDP, micro_batch=8, recipe=Recipe(seq_len=1024, framework=framework, compiled=compiled)
         ).memory_gib["activations"]
         for framework in ("torch", "torchtitan")
         for compiled in (False, True)
@@ -167,17 +167,19 @@ def test_gpt2s_own_gelu_saves_12_bytes_an_element_in_eager_pytorch_only() -> Non
 @pytest.mark.parametrize(("framework", "precision", "each"), [("torch", "bf16", 7), ("megatron", "fp16", 5)])
 def test_bytes_of_an_unfused_score(framework: str, precision: Precision, each: int) -> None:
     """Autocast's softmax is in 32 bits, its copy in 16, dropout has a mask; 7.1 measured (GPT-2, H200, 2026-11-21)."""
-    run = Run(seq_len=1024, framework=framework, precision=precision)
+    recipe = Recipe(seq_len=1024, framework=framework, precision=precision)
     layout: dict[str, Any] = {"data": 1, "sharding": DDP, "micro_batch": 4, "grad_accum": 2}
-    unfused = of(run=replace(run, attention="unfused"), **layout).memory_gib["activations"]
+    unfused = of(recipe=replace(recipe, attention="unfused"), **layout).memory_gib["activations"]
     scores = 4 * 1024 * 1024 * GPT2_XL.attention_heads * GPT2_XL.layers
-    assert unfused - of(run=run, **layout).memory_gib["activations"] == pytest.approx(each * scores / GIB, rel=1e-6)
+    assert unfused - of(recipe=recipe, **layout).memory_gib["activations"] == pytest.approx(
+        each * scores / GIB, rel=1e-6
+    )
 
 
 def test_32_bit_attention_of_grouped_heads_is_not_fused_in_pytorch() -> None:
     one = resolve_model("llama-3.2-1b")
     grouped, alone = (
-        of(model, data=1, sharding=DDP, run=Run(seq_len=2048, precision="tf32")).memory_gib["activations"]
+        of(model, data=1, sharding=DDP, recipe=Recipe(seq_len=2048, precision="tf32")).memory_gib["activations"]
         for model in (one, replace(one, kv_heads=one.attention_heads))
     )
     scores = 2048 * 2048 * one.attention_heads * one.layers
@@ -186,21 +188,21 @@ def test_32_bit_attention_of_grouped_heads_is_not_fused_in_pytorch() -> None:
 
 
 def test_tensor_and_pipeline_ranks_share_the_model() -> None:
-    run = Run(seq_len=512, framework="megatron")
-    one = of(LLAMA_8B, data=1, sharding=DDP, run=run)
-    eight = of(LLAMA_8B, data=1, tensor=8, sharding=DDP, run=run)
+    recipe = Recipe(seq_len=512, framework="megatron")
+    one = of(LLAMA_8B, data=1, sharding=DDP, recipe=recipe)
+    eight = of(LLAMA_8B, data=1, tensor=8, sharding=DDP, recipe=recipe)
     assert eight.memory_gib["optimizer_state"] == pytest.approx(one.memory_gib["optimizer_state"] / 8)
-    staged = of(LLAMA_8B, data=1, pipeline=8, sharding=DDP, grad_accum=16, run=run).memory_gib["optimizer_state"]
+    staged = of(LLAMA_8B, data=1, pipeline=8, sharding=DDP, grad_accum=16, recipe=recipe).memory_gib["optimizer_state"]
     assert one.memory_gib["optimizer_state"] / 8 < staged < one.memory_gib["optimizer_state"] / 5
 
 
 def test_sequence_parallelism_splits_what_tensor_parallelism_leaves_whole() -> None:
     """Korthikanti et al., arXiv:2205.05198, equation 4: with it, all of a layer's activations divide by t."""
-    run = Run(seq_len=1024, framework="megatron")
+    recipe = Recipe(seq_len=1024, framework="megatron")
     layout: dict[str, Any] = {"nodes": 1, "data": 1, "sharding": DDP, "micro_batch": 64, "grad_accum": 2}
-    one = of(run=run, **layout).memory_gib
-    whole = of(run=run, tensor=8, **layout).memory_gib
-    split = of(run=run, tensor=8, sequence_parallel=1, **layout).memory_gib
+    one = of(recipe=recipe, **layout).memory_gib
+    whole = of(recipe=recipe, tensor=8, **layout).memory_gib
+    split = of(recipe=recipe, tensor=8, sequence_parallel=1, **layout).memory_gib
     assert split["activations"] == pytest.approx(one["activations"] / 8, rel=0.01)
     assert whole["activations"] > 1.5 * split["activations"]
 
@@ -218,14 +220,14 @@ grids = {
 }
 
 
-def any_run(model: object, precision: str, framework: str) -> Run:
-    return Run(seq_len=1 if model is RESNET else 256, precision=precision, framework=framework)  # type: ignore[arg-type]
+def any_recipe(model: object, precision: str, framework: str) -> Recipe:
+    return Recipe(seq_len=1 if model is RESNET else 256, precision=precision, framework=framework)  # type: ignore[arg-type]
 
 
 @given(**grids)
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precision, framework, **grid) -> None:  # type: ignore[no-untyped-def]
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=any_run(model, precision, framework), **grid)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=any_recipe(model, precision, framework), **grid)
     assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
     assert all(part >= 0 for part in found.memory_gib.values())
     memory_gib = visible_memory_gib(node(gpu))
@@ -241,8 +243,8 @@ def test_a_larger_micro_batch_never_takes_less_memory(  # type: ignore[no-untype
     model, gpu, nodes, precision, framework, micro_batch, **grid
 ) -> None:
     sizes = np.array([micro_batch, micro_batch + 1, 2 * micro_batch])
-    run = any_run(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, micro_batch=sizes, **grid)
+    recipe = any_recipe(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, **grid)
     assert (np.diff(found.peak_memory_gib) >= -1e-9).all()
 
 
@@ -251,8 +253,8 @@ def test_a_larger_micro_batch_never_takes_less_memory(  # type: ignore[no-untype
 def test_each_zero_stage_takes_no_more_states_than_the_one_before(  # type: ignore[no-untyped-def]
     model, gpu, nodes, precision, framework, sharding, **grid
 ) -> None:
-    run = any_run(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, sharding=np.arange(len(SHARDINGS)), **grid)
+    recipe = any_recipe(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, sharding=np.arange(len(SHARDINGS)), **grid)
     for part in ("optimizer_state", "communication"):
         assert (np.diff(found.memory_gib[part]) <= 1e-9).all()
     assert found.peak_memory_gib[ZERO1] <= found.peak_memory_gib[DDP] + 1e-9
@@ -265,8 +267,8 @@ def test_each_zero_stage_takes_no_more_states_than_the_one_before(  # type: igno
 def test_recomputing_more_never_takes_more_activations(  # type: ignore[no-untyped-def]
     model, gpu, nodes, precision, framework, checkpointing, **grid
 ) -> None:
-    run = any_run(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, checkpointing=np.arange(3), **grid)
+    recipe = any_recipe(model, precision, framework)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, checkpointing=np.arange(3), **grid)
     peaks = found.memory_gib["activations"] + found.memory_gib["logits"]
     assert peaks[FULL] <= peaks[NONE] * 1.0 + 1e-9
     assert found.peak_memory_gib[FULL] <= found.peak_memory_gib[NONE] + 1e-9

@@ -30,8 +30,8 @@ def test_empty_cells_mean_the_documented_defaults() -> None:
         assert found.grid.micro_batch == found.grid.grad_accum == 1
         assert found.grid.sharding == ZERO3
         assert found.grid.checkpointing == NONE
-        assert (found.run.precision, found.run.optimizer, found.run.attention) == ("bf16", "adamw", "flash")
-        assert (found.run.framework, found.run.compiled) == ("torch", False)
+        assert (found.recipe.precision, found.recipe.optimizer, found.recipe.attention) == ("bf16", "adamw", "flash")
+        assert (found.recipe.framework, found.recipe.compiled) == ("torch", False)
         assert found.hardware.gpus_per_node == 8
         assert found.hardware.network_gbit_per_s == 8 * 400
         assert found.grid.nodes == 2
@@ -58,7 +58,7 @@ def test_a_preset_name_alone_is_enough() -> None:
     row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
     found = read_row(row, gpu_table())
     assert found.model.parameters == 8_030_261_248
-    assert found.run.seq_len == 2048  # as gpufleet estimate
+    assert found.recipe.seq_len == 2048  # as gpufleet estimate
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need()
 
 def test_a_cnn_takes_images() -> None:
     found = read_row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}, gpu_table())
-    assert (found.run.seq_len, found.run.optimizer, found.run.framework) == (1, "sgd", "torchvision")
+    assert (found.recipe.seq_len, found.recipe.optimizer, found.recipe.framework) == (1, "sgd", "torchvision")
     assert found.grid.sharding == DDP
 
 
 def test_megatron_with_flash_attention_is_megatron_core() -> None:
     found = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
-    assert (found.run.framework, found.grid.sharding) == ("megatron-core", ZERO1)
+    assert (found.recipe.framework, found.grid.sharding) == ("megatron-core", ZERO1)
     older = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="unfused")
-    assert (older.run.framework, older.grid.sharding) == ("megatron", DDP)
+    assert (older.recipe.framework, older.grid.sharding) == ("megatron", DDP)
     zero3 = read(framework="megatron", sharding="zero3", attention="unfused")
-    assert (zero3.run.framework, zero3.grid.sharding) == ("megatron-deepspeed", ZERO3)
+    assert (zero3.recipe.framework, zero3.grid.sharding) == ("megatron-deepspeed", ZERO3)
 
 
 @pytest.mark.parametrize(

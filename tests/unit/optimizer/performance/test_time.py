@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.performance.evaluate import CHUNK, estimate, evaluate
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Run
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
 
@@ -19,7 +19,7 @@ MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
 
 def test_useful_flops_are_six_a_parameter_and_token_plus_attention() -> None:
     """MFU's numerator: PaLM, arXiv:2204.02311, appendix B: 6 N + 12 L H Q T, here with half of it for a causal mask."""
-    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=1, run=Run(seq_len=8192))
+    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=1, recipe=Recipe(seq_len=8192))
     peak = node().gpu.peak_tflop_per_s["bf16"] * 1e12 * 8
     flops = float(found.mfu * peak / found.tokens_per_second)
     m = LLAMA_8B
@@ -34,8 +34,8 @@ def test_a_cnn_takes_three_times_its_published_forward_flops() -> None:
 
 
 def test_recomputation_costs_a_forward_pass_but_for_the_last_product_and_no_mfu_is_claimed_for_it() -> None:
-    none = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=NONE, run=Run(seq_len=4096))
-    full = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=FULL, run=Run(seq_len=4096))
+    none = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=NONE, recipe=Recipe(seq_len=4096))
+    full = of(LLAMA_8B, nodes=2, data=16, micro_batch=4, checkpointing=FULL, recipe=Recipe(seq_len=4096))
     m = LLAMA_8B
     last = m.hidden_size * m.ffn_size / m.active_layer_matrix_parameters
     assert full.time_s["matmul"] == pytest.approx(none.time_s["matmul"] * (4 - last) / 3)
@@ -54,12 +54,12 @@ def test_a_grid_is_the_same_as_its_configurations_one_by_one() -> None:
         grad_accum=rng.integers(1, 9, size),
         checkpointing=rng.integers(0, 3, size),
     )
-    run = Run(seq_len=2048)
-    found = evaluate(LLAMA_8B, run, node(), grid, CALIBRATION)
+    recipe = Recipe(seq_len=2048)
+    found = evaluate(LLAMA_8B, recipe, node(), grid, CALIBRATION)
     for at in (0, 1, CHUNK - 1, CHUNK, size - 1):
         one = estimate(
             LLAMA_8B,
-            run,
+            recipe,
             node(),
             CALIBRATION,
             **{
@@ -83,9 +83,9 @@ def test_arrays_broadcast_against_each_other() -> None:
 
 def test_data_parallel_communication_moves_what_the_zero_paper_says() -> None:
     """arXiv:1910.02054, section 7: stages 1 and 2 move what DDP moves, stage 3 half as much again."""
-    run = Run(seq_len=64, precision="fp32", framework="composer-fsdp")  # same bytes for gradients and parameters
+    recipe = Recipe(seq_len=64, precision="fp32", framework="composer-fsdp")  # same bytes for gradients and parameters
     hardware = node(network_gbit_per_s=1.0)  # so slow that nothing hides and latencies vanish
-    found = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=np.arange(4), run=run).time_s[
+    found = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=np.arange(4), recipe=recipe).time_s[
         "data_communication"
     ]
     assert found[ZERO1] == pytest.approx(found[DDP], rel=0.01)
@@ -118,24 +118,24 @@ def test_tcp_is_slower_than_efa_and_pcie_than_nvlink() -> None:
 
 def test_the_pipeline_bubble_is_stages_less_one_micro_batches_and_interleaving_divides_it() -> None:
     """Narayanan et al., arXiv:2104.04473, section 2.2: (p - 1) / m of the ideal time; 1 / v of that with v chunks."""
-    run = Run(seq_len=2048, framework="megatron")
-    plain = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, run=run)
+    recipe = Recipe(seq_len=2048, framework="megatron")
+    plain = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, recipe=recipe)
     ideal = sum(float(plain.time_s[part]) for part in ("matmul", "attention", "elementwise", "throttling"))
     assert float(plain.time_s["bubble"]) == pytest.approx(3 / 16 * ideal, rel=0.05)
-    chunks = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, run=run, virtual_stages=2)
+    chunks = of(LLAMA_8B, data=2, pipeline=4, sharding=DDP, grad_accum=16, recipe=recipe, virtual_stages=2)
     assert float(chunks.time_s["bubble"]) == pytest.approx(float(plain.time_s["bubble"]) / 2, rel=0.05)
 
 
 def test_compiled_code_spends_less_on_elementwise_work_only() -> None:
-    eager = of(LLAMA_8B, run=Run(seq_len=2048))
-    compiled = of(LLAMA_8B, run=Run(seq_len=2048, compiled=True))
+    eager = of(LLAMA_8B, recipe=Recipe(seq_len=2048))
+    compiled = of(LLAMA_8B, recipe=Recipe(seq_len=2048, compiled=True))
     assert compiled.time_s["elementwise"] < eager.time_s["elementwise"]
     assert compiled.time_s["matmul"] == eager.time_s["matmul"]
 
 
 def test_a_mixture_computes_with_its_active_experts_and_stores_all() -> None:
     mixtral, mistral = resolve_model("mixtral-8x7b"), resolve_model("mistral-7b")
-    both = [of(model, nodes=8, data=64, run=Run(seq_len=4096), micro_batch=4) for model in (mistral, mixtral)]
+    both = [of(model, nodes=8, data=64, recipe=Recipe(seq_len=4096), micro_batch=4) for model in (mistral, mixtral)]
     assert 1.5 < float(both[1].time_s["matmul"] / both[0].time_s["matmul"]) < 2.5
     assert both[1].memory_gib["optimizer_state"] > 6 * both[0].memory_gib["optimizer_state"]
 
@@ -157,7 +157,7 @@ def test_a_precision_the_gpu_does_not_run_is_missing_data() -> None:
 )
 def test_a_run_that_means_nothing_is_refused(change: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
-        of(GPT2_XL, run=replace(Run(seq_len=512), **change))  # type: ignore[arg-type]
+        of(GPT2_XL, recipe=replace(Recipe(seq_len=512), **change))  # type: ignore[arg-type]
 
 
 def test_a_million_configurations_take_a_second_of_one_core() -> None:
@@ -166,7 +166,7 @@ def test_a_million_configurations_take_a_second_of_one_core() -> None:
     nodes = np.arange(size) % 64 + 1
     grid = Grid(nodes=nodes, data=8 * nodes, sharding=np.arange(size) % 4, micro_batch=np.arange(size) % 16 + 1)
     start = time.process_time()
-    evaluate(LLAMA_8B, Run(seq_len=4096), node(), grid, CALIBRATION)
+    evaluate(LLAMA_8B, Recipe(seq_len=4096), node(), grid, CALIBRATION)
     assert time.process_time() - start < 0.2 * 2  # twice the goal: a virtual core may be half a core
 
 
@@ -181,18 +181,18 @@ grids = {
 }
 
 
-def any_run(model: object) -> Run:
-    return Run(seq_len=1 if model is RESNET else 256, precision="fp16")
+def any_recipe(model: object) -> Recipe:
+    return Recipe(seq_len=1 if model is RESNET else 256, precision="fp16")
 
 
 @given(**grids)
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up_to_the_step_and_throughput_is_its_inverse(model, gpu, nodes, **grid) -> None:  # type: ignore[no-untyped-def]
-    run = any_run(model)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, **grid)
+    recipe = any_recipe(model)
+    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, **grid)
     assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
     assert all(part >= -1e-12 for part in found.time_s.values())
-    tokens = 8 * nodes * grid["micro_batch"] * grid["grad_accum"] * run.seq_len
+    tokens = 8 * nodes * grid["micro_batch"] * grid["grad_accum"] * recipe.seq_len
     assert found.tokens_per_second * found.step_time_s == pytest.approx(tokens)
     assert 0 < found.mfu < 1
 
@@ -202,9 +202,11 @@ def test_parts_add_up_to_the_step_and_throughput_is_its_inverse(model, gpu, node
 def test_a_larger_step_is_no_shorter_and_a_larger_micro_batch_is_no_slower_a_sample(  # type: ignore[no-untyped-def]
     model, gpu, nodes, micro_batch, grad_accum, **grid
 ) -> None:
-    run = any_run(model)
+    recipe = any_recipe(model)
     sizes = micro_batch * np.array([1, 2, 4])
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, run=run, micro_batch=sizes, grad_accum=grad_accum, **grid)
+    found = of(
+        model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, grad_accum=grad_accum, **grid
+    )
     assert (np.diff(found.step_time_s) > -1e-12).all()  # equal where the host is the limit
     assert (np.diff(found.tokens_per_second) > -1e-6 * found.tokens_per_second[0]).all()
     more = of(
@@ -212,7 +214,7 @@ def test_a_larger_step_is_no_shorter_and_a_larger_micro_batch_is_no_slower_a_sam
         gpu=gpu,
         nodes=nodes,
         data=8 * nodes,
-        run=run,
+        recipe=recipe,
         micro_batch=micro_batch,
         grad_accum=np.arange(1, 5),
         **grid,
@@ -229,7 +231,7 @@ def test_a_faster_network_is_never_slower(model, gpu, nodes, **grid) -> None:  #
                 model,
                 nodes=nodes,
                 data=8 * nodes,
-                run=any_run(model),
+                recipe=any_recipe(model),
                 hardware=node(gpu, network_gbit_per_s=gbit),
                 **grid,
             ).step_time_s

@@ -25,7 +25,7 @@ from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.machines import Machines, share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Run
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Recipe
 from optimizer.search import layouts
 from optimizer.search.confidence import MEASURED_AXES, measured_axes
 from optimizer.search.fastest import TIE, Fastest, Search, estimates_of, fastest
@@ -44,7 +44,7 @@ def small_model(layers: int, heads: int, kv_heads: int, width: int, experts: int
 
 
 def configurations(
-    model: ModelSpec, run: Run, ranks: int, nodes: int, batch: int | None, limit: int
+    model: ModelSpec, recipe: Recipe, ranks: int, nodes: int, batch: int | None, limit: int
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Every configuration of the searched space on ``nodes`` nodes, by loops."""
     rows = []
@@ -53,10 +53,10 @@ def configurations(
     for tensor, pipeline, context, expert in itertools.product(
         range(1, ranks + 1), range(1, most + 1), (1, 2, 4, 8), range(1, max(1, model.experts) + 1)
     ):
-        if ranks % tensor or gpus % (tensor * pipeline * context) or context * 2048 > max(run.seq_len, 2048):
+        if ranks % tensor or gpus % (tensor * pipeline * context) or context * 2048 > max(recipe.seq_len, 2048):
             continue
         data = gpus // (tensor * pipeline * context)
-        splits = int(tensor > 1 and run.seq_len % (tensor * context) == 0)
+        splits = int(tensor > 1 and recipe.seq_len % (tensor * context) == 0)
         for micro in range(1, batch + 1) if batch else [2**k for k in range(12)]:
             if batch is not None:
                 accum = batch // (data * micro)
@@ -79,7 +79,7 @@ def configurations(
     columns = np.array(rows, dtype=np.int64).reshape(-1, 11).T
     names = (*FIELDS, "micro_batch", "grad_accum", "sharding", "checkpointing")
     found = dict(zip(names, columns, strict=True))
-    mask, _ = legal(model, run, Grid(nodes=nodes, **found))
+    mask, _ = legal(model, recipe, Grid(nodes=nodes, **found))
     return {name: values[mask] for name, values in found.items()}
 
 
@@ -138,13 +138,13 @@ def test_the_search_finds_what_brute_force_finds(
     compiled: bool,
 ) -> None:
     model = small_model(layers, heads, math.gcd(heads, 4), width, experts, vocab)
-    run = Run(seq_len=seq_len, framework=framework, compiled=compiled)
+    recipe = Recipe(seq_len=seq_len, framework=framework, compiled=compiled)
     instance = load().instance_type(name)
     calibration = load_calibration()
     most = nodes if instance.gpu_count >= 1 else 1
     result = fastest(
         [instance],
-        run,
+        recipe,
         model,
         samples=samples,
         global_batch=batch,
@@ -152,19 +152,19 @@ def test_the_search_finds_what_brute_force_finds(
         max_nodes=nodes,
         calibration=calibration,
     )[0]
-    allowed = layouts.shardings(run)
+    allowed = layouts.shardings(recipe)
     # Where the GPU has no measured run, or is no surer for a mixture than one without, all is as unsure as can be.
-    residual = calibration.residual(instance.gpu, run.precision, framework, kind=MIXTURE if experts else None)
+    residual = calibration.residual(instance.gpu, recipe.precision, framework, kind=MIXTURE if experts else None)
     sure = residual.relative_error < calibration.residuals[POOLED].relative_error
-    measured = measured_axes(instance.gpu, run.framework) if sure else layouts.AXES
+    measured = measured_axes(instance.gpu, recipe.framework) if sure else layouts.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
-        found = configurations(model, run, instance.ranks, count, batch, limit)
+        found = configurations(model, recipe, instance.ranks, count, batch, limit)
         found = {key: values[np.isin(found["sharding"], allowed)] for key, values in found.items()}
         if not found["data"].size:
             continue
-        estimates = evaluate(model, run, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
+        estimates = evaluate(model, recipe, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
         total += found["data"].size
         wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples, measured)]
     if isinstance(result, dict):
@@ -189,29 +189,31 @@ def _by_layout(entry: tuple[int, float, tuple[int, ...]]) -> tuple[int, tuple[in
 @pytest.mark.parametrize(
     "how",
     [
-        Run(seq_len=8192, framework="torch"),
-        Run(seq_len=8192, framework="torch", compiled=True),
-        Run(seq_len=8192, framework="torch", precision="fp8"),
-        Run(seq_len=8192, framework="torch", precision="fp8", compiled=True),
-        Run(seq_len=8192, framework="torch", precision="tf32"),
-        Run(seq_len=8192, framework="megatron-core"),
-        Run(seq_len=8192, framework="megatron-core", precision="fp8"),
-        Run(seq_len=8192, framework="torchtitan"),
+        Recipe(seq_len=8192, framework="torch"),
+        Recipe(seq_len=8192, framework="torch", compiled=True),
+        Recipe(seq_len=8192, framework="torch", precision="fp8"),
+        Recipe(seq_len=8192, framework="torch", precision="fp8", compiled=True),
+        Recipe(seq_len=8192, framework="torch", precision="tf32"),
+        Recipe(seq_len=8192, framework="megatron-core"),
+        Recipe(seq_len=8192, framework="megatron-core", precision="fp8"),
+        Recipe(seq_len=8192, framework="torchtitan"),
     ],
     ids=lambda how: f"{how.framework}-{how.precision}{'-compiled' if how.compiled else ''}",
 )
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt2-xl", "llama-3.1-405b"])
-def test_no_configuration_is_faster_than_its_bound(name: str, how: Run) -> None:
+def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> None:
     model = resolve_model(name)
-    run = replace(how, seq_len=1024) if name == "gpt2-xl" else how
+    recipe = replace(how, seq_len=1024) if name == "gpt2-xl" else how
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
-    rows = [layouts.rows(model, run, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances]
+    rows = [
+        layouts.rows(model, recipe, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances
+    ]
     search = Search(
-        machines=Machines.of(instances, run, model, calibration),
+        machines=Machines.of(instances, recipe, model, calibration),
         tables=rows,
         model=model,
-        run=run,
+        recipe=recipe,
         samples=10_000,
         calibration=calibration,
     )
@@ -237,7 +239,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Run) -> None:
             sharding=search.shardings[:, None],
             checkpointing=search.checkpointings,
         )
-        found = evaluate(model, run, share_of_gpu(instance), grid, calibration)
+        found = evaluate(model, recipe, share_of_gpu(instance), grid, calibration)
         hours = search.steps[row[mine]][:, None, None] * found.step_time_s / 3600
         for way in range(search.checkpointings.size):
             same = np.full((search.shardings.size, int(mine.sum())), way)
@@ -253,17 +255,17 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Run) -> None:
 
 
 def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
-    model, run, calibration = resolve_model("llama-3.1-8b"), Run(seq_len=8192), load_calibration()
+    model, recipe, calibration = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), load_calibration()
     kinds = [load().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
     found = [
         result
         for result in fastest(
-            kinds, run, model, samples=1000, global_batch=None, batch_limit=244, max_nodes=4, calibration=calibration
+            kinds, recipe, model, samples=1000, global_batch=None, batch_limit=244, max_nodes=4, calibration=calibration
         )
         if isinstance(result, Fastest)
     ]
     chosen = [(result, at) for result in found for at in range(result.nodes.size)]
-    estimates = estimates_of(chosen, run, model, calibration)
+    estimates = estimates_of(chosen, recipe, model, calibration)
     assert estimates.fits.all()
     for cell, (result, at) in enumerate(chosen):
         grid = Grid(
@@ -272,7 +274,7 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
             sharding=result.sharding[at],
             checkpointing=result.checkpointing[at],
         )
-        alone = evaluate(model, run, share_of_gpu(result.instance), grid, calibration)
+        alone = evaluate(model, recipe, share_of_gpu(result.instance), grid, calibration)
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
         hours = result.steps[at] * float(alone.step_time_s) / 3600
         assert result.train_hours[at] == pytest.approx(hours, rel=1e-12)
@@ -281,12 +283,12 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
 @pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
 def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
     kinds = [load().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
-    model, run, calibration = resolve_model(name), Run(seq_len=8192, framework=framework), load_calibration()
+    model, recipe, calibration = resolve_model(name), Recipe(seq_len=8192, framework=framework), load_calibration()
 
     def found(instances: Sequence[InstanceType]) -> list[Any]:
         return fastest(
             instances,
-            run,
+            recipe,
             model,
             samples=10_000,
             global_batch=None,
@@ -315,7 +317,7 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
         result
         for result in fastest(
             same,
-            Run(seq_len=1024),
+            Recipe(seq_len=1024),
             resolve_model("gpt2"),
             samples=1000,
             global_batch=64,
@@ -331,9 +333,9 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
 
 
 def test_axes_that_are_not_allowed_are_not_used() -> None:
-    model, run = resolve_model("mixtral-8x7b"), Run(seq_len=8192)
+    model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
-        rows = layouts.rows(model, run, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
+        rows = layouts.rows(model, recipe, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
         for axis in set(layouts.AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
         for axis in set(allowed) - {"data"}:
@@ -342,7 +344,7 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
     rows = layouts.rows(
-        resolve_model("llama-3.1-8b"), Run(seq_len=8192), global_batch=240, batch_limit=240, ranks=8, max_nodes=6
+        resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, ranks=8, max_nodes=6
     )
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
@@ -371,7 +373,7 @@ def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: t
     model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
     result = fastest(
         [load().instance_type("p4d.24xlarge")],
-        Run(seq_len=8192, framework=framework),
+        Recipe(seq_len=8192, framework=framework),
         model,
         samples=10_000,
         global_batch=None,

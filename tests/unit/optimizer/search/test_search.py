@@ -21,14 +21,14 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import estimate
 from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Run
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
 from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.search.candidates import Table, pareto_front, search_types
 from optimizer.search.fastest import TIE, estimates_of
 from optimizer.search.plan_builder import Facts, assemble, interchangeable
-from optimizer.search.problem import Amount, run_of
+from optimizer.search.problem import Amount, build_recipe
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -56,8 +56,8 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
     model = resolve_model(wanted.model)
     amount = Amount.of(wanted, model)
     assert amount.global_batch is not None
-    run = Run(seq_len=amount.seq_len, precision=wanted.workload.precision, optimizer=wanted.workload.optimizer)
-    size = checkpoint_gib(model.parameters, run.optimizer)
+    recipe = Recipe(seq_len=amount.seq_len, precision=wanted.workload.precision, optimizer=wanted.workload.optimizer)
+    size = checkpoint_gib(model.parameters, recipe.optimizer)
     for name, nodes in itertools.product(TYPES, range(1, wanted.constraints.max_nodes + 1)):
         instance = catalog.instance_type(name)
         hardware = share_of_gpu(instance)
@@ -72,7 +72,7 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
                     continue
                 found = estimate(
                     model,
-                    run,
+                    recipe,
                     hardware,
                     calibration,
                     nodes=nodes,
@@ -85,7 +85,7 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
                 if not found.fits:
                     continue
                 train = math.ceil(amount.samples / amount.global_batch) * float(found.step_time_s) / 3600
-                error = calibration.residual(hardware.gpu, run.precision).relative_error
+                error = calibration.residual(hardware.gpu, recipe.precision).relative_error
                 rate = FAILURES_PER_GPU_HOUR * ranks
                 stall = float(stall_s(size, 1 if sharding == 0 else nodes))
                 interval = float(interval_s(stall, rate))
@@ -440,7 +440,7 @@ def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibr
             amount=amount,
             facts=Facts(catalog),
             calibration=calibration,
-            estimates=estimates_of(chosen, run_of(wanted, amount), model, calibration),
+            estimates=estimates_of(chosen, build_recipe(wanted, amount), model, calibration),
             cell=0,
         )
         assert plan.purchase.on_demand_base == 1
