@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +18,7 @@ from infra.config import ConfigError, Settings
 from infra.naming import Names
 from infra.network import NAT_USD_PER_HOUR
 from infra.observability import LOG_RETENTION_DAYS
-from optimizer.plan import FleetPlan, PurchaseOption
+from optimizer.plan import FleetPlan, Market, PurchaseOption
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
 TIMEOUT_S = 55
@@ -31,10 +31,6 @@ LIFECYCLES: dict[PurchaseOption, str] = {
     "reserved": "on-demand",
     "capacity-block": "capacity-block",
 }
-# What the plan's prices call a node of each option (optimizer.search.plan_builder).
-# A reservation has several names, and without
-# one the price it is billed at, which is the on-demand price.
-LABELS: dict[PurchaseOption, str] = {"on-demand": "on-demand", "spot": "spot", "capacity-block": "capacity block"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +53,31 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
     Raises:
         ConfigError: the plan has nodes whose price it does not say: they could not be metered.
     """
-    purchase, own_type = plan.purchase, plan.instance_type
-    by_label: dict[str, dict[str, float]] = {}
-    for price in plan.prices:
-        item, _, region = price.item.rpartition(" ")
-        label, _, instance_type = item.rpartition(" ")
-        if price.per == "hour" and region == plan.region and instance_type in (own_type, *purchase.spot_types):
-            by_label.setdefault(label, {}).setdefault(instance_type, price.usd)
-    found = {LIFECYCLES[purchase.option]: by_label.get(_label(purchase.option, by_label), {})}
+    purchase = plan.purchase
+    markets: list[Market]
+    # A reservation without a price of its own is billed at the on-demand price.
+    markets = ["owned-reservation", "reserved-1yr", "on-demand"] if purchase.option == "reserved" else [purchase.option]
+    by_lifecycle = {LIFECYCLES[purchase.option]: _first_priced(plan, markets)}
     if purchase.on_demand_base or purchase.fallback == "on-demand":
-        found["on-demand"] = by_label.get("on-demand", {})
-    for lifecycle, by_type in found.items():
-        if own_type not in by_type:
+        by_lifecycle["on-demand"] = _first_priced(plan, ("on-demand",))
+    for lifecycle, by_type in by_lifecycle.items():
+        if plan.instance_type not in by_type:
             raise ConfigError(
-                f"the plan has no hourly price of {lifecycle} {own_type} in {plan.region}, so nobody could meter these "
-                "nodes: make it anew with `gpufleet recommend`"
+                f"the plan has no hourly price of {lifecycle} {plan.instance_type} in {plan.region}, so nobody could "
+                "meter these nodes: make it anew with `gpufleet recommend`"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_lifecycle.items()))
 
 
-def _label(option: PurchaseOption, labels: Iterable[str]) -> str:
-    if option in LABELS:
-        return LABELS[option]
-    return next((label for label in labels if label not in LABELS.values()), "on-demand")
+def _first_priced(plan: FleetPlan, markets: Sequence[Market]) -> dict[str, float]:
+    """Prices by instance type, USD per hour, of the first of ``markets`` that the plan has prices of."""
+    for market in markets:
+        by_type = {
+            node.instance_type: usd for node, usd in plan.node_prices_usd_per_hour.items() if node.market == market
+        }
+        if by_type:
+            return by_type
+    return {}
 
 
 def job_id(plan: FleetPlan) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 from datetime import date, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -210,7 +211,38 @@ class Interruption(_Model):
     lost_hours: NonNegative = Field(description="Expected hours lost to recomputation and restarts.")
 
 
-class Price(_Model):
+# Markets that nodes are bought in, with their words in a price's ``item``. Saved plans have these words: do not reword.
+Market = Literal["on-demand", "spot", "owned-reservation", "reserved-1yr", "capacity-block"]
+MARKET_LABELS: dict[Market, str] = {
+    "on-demand": "on-demand",
+    "spot": "spot",
+    "owned-reservation": "owned reservation",
+    "reserved-1yr": "reserved, one year, no upfront, paid to its end",
+    "capacity-block": "capacity block",
+}
+_MARKETS = {label: market for market, label in MARKET_LABELS.items()}
+
+
+class NodeItem(NamedTuple):
+    """The priced node of a plan's price: market, instance type and region."""
+
+    market: Market
+    instance_type: str
+    region: str
+
+    def __str__(self) -> str:
+        """The ``item`` of the plan's JSON: "spot p5.48xlarge us-east-1"."""
+        return f"{MARKET_LABELS[self.market]} {self.instance_type} {self.region}"
+
+    @classmethod
+    def parse(cls, item: str) -> NodeItem | None:
+        """Read the ``item`` of a plan's JSON; None where it is no node's, like "gp3-storage us-east-1"."""
+        words = item.rsplit(" ", 2)
+        market = _MARKETS.get(words[0])
+        return cls(market, *words[1:]) if market and len(words) == 3 else None
+
+
+class PlanPrice(_Model):
     """One price the plan's cost uses."""
 
     item: str = Field(description='What is priced, like "spot p5.48xlarge us-east-1".')
@@ -218,6 +250,11 @@ class Price(_Model):
     per: str = Field(description='Unit the price is for, like "hour" or "GB-month".')
     source: str
     as_of: date
+
+    @cached_property
+    def node(self) -> NodeItem | None:
+        """The node that is priced by the hour; None for any other price."""
+        return NodeItem.parse(self.item) if self.per == "hour" else None
 
 
 class Calibration(_Model):
@@ -298,7 +335,7 @@ class FleetPlan(_Model):
     hours: Spread
     cost_usd: Cost
     interruption: Interruption
-    prices: tuple[Price, ...]
+    prices: tuple[PlanPrice, ...]
     calibration: Calibration
 
     @model_validator(mode="after")
@@ -377,16 +414,26 @@ class FleetPlan(_Model):
         """Ranks of the whole fleet."""
         return self.node_count * self.node.ranks
 
+    @cached_property
+    def node_prices_usd_per_hour(self) -> dict[NodeItem, float]:
+        """Price of each node that the plan may buy, USD per hour, in the order of ``prices``."""
+        types = (self.instance_type, *self.purchase.spot_types)
+        prices: dict[NodeItem, float] = {}
+        for price in self.prices:
+            node = price.node
+            if node and node.region == self.region and node.instance_type in types:
+                prices.setdefault(node, price.usd)
+        return prices
+
     @property
     def compute_usd_per_hour(self) -> float:
         """Expected price of the whole fleet's nodes, USD per hour of the run.
 
         A one-year commitment is paid to its end whatever the run takes, so its hour costs its own price.
         """
-        name = f"{self.instance_type} {self.region}"
-        hourly = [price.usd for price in self.prices if price.per == "hour" and price.item.endswith(name)]
-        if self.purchase.option == "reserved" and hourly:
-            return hourly[0] * self.node_count
+        own = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.instance_type == self.instance_type]
+        if self.purchase.option == "reserved" and own:
+            return own[0] * self.node_count
         return self.cost_usd.breakdown.compute / self.hours.expected
 
     @property
@@ -422,12 +469,11 @@ class FleetPlan(_Model):
         """
         purchase = self.purchase
         committed = purchase.option == "reserved" and purchase.capacity_reservation_id is None
-        names = tuple(f" {name} {self.region}" for name in (self.instance_type, *purchase.spot_types))
-        usd = {price.item: price.usd for price in self.prices if price.per == "hour" and price.item.endswith(names)}
-        dearest = max(usd.values(), default=0.0)
+        dearest = max(self.node_prices_usd_per_hour.values(), default=0.0)
         each = dearest
         if purchase.fallback == "none":
-            each = max((usd[item] for item in usd if item.startswith("spot ")), default=dearest)
+            spot = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.market == "spot"]
+            each = max(spot, default=dearest)
         nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * each
         besides = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
         return ((0.0 if committed else nodes) + besides) * self.reserve_s / 3600

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.plan import FleetPlan, Price
+from optimizer.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def cost_lines(
     catalog: Catalog,
     region: str,
     *,
-    prices: Sequence[Price] = (),
+    prices: Sequence[PlanPrice] = (),
     plan: FleetPlan | None,
 ) -> list[Line]:
     """A line for everything that is billed, in the resources' order.
@@ -149,11 +149,11 @@ class _Bill:
         resources: Sequence[Resource],
         catalog: Catalog,
         region: str,
-        prices: Sequence[Price],
+        prices: Sequence[PlanPrice],
         plan: FleetPlan | None,
     ) -> None:
         self._resources, self._catalog, self._region, self._plan = resources, catalog, region, plan
-        self._prices = {price.item: price for price in prices if price.per == "hour"}
+        self._node_prices = {price.node: price for price in prices if price.node}
         self._by_kind: dict[str, Callable[[Resource], Iterator[Line]]] = {
             "Group": self._group,
             "NodeGroup": self._node_group,
@@ -186,7 +186,7 @@ class _Bill:
         yield Line(type=of.type, name=of.name, item=what, basis="unpriced", quantity=quantity, per=per, unit_usd=None)
 
     def _unit(self, item: UnitItem) -> tuple[float | None, str, date | None, str]:
-        """Price, source, date and unit."""
+        """PlanPrice, source, date and unit."""
         from optimizer.catalog.model import UNIT_PER
 
         try:
@@ -254,12 +254,12 @@ class _Bill:
             yield from self._nodes(of, ("spot",), instance_type, count - base)
         elif market == "capacity-block":
             yield from self._nodes(
-                of, ("capacity block",), instance_type, count, note="paid when the block was bought, used or not"
+                of, ("capacity-block",), instance_type, count, note="paid when the block was bought, used or not"
             )
         elif any(resource.kind == "CapacityReservation" for resource in self._resources):
             pass  # they run in the reservation, which is billed for them
         elif "capacityReservationSpecification" in template:
-            yield from self._nodes(of, ("owned reservation", "on-demand"), instance_type, count)
+            yield from self._nodes(of, ("owned-reservation", "on-demand"), instance_type, count)
         else:
             yield from self._nodes(of, ("on-demand",), instance_type, count)
         pool = int(given.get("warmPool", {}).get("minSize", 0))
@@ -283,13 +283,13 @@ class _Bill:
         raise DataMissingError(f"no launch template {wanted!r} among the stack's resources")
 
     def _nodes(
-        self, of: Resource, labels: Sequence[str], instance_type: str, count: int, *, note: str = ""
+        self, of: Resource, markets: Sequence[Market], instance_type: str, count: int, *, note: str = ""
     ) -> Iterator[Line]:
-        """``count`` nodes at the first price of ``labels`` that is known: of the plan, else of the catalog."""
+        """``count`` nodes at the first price of ``markets`` that is known: of the plan, else of the catalog."""
         if not count:
             return
-        found = next(filter(None, (self._node_price(label, instance_type) for label in labels)), None)
-        what = f"{instance_type}, {labels[0]}"
+        found = next(filter(None, (self._node_price(market, instance_type) for market in markets)), None)
+        what = f"{instance_type}, {MARKET_LABELS[markets[0]]}"
         if found is None:
             yield from self._unpriced(of, what, quantity=count, per="node-hour")
             return
@@ -307,18 +307,18 @@ class _Bill:
             note=note,
         )
 
-    def _node_price(self, label: str, instance_type: str) -> Price | None:
-        item = f"{label} {instance_type} {self._region}"
-        if item in self._prices:
-            return self._prices[item]
+    def _node_price(self, market: Market, instance_type: str) -> PlanPrice | None:
+        node = NodeItem(market, instance_type, self._region)
+        if node in self._node_prices:
+            return self._node_prices[node]
         try:
             offer = self._catalog.offer(instance_type, self._region)
         except InvalidInputError:  # a type or region that the catalog has never heard of
             return None
-        price = {"on-demand": offer and offer.on_demand, "spot": offer and offer.spot}.get(label)
+        price = {"on-demand": offer and offer.on_demand, "spot": offer and offer.spot}.get(market)
         if not price:
             return None
-        return Price(item=item, usd=price.usd_per_hour, per="hour", source=price.source, as_of=price.as_of)
+        return PlanPrice(item=str(node), usd=price.usd_per_hour, per="hour", source=price.source, as_of=price.as_of)
 
     def _volumes(
         self, of: Resource, template: Mapping[str, Any], count: int, basis: Basis, *, note: str = ""

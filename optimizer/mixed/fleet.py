@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from optimizer.plan import Price
+from optimizer.plan import PlanPrice
 
 # Said wherever a mixed fleet is shown.
 NOT_PROVISIONED = "pulumi up cannot make a mixed fleet yet: a stack holds one instance type bought in one way"
@@ -93,7 +93,7 @@ class MixedFleet:
     relative_error: float
     saving_usd: float | None
     beats: dict[str, Any] | None
-    prices: tuple[Price, ...]
+    prices: tuple[PlanPrice, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The fleet as JSON data."""

@@ -11,10 +11,10 @@ from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.hardware import InstanceType, Offer
+from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
-from optimizer.plan import FleetPlan, Node, Price, Volumes
+from optimizer.plan import FleetPlan, Market, Node, NodeItem, PlanPrice, Volumes
 from optimizer.request import Constraints, FleetRequest
 from optimizer.search.candidates import Table
 from optimizer.search.confidence import speed_source
@@ -59,10 +59,10 @@ class Facts:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._unit_prices: dict[str, list[Price]] = {}
+        self._unit_prices: dict[str, list[PlanPrice]] = {}
         self._stand_ins: dict[str, list[InstanceType]] = {}
 
-    def unit_prices(self, region: str) -> list[Price]:
+    def unit_prices(self, region: str) -> list[PlanPrice]:
         """``unit_prices`` of a region."""
         if region not in self._unit_prices:
             self._unit_prices[region] = unit_prices(region, self.catalog)
@@ -228,27 +228,22 @@ def interchangeable(own: InstanceType, other: InstanceType) -> bool:
     )
 
 
-def node_prices(way: Purchase, others: Sequence[Offer] = ()) -> list[Price]:
+def node_prices(way: Purchase, others: Sequence[Offer] = ()) -> list[PlanPrice]:
     """Prices of the nodes that ``way`` buys, and of ``others`` it may take, each with its source and date."""
-    offer, name = way.offer, f"{way.offer.instance.name} {way.offer.region}"
-    label = {
-        "on-demand": "on-demand",
-        "spot": "spot",
-        "reserved": "owned reservation" if way.reservation else "reserved, one year, no upfront, paid to its end",
-        "capacity-block": "capacity block",
-    }[way.option]
-    prices = [_price(f"{label} {name}", way.price.usd_per_hour, "hour", way.price.source, way.price.as_of)]
+    offer, option = way.offer, way.option
+    market: Market = option if option != "reserved" else "owned-reservation" if way.reservation else "reserved-1yr"
+    prices = [_node_price(market, offer, way.price)]
     if (way.base or way.fallback) and offer.on_demand:
-        base = offer.on_demand
-        prices.append(_price(f"on-demand {name}", base.usd_per_hour, "hour", base.source, base.as_of))
-    for other in others:
-        if other.spot:
-            item = f"spot {other.instance.name} {other.region}"
-            prices.append(_price(item, other.spot.usd_per_hour, "hour", other.spot.source, other.spot.as_of))
-    return prices
+        prices.append(_node_price("on-demand", offer, offer.on_demand))
+    return prices + [_node_price("spot", other, other.spot) for other in others if other.spot]
 
 
-def unit_prices(region: str, catalog: Catalog) -> list[Price]:
+def _node_price(market: Market, offer: Offer, price: Price) -> PlanPrice:
+    item = str(NodeItem(market, offer.instance.name, offer.region))
+    return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
+
+
+def unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
     """Prices of everything else a fleet pays in a region, each with its source and date."""
     items: list[UnitItem] = ["gp3-storage"]
     volumes = Volumes()
@@ -262,8 +257,8 @@ def unit_prices(region: str, catalog: Catalog) -> list[Price]:
 
 
 @cache  # a region's prices are in all of its plans
-def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> Price:
-    return Price(item=item, usd=usd, per=per, source=source, as_of=as_of)
+def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> PlanPrice:
+    return PlanPrice(item=item, usd=usd, per=per, source=source, as_of=as_of)
 
 
 def rounded(value: float) -> float:

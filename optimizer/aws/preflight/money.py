@@ -10,7 +10,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
 from optimizer.catalog.sources import price_list, spot_history
-from optimizer.plan import FleetPlan, Price
+from optimizer.plan import FleetPlan, NodeItem, PlanPrice
 
 # Less than this is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -27,7 +27,7 @@ class Today:
         where: its source, in words.
     """
 
-    planned: Price
+    planned: PlanPrice
     usd: float
     where: str
 
@@ -40,33 +40,32 @@ class Today:
 def check_prices(context: Context) -> Iterator[Row]:
     """A row for each price of a node, then the run's cost at today's prices against budget and ceiling."""
     plan = context.plan
-    found: dict[str, Today | Unknown] = {}
+    answers: dict[NodeItem, Today | Unknown] = {}
     for price in plan.prices:
         asked = _question(context, price)
-        if asked is not None and price.usd > 0:
-            found[price.item] = ask(asked)
-    for item, today in found.items():
-        yield _price_row(context, item, today)
-    yield _budget_row(context, {item: today for item, today in found.items() if isinstance(today, Today)})
+        if asked is not None and price.node and price.usd > 0:
+            answers[price.node] = ask(asked)
+    for node, today in answers.items():
+        yield _price_row(context, node, today)
+    yield _budget_row(context, {node: today for node, today in answers.items() if isinstance(today, Today)})
 
 
-def _question(context: Context, price: Price) -> Callable[[], Today] | None:
+def _question(context: Context, price: PlanPrice) -> Callable[[], Today] | None:
     """How to ask for one price of the plan today; None where it is no node's, or one AWS does not quote.
 
     The price of a reservation the user owns is the user's; a Capacity Block's is in its offering.
     """
-    label, _, where = price.item.rpartition(" ")
-    label, _, name = label.rpartition(" ")
-    if price.per != "hour" or where != context.region:
+    node = price.node
+    if node is None or node.region != context.region:
         return None
-    if label == "spot":
-        return lambda: _spot(context, price, name)
-    if label == "on-demand" or label.startswith("reserved"):
-        return lambda: _listed(context, price, name, reserved=label != "on-demand")
+    if node.market == "spot":
+        return lambda: _spot(context, price, node.instance_type)
+    if node.market in ("on-demand", "reserved-1yr"):
+        return lambda: _listed(context, price, node.instance_type, reserved=node.market == "reserved-1yr")
     return None
 
 
-def _listed(context: Context, price: Price, name: str, *, reserved: bool) -> Today:
+def _listed(context: Context, price: PlanPrice, name: str, *, reserved: bool) -> Today:
     documents = price_list.fetch_instances(clients.pricing(), context.region, name)
     found, skipped = price_list.parse_instances(documents, context.region, {name})
     if name not in found:
@@ -77,7 +76,7 @@ def _listed(context: Context, price: Price, name: str, *, reserved: bool) -> Tod
     return Today(planned=price, usd=usd, where="the price list")
 
 
-def _spot(context: Context, price: Price, name: str) -> Today:
+def _spot(context: Context, price: PlanPrice, name: str) -> Today:
     ec2 = context.ec2
     entries, zone_ids = spot_history.fetch(ec2, [name]), spot_history.fetch_zone_ids(ec2)
     offered = {name: context.zone_ids} if context.zone_ids else None
@@ -88,8 +87,8 @@ def _spot(context: Context, price: Price, name: str) -> Today:
     return Today(planned=price, usd=usd, where=f"spot in {zone_id}")
 
 
-def _price_row(context: Context, item: str, today: Today | Unknown) -> Row:
-    check, again = f"price of {item}", _AGAIN.format(region=context.region)
+def _price_row(context: Context, node: NodeItem, today: Today | Unknown) -> Row:
+    check, again = f"price of {node}", _AGAIN.format(region=context.region)
     if isinstance(today, Unknown):
         return today.row(check, why="the plan's dollars are of the day it was made", next_step=again)
     planned = today.planned
@@ -106,27 +105,31 @@ def _price_row(context: Context, item: str, today: Today | Unknown) -> Row:
     )
 
 
-def dearer_by(plan: FleetPlan, today: dict[str, Today]) -> float:
+def dearer_by(plan: FleetPlan, today: dict[NodeItem, Today]) -> float:
     """How much dearer an hour of the whole fleet is today, as a fraction; what nobody quoted counts as planned.
 
     A spot fleet may be of any of its types: the one that rose most counts.
     """
-    own = f"{plan.instance_type} {plan.region}"
-    by_market = {item.split(" ")[0]: price for item, price in today.items() if item.endswith(f" {own}")}
+    by_market = {
+        node.market: price
+        for node, price in today.items()
+        if (node.instance_type, node.region) == (plan.instance_type, plan.region)
+    }
     if plan.purchase.option != "spot":
         return max((price.change for price in by_market.values()), default=0.0)
-    planned = {price.item: price.usd for price in plan.prices}
-    spot_usd, base_usd = planned.get(f"spot {own}", 0.0), planned.get(f"on-demand {own}", 0.0)
+    planned, own = plan.node_prices_usd_per_hour, (plan.instance_type, plan.region)
+    spot_usd = planned.get(NodeItem("spot", *own), 0.0)
+    base_usd = planned.get(NodeItem("on-demand", *own), 0.0)
     spot_nodes, base = plan.node_count - plan.purchase.on_demand_base, plan.purchase.on_demand_base
     before = spot_nodes * spot_usd + base * base_usd
     if not before:
         return 0.0
-    spot_change = max((price.change for item, price in today.items() if item.startswith("spot ")), default=0.0)
+    spot_change = max((price.change for node, price in today.items() if node.market == "spot"), default=0.0)
     base_change = by_market["on-demand"].change if "on-demand" in by_market else 0.0
     return (spot_nodes * spot_usd * spot_change + base * base_usd * base_change) / before
 
 
-def _budget_row(context: Context, today: dict[str, Today]) -> Row:
+def _budget_row(context: Context, today: dict[NodeItem, Today]) -> Row:
     plan, ceiling = context.plan, context.target.ceiling_usd
     cost = plan.cost_usd
     # Nodes alone change; their share of the 95th percentile is taken for that of the expectation.

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import PlanError, plan_from_dict, read_plan, read_plan_file
+from optimizer.plan import (
+    MARKET_LABELS,
+    Market,
+    NodeItem,
+    PlanError,
+    plan_from_dict,
+    read_plan,
+    read_plan_file,
+)
 from tests.plans import SPOT_P4D, merged, sample_plan
 
 NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
@@ -124,3 +132,14 @@ def test_a_fraction_of_a_gpu_is_one_rank() -> None:
         purchase={"on_demand_base": 0},
     )
     assert plan.gpus == 1
+
+
+@pytest.mark.parametrize("market", MARKET_LABELS)
+def test_the_text_of_a_node_s_price_is_read_back(market: Market) -> None:
+    node = NodeItem(market, "p5.48xlarge", "us-east-1")
+    assert NodeItem.parse(str(node)) == node
+
+
+@pytest.mark.parametrize("item", ["gp3-storage us-east-1", "kms-key us-east-1", "spot", "Spot p5.48xlarge us-east-1"])
+def test_other_texts_name_no_node(item: str) -> None:
+    assert NodeItem.parse(item) is None

@@ -94,7 +94,7 @@ def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, documents: list[str
 
 
 def test_a_reserved_price_that_aws_does_not_sell_is_unknown(aws: FakeAws) -> None:
-    row = next(check_prices(context(priced(("reserved, one year p4d.24xlarge", 14.0)))))
+    row = next(check_prices(context(priced(("reserved, one year, no upfront, paid to its end p4d.24xlarge", 14.0)))))
     assert row.level == "unknown" and "sells no one-year no-upfront term" in row.found
 
 
