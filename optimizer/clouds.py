@@ -30,7 +30,6 @@ from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
 from optimizer.search.candidates import Table, search_types
 from optimizer.search.plan_builder import cents, parallelism, rounded
-from optimizer.search.problem import Amount
 
 BASIS = (
     "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "
@@ -111,15 +110,14 @@ class Comparison:
         }
 
 
-def compare_clouds(answer: Recommendation, clouds: Clouds, calibration: Calibration) -> Comparison:
+def compare_clouds(answer: Recommendation, clouds: Clouds) -> Comparison:
     """The same request on other clouds' types, beside ``answer``'s AWS plans.
 
     Raises:
         InvalidInputError: as ``recommend``.
     """
-    request = answer.request
-    model = answer.model
-    amount = Amount.of(request, model)
+    problem = answer.problem
+    request = problem.request
     on_demand = request.constraints.model_copy(update={"purchase_options": ("on-demand",), "existing_reservations": ()})
     asked = request.model_copy(update={"constraints": on_demand})
     best = answer.plans[0] if answer.plans else None
@@ -135,13 +133,21 @@ def compare_clouds(answer: Recommendation, clouds: Clouds, calibration: Calibrat
         else:
             types[name] = [_as_estimated(other) for other in priced]
     catalog = with_clouds(
-        answer.catalog, Clouds(offers=tuple(o for offers in types.values() for o in offers)), aws=False
+        problem.catalog, Clouds(offers=tuple(o for offers in types.values() for o in offers)), aws=False
     )
-    tables = search_types(catalog.instance_types, asked, model, amount, catalog.regions(), catalog, calibration)
+    tables = search_types(
+        replace(
+            problem,
+            request=asked,
+            catalog=catalog,
+            regions=catalog.regions(),
+            instance_types=catalog.instance_types,
+        )
+    )
     rows = []
     for offers, table in zip(types.values(), tables, strict=True):
         if isinstance(table, Table):
-            row = _best(offers[0], table, request, calibration)
+            row = _best(offers[0], table, request, problem.calibration)
             rows.append(
                 replace(
                     row,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +11,15 @@ import numpy as np
 from optimizer.catalog import Catalog
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.frameworks import check_framework, fp8_note
+from optimizer.performance.frameworks import fp8_note
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, Objective
 from optimizer.search.alternatives import alternatives
 from optimizer.search.candidates import Table, pareto_front, search_types
 from optimizer.search.fastest import estimates_of
 from optimizer.search.plan_builder import Facts, assemble
-from optimizer.search.problem import Amount, build_recipe, check_reservations, matching_regions, matching_types
+from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
-from optimizer.workload.model import ModelSpec
-from optimizer.workload.resolve import resolve_model
 
 if TYPE_CHECKING:
     from optimizer.mixed.fleet import MixedFleet
@@ -36,9 +33,7 @@ class Recommendation:
     """The answer to a request.
 
     Attributes:
-        request: what was asked.
-        model: what its model resolved to.
-        catalog: the prices and types it was answered from.
+        problem: what was asked, and the prices, types and calibration it was answered from.
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto set.
         pareto: plans no other plan beats in both expected hours and expected cost, cheapest first.
         mixed_fleets: two groups of unlike nodes as one job, where that is cheaper than every plan; cheapest first.
@@ -51,9 +46,7 @@ class Recommendation:
         elapsed_s: seconds the search took.
     """
 
-    request: FleetRequest
-    model: ModelSpec
-    catalog: Catalog
+    problem: Problem
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
     mixed_fleets: tuple[MixedFleet, ...]
@@ -69,8 +62,8 @@ class Recommendation:
         """The JSON answer of ``gpufleet recommend``."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "request": self.request.model_dump(mode="json"),
-            "catalog": self.catalog.describe(),
+            "request": self.problem.request.model_dump(mode="json"),
+            "catalog": self.problem.catalog.describe(),
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
             "mixed_fleets": [fleet.to_dict() for fleet in self.mixed_fleets],
@@ -95,15 +88,9 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         DataMissingError: a price the cost needs is in no region of the catalog.
     """
     started = time.perf_counter()
-    model = resolve_model(request.model)
-    check_framework(request.workload.framework, model)
-    amount = Amount.of(request, model)
+    problem = Problem.resolve(request, catalog, calibration)
     limits = request.constraints
-    regions = matching_regions(limits.regions, catalog)
-    check_reservations(limits.existing_reservations, catalog)
-    names = matching_types(limits.instance_types, catalog)
-    instances = [catalog.instance_type(name) for name in names]
-    found = search_types(instances, request, model, amount, regions, catalog, calibration)
+    found = search_types(problem)
     searched = [table for table in found if isinstance(table, Table)]
     tables = [table for table in searched if table.feasible(limits).any()]
     rejected = [
@@ -114,20 +101,10 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     best, front = _rank(tables, request)
     chosen = list(dict.fromkeys([*front, *best]))
     configs = [(tables[table].fastest, int(tables[table].config[row])) for table, row in chosen]
-    estimates = estimates_of(configs, build_recipe(request, amount), model, calibration) if configs else None
+    estimates = estimates_of(problem, configs) if configs else None
     facts = Facts(catalog)
     plans = {
-        (table, row): assemble(
-            tables[table],
-            row,
-            request=request,
-            model=model,
-            amount=amount,
-            facts=facts,
-            calibration=calibration,
-            estimates=estimates,
-            cell=cell,
-        )
+        (table, row): assemble(problem, facts, tables[table], row, estimates, cell)
         for cell, (table, row) in enumerate(chosen)
         if estimates is not None
     }
@@ -136,44 +113,29 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     if chosen:
         table, row = (front if request.objective == "pareto" else best)[0]
         lost = alternatives(
+            problem,
             plans[table, row],
             tables[table],
             tables[table].purchases[tables[table].purchase[row]],
-            request=request,
-            model=model,
-            amount=amount,
-            catalog=catalog,
-            calibration=calibration,
         )
     return Recommendation(
-        request=request,
-        model=model,
-        catalog=catalog,
+        problem=problem,
         plans=pareto if request.objective == "pareto" else tuple(plans[at] for at in best),
         pareto=pareto,
-        mixed_fleets=find_mixed(
-            request,
-            model,
-            amount,
-            regions,
-            catalog,
-            calibration,
-            [table.fastest for table in searched],
-            pareto[0] if pareto else None,
-        ),
+        mixed_fleets=find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
         rejected=tuple(rejected),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(lost),
-        notes=(*_understood(request, model), *_notes(request, names, regions)),
+        notes=(*_understood(problem), *_notes(problem)),
         elapsed_s=time.perf_counter() - started,
     )
 
 
-def _understood(request: FleetRequest, model: ModelSpec) -> tuple[str, ...]:
+def _understood(problem: Problem) -> tuple[str, ...]:
     """What a CNN's workload was taken for where it was said in a transformer's words, and that 8 bits may be slow."""
-    work = request.workload
+    work, model = problem.request.workload, problem.model
     slow = fp8_note(work.precision, work.framework, compiled=work.compiled)
     found = [slow] if slow else []
     if model.architecture != "cnn":
@@ -188,17 +150,17 @@ def _understood(request: FleetRequest, model: ModelSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _notes(request: FleetRequest, names: Sequence[str], regions: Sequence[str]) -> tuple[str, ...]:
+def _notes(problem: Problem) -> tuple[str, ...]:
     """Which reservations of the request its own limits leave unused."""
-    limits = request.constraints
+    limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     found = []
     for owned in limits.existing_reservations:
         what = f"the reservation of {owned.count} {owned.instance_type} in {owned.region} is not used"
         if owned not in limits.usable_reservations:
             found.append(f"{what}: purchase_options ({', '.join(limits.purchase_options)}) leave out {owned.option}")
-        elif owned.region not in regions:
+        elif owned.region not in problem.regions:
             found.append(f"{what}: regions ({', '.join(limits.regions)}) leave it out")
-        elif owned.instance_type not in names:
+        elif owned.instance_type not in types:
             found.append(f"{what}: instance_types ({', '.join(limits.instance_types)}) leave it out")
     return tuple(found)
 

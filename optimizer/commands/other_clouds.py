@@ -9,7 +9,6 @@ import click
 from optimizer.catalog.clouds import NOT_PROVISIONED, load_clouds, price_notes
 from optimizer.clouds import BASIS, Comparison, compare_clouds
 from optimizer.commands.output import write_table
-from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 
@@ -34,12 +33,12 @@ COLUMNS = {
 LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
 
 
-def compared(answer: Recommendation, calibration: Calibration) -> Comparison:
+def compared(answer: Recommendation) -> Comparison:
     """Other clouds beside ``answer``; where their prices come from, and how old they are, on standard error."""
     clouds = load_clouds()
     for note in price_notes(clouds):
         click.echo(f"note: {note}", err=True)
-    return compare_clouds(answer, clouds, calibration)
+    return compare_clouds(answer, clouds)
 
 
 def print_comparison(found: Comparison) -> None:

@@ -22,7 +22,6 @@ from optimizer.search.layouts import AXES
 
 if TYPE_CHECKING:
     from optimizer.clouds import Comparison
-from optimizer.performance.calibration import Calibration
 
 COLUMNS = {
     "rank": "#",
@@ -141,9 +140,8 @@ def command(
     request = request_from_dict(_overlay(data, flags), origin=str(request_file) if request_file else "the request")
     catalog = load()
     write_catalog_notes(catalog)
-    used = chosen_calibration(calibration)
-    answer = recommend(request, catalog, used)
-    others = _other_clouds(answer, used) if compare_clouds else None
+    answer = recommend(request, catalog, chosen_calibration(calibration))
+    others = _other_clouds(answer) if compare_clouds else None
     text = _text(_document(answer, others)) if save or output_format == "json" else ""
     if output_format == "json":
         click.echo(text)
@@ -243,7 +241,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
 
 def _print_tables(answer: Recommendation, *, explain: bool) -> None:
     if answer.plans:
-        write_table(_rows(answer), COLUMNS, title=f"Plans, best {answer.request.objective} first")
+        write_table(_rows(answer), COLUMNS, title=f"Plans, best {answer.problem.request.objective} first")
         _print_parallelism(answer, explain=explain)
         if any(not plan.calibration.rows for plan in answer.plans):
             click.echo(
@@ -269,7 +267,7 @@ def _print_tables(answer: Recommendation, *, explain: bool) -> None:
         write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
     click.echo(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
-        f"{answer.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
+        f"{answer.problem.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
     )
 
 
@@ -327,10 +325,10 @@ def _counted(answer: Recommendation) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _other_clouds(answer: Recommendation, calibration: Calibration) -> Comparison:
+def _other_clouds(answer: Recommendation) -> Comparison:
     from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
 
-    return compared(answer, calibration)
+    return compared(answer)
 
 
 def _print_other_clouds(others: Comparison) -> None:
@@ -368,8 +366,8 @@ def _explain_nothing(answer: Recommendation) -> None:
         DataMissingError: every considered type lacks a price of the asked purchase options.
         NothingFeasibleError: the limits leave nothing.
     """
-    limits = answer.request.constraints
-    model = answer.request.model if isinstance(answer.request.model, str) else "this model"
+    limits = answer.problem.request.constraints
+    model = answer.problem.request.model if isinstance(answer.problem.request.model, str) else "this model"
     if answer.rejected and all(entry["binding_constraint"] == "price" for entry in answer.rejected):
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",

@@ -9,17 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from optimizer.catalog import Catalog
-from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.mixed.pairs import Pairs
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import ways_to_have
-from optimizer.performance.calibration import Calibration, model_kind
+from optimizer.performance.calibration import model_kind
 from optimizer.plan import FleetPlan
-from optimizer.request import FleetRequest
 from optimizer.search.fastest import Fastest
-from optimizer.search.problem import Amount, build_recipe, matching_types
-from optimizer.workload.model import ModelSpec
+from optimizer.search.problem import Problem
 
 if TYPE_CHECKING:
     from optimizer.mixed.fleet import MixedFleet
@@ -27,25 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["find_mixed"]
 
 
-def find_mixed(
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    regions: Sequence[str],
-    catalog: Catalog,
-    calibration: Calibration,
-    fastest: Sequence[Fastest],
-    best: FleetPlan | None,
-) -> tuple[MixedFleet, ...]:
+def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | None) -> tuple[MixedFleet, ...]:
     """The mixed fleets that keep the limits and are cheaper than the cheapest fleet of one type, cheapest first.
 
     A mix is two groups of nodes in one zone: of unlike types, the model whole on every rank or sharded over all of them
     (tensor, pipeline and context parallelism are 1); or of one type, some owned and some rented.
 
     Args:
-        request, model, amount: what to train, resolved.
-        regions: regions considered.
-        catalog, calibration: prices and facts, fitted speeds.
+        problem: the request, resolved.
         fastest: the fastest configurations of each type.
         best: the cheapest fleet of one type that keeps the limits; None where there is none.
 
@@ -55,21 +40,20 @@ def find_mixed(
     Raises:
         DataMissingError: a price the cost needs is in no region of the catalog.
     """
-    limits, recipe = request.constraints, build_recipe(request, amount)
-    batch = amount.global_batch or amount.batch_limit
+    request, limits, recipe = problem.request, problem.request.constraints, problem.recipe
+    model, amount, catalog, calibration = problem.model, problem.amount, problem.catalog, problem.calibration
     types = [
         instance
-        for name in matching_types(limits.instance_types, catalog)
+        for instance in problem.instance_types
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
-        if (instance := catalog.instance_type(name)).gpu_count >= 1
+        if instance.gpu_count >= 1
         and recipe.precision in instance.gpu.peak_tflop_per_s
-        and instance.ranks < batch
+        and instance.ranks < amount.largest_batch
     ]
-    ways = list(ways_to_have(types, regions, limits, catalog))
+    ways = list(ways_to_have(types, problem.regions, limits, catalog))
     if len(ways) < 2 or limits.max_nodes < 2:
         return ()
-    size = checkpoint_gib(model.parameters, recipe.optimizer)
-    terms = Terms.of(ways, recipe, size, catalog, calibration, kind=model_kind(model))
+    terms = Terms.of(ways, recipe, problem.checkpoint_gib, catalog, calibration, kind=model_kind(model))
     # Cheaper by a cent at least.
     below = math.inf if best is None else best.cost_usd.expected - 0.005
     pairs = Pairs.of(ways, terms, limits, amount, recipe, model, calibration)
@@ -81,7 +65,7 @@ def find_mixed(
     from optimizer.mixed.find import MAX_FLEETS, Search, cheapest_of_each
     from optimizer.mixed.topup import topped_up
 
-    mixes = list(topped_up(fastest, ways, terms, limits, recipe, model, calibration))
+    mixes = list(topped_up(problem, fastest, ways, terms))
     if pairs is not None:
         mixes = Search(**vars(pairs)).cheapest(below, mixes)
     found = sorted(cheapest_of_each(mixes, below).values(), key=lambda mix: mix.key)

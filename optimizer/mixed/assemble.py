@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from optimizer.catalog import Catalog
 from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.economics.running_costs import volume_usd_per_month
 from optimizer.mixed.fleet import Group, MixedFleet
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.sources import zones
@@ -12,7 +13,6 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search.plan_builder import cents, node_prices, rounded, unit_prices
-from optimizer.search.running_costs import volume_usd_per_month
 from optimizer.units import HOURS_PER_MONTH
 from optimizer.workload.model import ModelSpec
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from optimizer.catalog import Catalog
 from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
 from optimizer.economics.outcome import Candidates, Outcome, outcome
+from optimizer.economics.running_costs import endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import Recipe
 from optimizer.search.purchases import Purchase
-from optimizer.search.running_costs import endpoints_usd_per_hour, storage_usd_per_month, volume_usd_per_month
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

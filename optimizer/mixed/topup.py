@@ -17,13 +17,11 @@ from optimizer.economics.outcome import Outcome
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.pricing import Terms
 from optimizer.mixed.sources import zones
-from optimizer.performance.calibration import Calibration
-from optimizer.performance.types import Recipe
 from optimizer.request import Constraints
 from optimizer.search.candidates import keeps_limits, part_of, reserve_hours_of
 from optimizer.search.fastest import Fastest, estimates_of
+from optimizer.search.problem import Problem
 from optimizer.search.purchases import Purchase
-from optimizer.workload.model import ModelSpec
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
 
@@ -38,22 +36,13 @@ class _Cheapest:
     cost: FleetCost
 
 
-def topped_up(
-    fastest: Sequence[Fastest],
-    ways: Sequence[Purchase],
-    terms: Terms,
-    limits: Constraints,
-    recipe: Recipe,
-    model: ModelSpec,
-    calibration: Calibration,
-) -> Iterator[Mix]:
+def topped_up(problem: Problem, fastest: Sequence[Fastest], ways: Sequence[Purchase], terms: Terms) -> Iterator[Mix]:
     """The cheapest division that keeps the limits, for each owned type and way to have more of it.
 
     Args:
+        problem: what to train.
         fastest: the fastest configurations of each type.
         ways, terms: how nodes can be had, and what that costs.
-        limits: budget, deadline and nodes.
-        run, model, calibration: what the configurations were estimated for.
     """
     of_type = {found.instance.name: found for found in fastest}
     for a, owned in enumerate(ways):
@@ -66,9 +55,9 @@ def topped_up(
                 continue
             if not set(zones(owned)) & set(zones(more)):
                 continue
-            best = _cheapest(found, (a, b), ways, terms, limits)
+            best = _cheapest(found, (a, b), ways, terms, problem.request.constraints)
             if best is not None:
-                yield _mix(found, best, (owned, more), recipe, model, calibration)
+                yield _mix(problem, found, best, (owned, more))
 
 
 def _cheapest(
@@ -97,16 +86,9 @@ def _cheapest(
     return _Cheapest(config=int(config[row]), nodes=(first, second), run=part_of(run, row), cost=part_of(cost, row))
 
 
-def _mix(
-    found: Fastest,
-    best: _Cheapest,
-    ways: tuple[Purchase, Purchase],
-    recipe: Recipe,
-    model: ModelSpec,
-    calibration: Calibration,
-) -> Mix:
+def _mix(problem: Problem, found: Fastest, best: _Cheapest, ways: tuple[Purchase, Purchase]) -> Mix:
     at = best.config
-    estimates = estimates_of([(found, at)], recipe, model, calibration)
+    estimates = estimates_of(problem, [(found, at)])
 
     def number(values: NDArray[np.float64]) -> float:
         return float(values.reshape(-1)[0])

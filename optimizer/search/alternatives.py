@@ -7,36 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.catalog import Catalog
-from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import InvalidInputError
-from optimizer.performance.calibration import Calibration
 from optimizer.performance.legality import check_legal
-from optimizer.performance.machines import Machines
-from optimizer.performance.types import SHARDINGS, Grid, Recipe
+from optimizer.performance.types import SHARDINGS, Grid
 from optimizer.plan import FleetPlan, Parallelism
-from optimizer.request import FleetRequest
 from optimizer.search import layouts
 from optimizer.search.candidates import Table
 from optimizer.search.fastest import TIE, Search, estimates_of
 from optimizer.search.plan_builder import cents, parallelism, rounded
-from optimizer.search.problem import Amount, build_recipe
+from optimizer.search.problem import Problem
 from optimizer.search.purchases import Purchase
-from optimizer.search.running_costs import besides_nodes
-from optimizer.workload.model import ModelSpec
 
 
-def alternatives(
-    plan: FleetPlan,
-    table: Table,
-    way: Purchase,
-    *,
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    catalog: Catalog,
-    calibration: Calibration,
-) -> list[dict[str, Any]]:
+def alternatives(problem: Problem, plan: FleetPlan, table: Table, way: Purchase) -> list[dict[str, Any]]:
     """What ``plan`` was chosen over on its own type, region, purchase and node count, the cheapest first.
 
     One entry for each other combination of tensor, pipeline, context and expert parallelism, and for each other
@@ -47,25 +30,9 @@ def alternatives(
         hours_expected, cost_usd_expected (null where it does not fit), loses_by ("memory", "illegal", "slower",
         "dearer", "tie" or "not allowed") and why.
     """
-    instance, nodes, recipe = table.fastest.instance, plan.node_count, build_recipe(request, amount)
-    rows = layouts.rows(
-        model,
-        recipe,
-        global_batch=amount.global_batch,
-        batch_limit=amount.batch_limit,
-        ranks=instance.ranks,
-        max_nodes=nodes,
-        axes=request.constraints.parallelism,
-        min_nodes=nodes,
-    )
-    search = Search(
-        machines=Machines.of([instance], recipe, model, calibration),
-        tables=[rows],
-        model=model,
-        recipe=recipe,
-        samples=amount.samples,
-        calibration=calibration,
-    )
+    instance, nodes = table.fastest.instance, plan.node_count
+    rows = layouts.rows(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
+    search = Search(problem, [instance], [rows])
     hours, peak_gib, limit_gib = search.everything()
     # What does not fit comes after what does, the nearest to fitting first.
     lacks = np.where(np.isfinite(hours), peak_gib - limit_gib, np.inf)
@@ -92,10 +59,8 @@ def alternatives(
     if picked:
         row, sharding_at, way_at = (np.array(column) for column in zip(*picked, strict=True))
         configured = search.of_rows(row, sharding_at, way_at, hours[row, sharding_at, way_at])
-        optimizer = request.workload.optimizer
-        prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
-        (paid,) = Table.of([(configured, [way])], model, optimizer, prices)
-        estimates = estimates_of([(configured, at) for at in range(row.size)], recipe, model, calibration)
+        (paid,) = Table.of(problem, [(configured, [way])])
+        estimates = estimates_of(problem, [(configured, at) for at in range(row.size)])
         cell = {int(config): at for at, config in enumerate(paid.config)}
         for at in range(row.size):
             fits = bool(estimates.fits[at])
@@ -111,7 +76,7 @@ def alternatives(
             slower = float(configured.train_hours[at]) / (plan.job.steps * plan.step_time_s / 3600) - 1
             found.append(entry | _why_it_loses(entry, slower, plan))
     found.sort(key=lambda entry: (not entry["fits"], entry["cost_usd_expected"] or entry["peak_gib"]))
-    return found + _illegal(model, recipe, search.used, request, instance.ranks, nodes)
+    return found + _illegal(problem, search.used, instance.ranks, nodes)
 
 
 def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict[str, str]:
@@ -131,10 +96,9 @@ def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
     }
 
 
-def _illegal(
-    model: ModelSpec, recipe: Recipe, used: Any, request: FleetRequest, ranks: int, nodes: int
-) -> list[dict[str, Any]]:
+def _illegal(problem: Problem, used: Any, ranks: int, nodes: int) -> list[dict[str, Any]]:
     """Kinds of parallelism of which no configuration is legal here, or that the request leaves out."""
+    model, recipe = problem.model, problem.recipe
     nothing: dict[str, Any] = dict.fromkeys(
         ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
     )
@@ -143,7 +107,7 @@ def _illegal(
         if (used >> at & 1).any() or (name == "expert" and not model.experts):
             continue
         entry = nothing | {"fits": False, "loses_by": "illegal"}
-        if name not in request.constraints.parallelism:
+        if name not in problem.request.constraints.parallelism:
             found.append(entry | {"loses_by": "not allowed", "why": f"{name}: the request's parallelism leaves it out"})
             continue
         why = f"{name}: {nodes} x {ranks} GPUs cannot be split so"

@@ -7,7 +7,7 @@ the 95th percentile: a plan that is only expected to keep a limit breaks it ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, Self, TypeVar
@@ -15,8 +15,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.catalog import Catalog
-from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import (
     FleetCost,
@@ -24,16 +22,12 @@ from optimizer.economics.fleet_cost import (
     fleet_cost,
 )
 from optimizer.economics.outcome import Candidates, Outcome, outcome
-from optimizer.hardware import InstanceType
-from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import DDP
-from optimizer.request import Constraints, FleetRequest
+from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, fastest
-from optimizer.search.problem import Amount, build_recipe
+from optimizer.search.problem import Problem
 from optimizer.search.purchases import Purchase, ways_to_pay
 from optimizer.search.rejections import Rejection, rejection
-from optimizer.search.running_costs import besides_nodes
-from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Part = TypeVar("Part", Outcome, FleetCost)
@@ -63,21 +57,14 @@ class Table:
     reserve_hours: Floats
 
     @classmethod
-    def of(
-        cls,
-        types: Sequence[tuple[Fastest, Sequence[Purchase]]],
-        model: ModelSpec,
-        optimizer: str,
-        unit_prices: Callable[[str], tuple[float, float, float, float]],
-    ) -> list[Self]:
+    def of(cls, problem: Problem, types: Sequence[tuple[Fastest, Sequence[Purchase]]]) -> list[Self]:
         """Cross configurations with ways to pay, type by type, and work out hours and dollars of each pair.
 
         The candidates of all types are worked out together: each has few, and the calls are most of the time.
 
         Args:
+            problem: what is trained, and the prices.
             types: the configurations of each, and the ways to pay for them.
-            model, optimizer: decide the size of a checkpoint.
-            unit_prices: ``besides_nodes`` of that size.
         """
         if not types:
             return []
@@ -103,7 +90,7 @@ class Table:
         config, purchase, base, nodes = config[keep], purchase[keep], base[keep], nodes[keep].astype(float)
         spot = of_way([way.option == "spot" for way in ways])
         committed = of_way([way.committed for way in ways])
-        size = checkpoint_gib(model.parameters, optimizer)
+        size = problem.checkpoint_gib
         result = outcome(
             Candidates(
                 train_hours=of_config([fastest.train_hours for fastest in found]),
@@ -119,8 +106,7 @@ class Table:
         )
         each = of_way([way.price.usd_per_hour for way in ways])
         on_demand = of_way([way.offer.on_demand.usd_per_hour if way.offer.on_demand else 0 for way in ways])
-        besides = [unit_prices(way.offer.region) for way in ways]
-        volume, storage, endpoints, controller = (of_way([prices[at] for prices in besides]) for at in range(4))
+        running = [problem.running_costs(way.offer.region) for way in ways]
         bases = np.where(spot > 0, base, nodes * (1 - committed))
         reserve = of_config([reserve_hours_of(fastest, size) for fastest in found])
         rates = Rates(
@@ -130,10 +116,10 @@ class Table:
             spot_usd_per_hour=each,
             committed_nodes=committed * nodes,
             committed_usd_per_hour=each,
-            volume_usd_per_month=volume,
-            storage_usd_per_month=storage,
-            endpoints_usd_per_hour=endpoints,
-            controller_usd_per_hour=controller,
+            volume_usd_per_month=of_way([usd.volume_usd_per_month for usd in running]),
+            storage_usd_per_month=of_way([usd.storage_usd_per_month for usd in running]),
+            endpoints_usd_per_hour=of_way([usd.endpoints_usd_per_hour for usd in running]),
+            controller_usd_per_hour=of_way([usd.controller_usd_per_hour for usd in running]),
             reserve_hours=reserve,
         )
         cost = fleet_cost(result, rates)
@@ -250,34 +236,11 @@ def pareto_front(hours: Floats, cost: Floats) -> NDArray[np.intp]:
     return order[hours[order] < best]
 
 
-def search_types(
-    instances: Sequence[InstanceType],
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    regions: Sequence[str],
-    catalog: Catalog,
-    calibration: Calibration,
-) -> list[Table | Rejection]:
+def search_types(problem: Problem) -> list[Table | Rejection]:
     """All candidates of each type, or why it has none whatever the limits on money and time; in the types' order."""
-    limits = request.constraints
-    ways = [ways_to_pay(instance, limits, regions, catalog) for instance in instances]
-    priced = [instance for instance, found in zip(instances, ways, strict=True) if isinstance(found, list)]
-    configured = iter(
-        fastest(
-            priced,
-            build_recipe(request, amount),
-            model,
-            samples=amount.samples,
-            global_batch=amount.global_batch,
-            batch_limit=amount.batch_limit,
-            max_nodes=limits.max_nodes,
-            axes=limits.parallelism,
-            calibration=calibration,
-        )
-    )
-    optimizer = request.workload.optimizer
-    prices = besides_nodes(catalog, checkpoint_gib(model.parameters, optimizer))
+    ways = [ways_to_pay(instance, problem) for instance in problem.instance_types]
+    priced = [i for i, payable in zip(problem.instance_types, ways, strict=True) if isinstance(payable, list)]
+    configured = iter(fastest(problem, priced))
     found = [next(configured) if isinstance(payable, list) else payable for payable in ways]
     types = [
         (of_type, payable)
@@ -285,5 +248,5 @@ def search_types(
         if isinstance(of_type, Fastest) and isinstance(payable, list)
     ]
     batches = (types[at : at + _TYPES] for at in range(0, len(types), _TYPES))
-    tables = chain.from_iterable(Table.of(batch, model, optimizer, prices) for batch in batches)
+    tables = chain.from_iterable(Table.of(problem, batch) for batch in batches)
     return [next(tables) if isinstance(of_type, Fastest) else of_type for of_type in found]

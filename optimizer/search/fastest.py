@@ -13,7 +13,7 @@ What is still fast enough is evaluated, the rows of the least bounds first: they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.hardware import InstanceType
-from optimizer.performance.calibration import POOLED, Calibration, model_kind
+from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines, share_of_gpu
-from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware, Recipe
+from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_axes
 from optimizer.search.lower_bound import COLUMNS, Floor
+from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection, rejection
-from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -94,29 +94,14 @@ class Fastest:
         return np.where(self.sharding == DDP, split, self.rows.nodes).astype(float)
 
 
-def fastest(
-    instances: Sequence[InstanceType],
-    recipe: Recipe,
-    model: ModelSpec,
-    *,
-    samples: int,
-    global_batch: int | None,
-    batch_limit: int,
-    max_nodes: int,
-    calibration: Calibration,
-    axes: Collection[str] = layouts.AXES,
-) -> list[Fastest | Rejection]:
-    """The fastest configurations that fit, at each node count up to ``max_nodes`` of each type; or why there is none.
+def fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
+    """The fastest configurations that fit, at each node count of each type; or why there is none.
 
     Args:
+        problem: what is trained.
         instances: the types.
-        run, model: what is trained.
-        samples: sequences or images of the whole training.
-        global_batch, batch_limit: as ``layouts.rows`` takes them.
-        max_nodes: most nodes.
-        calibration: fitted numbers.
-        axes: kinds of parallelism that may be used, of ``layouts.AXES``.
     """
+    recipe, amount, max_nodes = problem.recipe, problem.amount, problem.request.constraints.max_nodes
     # Until glibc's allocator has had a block of so many bytes back, it returns every large array's pages to the system
     # and faults them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
     np.empty(_LARGE_BYTES, dtype=np.uint8)
@@ -136,17 +121,9 @@ def fastest(
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
         if shape not in tables:
-            tables[shape] = layouts.rows(
-                model,
-                recipe,
-                global_batch=global_batch,
-                batch_limit=batch_limit,
-                ranks=shape[0],
-                max_nodes=shape[1],
-                axes=axes,
-            )
+            tables[shape] = layouts.rows(problem, ranks=shape[0], nodes=range(1, shape[1] + 1))
         if not tables[shape].size:
-            batch = global_batch or batch_limit
+            batch = amount.largest_batch
             found[instance.name] = rejection(
                 instance.name,
                 "global_batch",
@@ -161,14 +138,7 @@ def fastest(
         able.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
     if able:
         first = [same[0] for same in able.values()]
-        search = Search(
-            machines=Machines.of(first, recipe, model, calibration),
-            tables=[tables[key[1]] for key in able],
-            model=model,
-            recipe=recipe,
-            samples=samples,
-            calibration=calibration,
-        )
+        search = Search(problem, first, [tables[key[1]] for key in able])
         tables.clear()  # the search has copies: their memory is of use to it
         for result, same in zip(search.results(), able.values(), strict=True):
             for at, instance in enumerate(same):
@@ -198,16 +168,9 @@ class _Entries:
 class Search:
     """The search over some machines, each with its table of rows; positions in the joined table are ``row``s."""
 
-    def __init__(
-        self,
-        *,
-        machines: Machines,
-        tables: Sequence[layouts.Rows],
-        model: ModelSpec,
-        recipe: Recipe,
-        samples: int,
-        calibration: Calibration,
-    ) -> None:
+    def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[layouts.Rows]) -> None:
+        model, recipe, calibration = problem.model, problem.recipe, problem.calibration
+        machines = Machines.of(instances, recipe, model, calibration)
         self.machines, self.model = machines, model
         distinct = list({id(table): table for table in tables}.values())
         self.table_of = [next(at for at, one in enumerate(distinct) if one is table) for table in tables]
@@ -220,7 +183,7 @@ class Search:
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
         self.shards = np.ascontiguousarray(layouts.shards(self.table, self.shardings).T)[:, None]
         self.settings = np.count_nonzero(self.shards, axis=(0, 1)) * self.checkpointings.size
-        self.steps = np.ceil(samples / self.table.batch)
+        self.steps = np.ceil(problem.amount.samples / self.table.batch)
         self.used = self.table.used
         self.unsure = calibration.residuals[POOLED].relative_error
         self.errors = np.array(
@@ -523,9 +486,7 @@ class Search:
         )
 
 
-def estimates_of(
-    chosen: Sequence[tuple[Fastest, int]], recipe: Recipe, model: ModelSpec, calibration: Calibration
-) -> Estimates:
+def estimates_of(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:
     """Estimates of rows of ``Fastest``, one an element of ``chosen``, of which there is one at least."""
     types = list({found.instance.name: found.instance for found, _ in chosen}.values())
     position = {instance.name: at for at, instance in enumerate(types)}
@@ -533,7 +494,8 @@ def estimates_of(
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
     machine = np.array([position[found.instance.name] for found, _ in chosen])
-    return evaluate_inputs(Machines.of(types, recipe, model, calibration).inputs(machine, columns))
+    machines = Machines.of(types, problem.recipe, problem.model, problem.calibration)
+    return evaluate_inputs(machines.inputs(machine, columns))
 
 
 def described(rows: layouts.Rows, sharding: str) -> str:

@@ -24,6 +24,7 @@ from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Recipe
+from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
@@ -93,48 +94,30 @@ class Rows:
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 
-def rows(
-    model: ModelSpec,
-    recipe: Recipe,
-    *,
-    global_batch: int | None,
-    batch_limit: int,
-    ranks: int,
-    max_nodes: int,
-    axes: Collection[str] = AXES,
-    min_nodes: int = 1,
-) -> Rows:
-    """Every legal row over ``min_nodes`` to ``max_nodes`` nodes of ``ranks`` GPUs.
-
-    Args:
-        model, run: what is trained.
-        global_batch: samples of one step, kept exactly; None for the search to choose.
-        batch_limit: what it then comes as near to as whole micro-batches allow.
-        ranks: GPUs of a node.
-        max_nodes: most nodes.
-        axes: the kinds of parallelism that may be used, of AXES.
-        min_nodes: fewest nodes.
-    """
-    layouts = _layouts(model, recipe, ranks, range(min_nodes, max_nodes + 1), axes)
+def rows(problem: Problem, *, ranks: int, nodes: range) -> Rows:
+    """Every legal row of a problem over ``nodes`` nodes of ``ranks`` GPUs."""
+    model, amount = problem.model, problem.amount
+    layouts = _layouts(problem, ranks, nodes)
     data = layouts["data"][:, None]
-    if global_batch is None:
+    if amount.global_batch is None:
         sizes = MICRO_BATCHES
         # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
-        accum = batch_limit // (data * sizes)
+        accum = amount.batch_limit // (data * sizes)
         # Long sequences: one sequence a GPU of one node may already be more, and is the least there is.
         accum[:, 0] = np.where(layouts["nodes"] == 1, np.maximum(accum[:, 0], 1), accum[:, 0])
     else:
-        sizes = np.array(divisors(global_batch))
-        accum = global_batch // (data * sizes)
-        accum[accum * data * sizes != global_batch] = 0
+        sizes = np.array(divisors(amount.global_batch))
+        accum = amount.global_batch // (data * sizes)
+        accum[accum * data * sizes != amount.global_batch] = 0
     layout, size = np.nonzero(accum)
     found = {name: values[layout] for name, values in layouts.items()}
     found |= {"layout": layout, "micro_batch": sizes[size], "grad_accum": accum[layout, size]}
     return _with_virtual_stages(model, found)
 
 
-def _layouts(model: ModelSpec, recipe: Recipe, ranks: int, nodes: range, axes: Collection[str]) -> dict[str, Ints]:
+def _layouts(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]:
     """Every legal layout, and whether it splits the sequence."""
+    model, recipe, axes = problem.model, problem.recipe, problem.request.constraints.parallelism
     one = np.ones(1, dtype=np.int64)
     most = ranks * nodes[-1]
     split = model.layers > 0

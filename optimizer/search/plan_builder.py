@@ -7,21 +7,18 @@ from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
-from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.hardware import InstanceType, Offer, Price
-from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
 from optimizer.plan import FleetPlan, Market, Node, NodeItem, PlanPrice, Volumes
-from optimizer.request import Constraints, FleetRequest
+from optimizer.request import Constraints
 from optimizer.search.candidates import Table
 from optimizer.search.confidence import speed_source
 from optimizer.search.fastest import Fastest
-from optimizer.search.problem import Amount
+from optimizer.search.problem import Problem
 from optimizer.search.purchases import Purchase
-from optimizer.workload.model import ModelSpec
 
 # Fields of a plan's parallelism that are numbers of a search's row.
 _LAYOUT = (
@@ -77,19 +74,9 @@ class Facts:
         return self._stand_ins[own.name]
 
 
-def assemble(
-    table: Table,
-    row: int,
-    *,
-    request: FleetRequest,
-    model: ModelSpec,
-    amount: Amount,
-    facts: Facts,
-    calibration: Calibration,
-    estimates: Estimates,
-    cell: int,
-) -> FleetPlan:
+def assemble(problem: Problem, facts: Facts, table: Table, row: int, estimates: Estimates, cell: int) -> FleetPlan:
     """The plan of candidate ``row`` of ``table``; its configuration's estimates are at ``cell`` of ``estimates``."""
+    request, model, amount = problem.request, problem.model, problem.amount
     fastest, way = table.fastest, table.purchases[table.purchase[row]]
     config = int(table.config[row])
     instance = fastest.instance
@@ -101,7 +88,6 @@ def assemble(
     breakdown = {part: cents(getattr(cost, part)[row]) for part in parts}
     # The sum of what is shown, so that the bill adds up to the cent.
     expected_usd = round(sum(breakdown.values()), 2)
-    size = checkpoint_gib(model.parameters, request.workload.optimizer)
     p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
     compute_p95_usd = breakdown["compute"] * float(run.hours_p95[row] / run.hours_expected[row])
     reserve_usd = float(cost.reserve[row])
@@ -131,7 +117,7 @@ def assemble(
                 "steps": int(fastest.steps[config]),
                 "precision": request.workload.precision,
                 "optimizer": request.workload.optimizer,
-                "checkpoint_gib": rounded(size),
+                "checkpoint_gib": rounded(problem.checkpoint_gib),
                 "budget_usd": request.constraints.budget_usd,
                 "deadline_hours": request.constraints.deadline_hours,
             },
@@ -163,18 +149,16 @@ def assemble(
                 "lost_hours": rounded(run.lost_hours[row]),
             },
             "prices": [*node_prices(way, others), *facts.unit_prices(way.offer.region)],
-            "calibration": _calibration(fastest, config, request, model, calibration),
+            "calibration": _calibration(fastest, config, problem),
         }
     )
 
 
-def _calibration(
-    fastest: Fastest, config: int, request: FleetRequest, model: ModelSpec, calibration: Calibration
-) -> dict[str, Any]:
+def _calibration(fastest: Fastest, config: int, problem: Problem) -> dict[str, Any]:
     """Where the speed of one configuration comes from, and how sure it is."""
-    gpu, work = fastest.instance.gpu, request.workload
+    gpu, work = fastest.instance.gpu, problem.request.workload
     ranks = parallelism(fastest, config)
-    residual, source = speed_source(calibration, gpu, work.precision, work.framework, model, ranks)
+    residual, source = speed_source(problem.calibration, gpu, work.precision, work.framework, problem.model, ranks)
     return {"source": source, "relative_error": rounded(residual.relative_error), "rows": residual.rows}
 
 

@@ -1,4 +1,4 @@
-"""The problem to solve: a request with its model, training amount, catalog and calibration resolved."""
+"""``Problem``: a request with its model, training amount, catalog and calibration, all that an answer depends on."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Self
 
 from optimizer.catalog import Catalog
+from optimizer.economics.checkpoint import checkpoint_gib
+from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.errors import InvalidInputError
+from optimizer.hardware import InstanceType
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.frameworks import check_framework
 from optimizer.performance.types import Recipe
-from optimizer.request import FleetRequest, Reservation, Workload, matches_type
+from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.workload.model import ModelSpec
+from optimizer.workload.resolve import resolve_model
 
-# Global batch where the request gives none, in tokens, by parameters: what GPT-3's models were trained with
+# (parameters below, tokens): the global batch, where the request gives none, is that of GPT-3's models of the size
 # (arXiv:2005.14165, table 2.1, 2020-05). A larger batch may train faster and learn less: that is the user's choice.
 _BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
-
-
-# For images: the largest batch that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
+# The largest batch of images that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
 _BATCH_IMAGES = 8192
 
 
@@ -28,10 +33,10 @@ class Amount:
     """The training to do.
 
     Attributes:
-        samples: sequences (or images) to train on; None where it is steps of a batch that is still free.
+        samples: sequences (or images) to train on.
         seq_len: tokens of one sample; 1 for a CNN and a module.
-        global_batch: samples of one step, or None for the search to choose.
-        batch_limit: what it then comes as near to as whole micro-batches allow.
+        global_batch: samples of one step; None for the search to choose.
+        batch_limit: without ``global_batch``, the most samples of one step.
     """
 
     samples: int
@@ -39,8 +44,13 @@ class Amount:
     global_batch: int | None
     batch_limit: int
 
+    @property
+    def largest_batch(self) -> int:
+        """Samples of one step at most."""
+        return self.global_batch or self.batch_limit
+
     @classmethod
-    def of(cls, request: FleetRequest, model: ModelSpec) -> Self:
+    def resolve(cls, request: FleetRequest, model: ModelSpec) -> Self:
         """Resolve a request's workload for its model.
 
         Raises:
@@ -80,11 +90,7 @@ class Amount:
 
 
 def _check_module(work: Workload, model: ModelSpec) -> None:
-    """A module is trained on samples of the length its profile has, in batches that only its user knows.
-
-    Raises:
-        InvalidInputError: the workload is counted in tokens, or has no global batch.
-    """
+    """Refuse a module's workload that is counted in tokens or has no global batch; its profile fixes the sample."""
     for name, value in (("tokens", work.tokens), ("seq_len", work.seq_len)):
         if value is not None:
             raise InvalidInputError(
@@ -101,12 +107,86 @@ def _check_module(work: Workload, model: ModelSpec) -> None:
         )
 
 
-def matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
-    """Regions of the catalog that match a name or pattern; all of them without patterns.
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A request, resolved.
 
-    Raises:
-        InvalidInputError: a pattern matches no region of the catalog.
+    Attributes:
+        request: the model, amount, limits and objective as the user gives them.
+        model, amount: what the request's model and workload resolve to.
+        catalog, calibration: prices and facts; fitted speeds.
+        regions, instance_types: those of the catalog that the request's constraints allow.
     """
+
+    request: FleetRequest
+    model: ModelSpec
+    amount: Amount
+    catalog: Catalog
+    calibration: Calibration
+    regions: tuple[str, ...]
+    instance_types: tuple[InstanceType, ...]
+
+    @classmethod
+    def resolve(cls, request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Self:
+        """Resolve a request.
+
+        Raises:
+            InvalidInputError: an unknown model, region or instance type, or a workload or framework the model cannot
+                have.
+        """
+        model = resolve_model(request.model)
+        check_framework(request.workload.framework, model)
+        amount = Amount.resolve(request, model)
+        limits = request.constraints
+        regions = _matching_regions(limits.regions, catalog)
+        for owned in limits.existing_reservations:
+            catalog.instance_type(owned.instance_type)
+            catalog.check_region(owned.region)
+        return cls(
+            request=request,
+            model=model,
+            amount=amount,
+            catalog=catalog,
+            calibration=calibration,
+            regions=regions,
+            instance_types=_matching_types(limits.instance_types, catalog),
+        )
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The part of a step that all configurations share."""
+        work = self.request.workload
+        return Recipe(
+            seq_len=self.amount.seq_len,
+            precision=work.precision,
+            optimizer=work.optimizer,
+            framework=work.framework,
+            compiled=work.compiled,
+            shardings=self.request.constraints.sharding,
+        )
+
+    @cached_property
+    def checkpoint_gib(self) -> float:
+        """Size of one checkpoint, GiB."""
+        return checkpoint_gib(self.model.parameters, self.request.workload.optimizer)
+
+    @cached_property
+    def _running_costs(self) -> dict[str, RunningCosts]:
+        return {}
+
+    def running_costs(self, region: str) -> RunningCosts:
+        """Prices of everything besides nodes in a region; each region is looked up once.
+
+        Raises:
+            DataMissingError: the catalog has no such price in any region.
+        """
+        if region not in self._running_costs:
+            self._running_costs[region] = running_costs(self.catalog, region, self.checkpoint_gib)
+        return self._running_costs[region]
+
+
+def _matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
+    """Regions of the catalog that match a name or pattern; all of them without patterns."""
     known = catalog.regions()
     for pattern in patterns:
         if not any(fnmatchcase(region, pattern) for region in known):
@@ -114,38 +194,10 @@ def matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ..
     return tuple(r for r in known if not patterns or any(fnmatchcase(r, pattern) for pattern in patterns))
 
 
-def matching_types(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
-    """Instance types that match a type, family (p5) or pattern (g6*); all of them without patterns.
-
-    Raises:
-        InvalidInputError: a pattern matches no instance type of the catalog.
-    """
-    known = tuple(instance.name for instance in catalog.instance_types)
+def _matching_types(patterns: Sequence[str], catalog: Catalog) -> tuple[InstanceType, ...]:
+    """Instance types that match a type, family (p5) or pattern (g6*); all of them without patterns."""
+    known = catalog.instance_types
     for pattern in patterns:
-        if not any(matches_type(name, pattern) for name in known):
+        if not any(matches_type(instance.name, pattern) for instance in known):
             catalog.instance_type(pattern)
-    return tuple(name for name in known if not patterns or any(matches_type(name, pattern) for pattern in patterns))
-
-
-def check_reservations(owned: Sequence[Reservation], catalog: Catalog) -> None:
-    """Refuse a reservation of a type or region the catalog does not know.
-
-    Raises:
-        InvalidInputError: naming what is known.
-    """
-    for reservation in owned:
-        catalog.instance_type(reservation.instance_type)
-        catalog.check_region(reservation.region)
-
-
-def build_recipe(request: FleetRequest, amount: Amount) -> Recipe:
-    """What stays the same over all configurations of a request."""
-    work = request.workload
-    return Recipe(
-        seq_len=amount.seq_len,
-        precision=work.precision,
-        optimizer=work.optimizer,
-        framework=work.framework,
-        compiled=work.compiled,
-        shardings=request.constraints.sharding,
-    )
+    return tuple(i for i in known if not patterns or any(matches_type(i.name, pattern) for pattern in patterns))

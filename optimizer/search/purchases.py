@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from optimizer.catalog import Catalog
 from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.hardware import InstanceType, Offer, Price
 from optimizer.plan import PurchaseOption
 from optimizer.request import Constraints, Reservation
+from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection, rejection
 
 
@@ -76,11 +75,10 @@ def purchases(offer: Offer, constraints: Constraints) -> list[Purchase]:
     return found
 
 
-def ways_to_pay(
-    instance: InstanceType, limits: Constraints, regions: Sequence[str], catalog: Catalog
-) -> list[Purchase] | Rejection:
-    """Every way to pay for one type in the regions, or why there is none."""
-    offers = [offer for region in regions if (offer := catalog.offer(instance.name, region)) is not None]
+def ways_to_pay(instance: InstanceType, problem: Problem) -> list[Purchase] | Rejection:
+    """Every way to pay for one type in the problem's regions, or why there is none."""
+    limits, regions = problem.request.constraints, problem.regions
+    offers = [offer for region in regions if (offer := problem.catalog.offer(instance.name, region)) is not None]
     ways = [way for offer in offers for way in purchases(offer, limits)]
     # Capacity that is owned is there, whether the catalog knows of an offer or not.
     offered = {offer.region for offer in offers}

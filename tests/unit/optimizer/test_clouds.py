@@ -43,7 +43,7 @@ def answer(catalog: Catalog, **changes: Any) -> Recommendation:
 
 
 def compare(found: Recommendation, clouds: Clouds) -> Comparison:
-    return compare_clouds(found, clouds, load_calibration())
+    return compare_clouds(found, clouds)
 
 
 def as_other_cloud(catalog: Catalog, name: str, **changes: Any) -> CloudOffer:

@@ -32,7 +32,7 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
 from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search.problem import Amount, build_recipe
+from optimizer.search.problem import Amount, Problem
 from optimizer.search.purchases import Purchase, purchases
 from optimizer.workload.resolve import resolve_model
 
@@ -64,8 +64,8 @@ def request(**changes: Any) -> FleetRequest:
 
 def search_of(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) -> Search:
     model = resolve_model(wanted.model)
-    amount, limits = Amount.of(wanted, model), wanted.constraints
-    recipe = build_recipe(wanted, amount)
+    amount, limits = Amount.resolve(wanted, model), wanted.constraints
+    recipe = Problem.resolve(wanted, catalog, calibration).recipe
     types = [i for i in catalog.instance_types if i.name in limits.instance_types and i.gpu_count >= 1]
     ways = list(ways_to_have(types, limits.regions, limits, catalog))
     terms = Terms.of(ways, recipe, checkpoint_gib(model.parameters, recipe.optimizer), catalog, calibration, kind=None)

@@ -18,17 +18,18 @@ from hypothesis import strategies as st
 from optimizer import performance
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
-from optimizer.performance.machines import Machines, share_of_gpu
+from optimizer.performance.machines import share_of_gpu
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Recipe
+from optimizer.request import request_from_dict
 from optimizer.search import layouts
 from optimizer.search.confidence import MEASURED_AXES, measured_axes
 from optimizer.search.fastest import TIE, Fastest, Search, estimates_of, fastest
+from optimizer.search.problem import Amount, Problem
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -41,6 +42,41 @@ def small_model(layers: int, heads: int, kv_heads: int, width: int, experts: int
     fields: dict[str, Any] = {"layers": layers, "hidden_size": heads * width, "ffn_size": 4 * heads * width}
     fields |= {"attention_heads": heads, "kv_heads": kv_heads, "vocab_size": vocab, "head_dim": width}
     return resolve_model(fields | ({"experts": experts, "experts_per_token": 2} if experts else {}))
+
+
+def problem(
+    model: ModelSpec,
+    recipe: Recipe,
+    *,
+    samples: int = 10_000,
+    global_batch: int | None = None,
+    batch_limit: int,
+    max_nodes: int,
+    parallelism: Sequence[str] = layouts.AXES,
+) -> Problem:
+    """A problem of any model and batch limit, also those that no request resolves to."""
+    request = request_from_dict(
+        {
+            "model": "gpt2",
+            "workload": {
+                "samples": samples,
+                "seq_len": recipe.seq_len,
+                "precision": recipe.precision,
+                "framework": recipe.framework,
+                "compiled": recipe.compiled,
+            },
+            "constraints": {"max_nodes": max_nodes, "parallelism": parallelism},
+        }
+    )
+    return Problem(
+        request=request,
+        model=model,
+        amount=Amount(samples=samples, seq_len=recipe.seq_len, global_batch=global_batch, batch_limit=batch_limit),
+        catalog=load(),
+        calibration=load_calibration(),
+        regions=(),
+        instance_types=(),
+    )
 
 
 def configurations(
@@ -142,18 +178,11 @@ def test_the_search_finds_what_brute_force_finds(
     instance = load().instance_type(name)
     calibration = load_calibration()
     most = nodes if instance.gpu_count >= 1 else 1
-    result = fastest(
-        [instance],
-        recipe,
-        model,
-        samples=samples,
-        global_batch=batch,
-        batch_limit=limit,
-        max_nodes=nodes,
-        calibration=calibration,
-    )[0]
+    asked = problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
+    assert asked.recipe == recipe
+    (result,) = fastest(asked, [instance])
     allowed = layouts.shardings(recipe)
-    # Where the GPU has no measured run, or is no surer for a mixture than one without, all is as unsure as can be.
+    # Where the GPU has no measured recipe, or is no surer for a mixture than one without, all is as unsure as can be.
     residual = calibration.residual(instance.gpu, recipe.precision, framework, kind=MIXTURE if experts else None)
     sure = residual.relative_error < calibration.residuals[POOLED].relative_error
     measured = measured_axes(instance.gpu, recipe.framework) if sure else layouts.AXES
@@ -206,17 +235,8 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
     recipe = replace(how, seq_len=1024) if name == "gpt2-xl" else how
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
-    rows = [
-        layouts.rows(model, recipe, global_batch=None, batch_limit=480, ranks=i.ranks, max_nodes=9) for i in instances
-    ]
-    search = Search(
-        machines=Machines.of(instances, recipe, model, calibration),
-        tables=rows,
-        model=model,
-        recipe=recipe,
-        samples=10_000,
-        calibration=calibration,
-    )
+    asked = problem(model, recipe, batch_limit=480, max_nodes=9)
+    search = Search(asked, instances, [layouts.rows(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances])
     # Nothing is known to be faster yet, so what the bound leaves out is what cannot fit.
     machine, row, group, bound = search.bounded()
     assert (group == search.groups(machine, row)).all()
@@ -257,15 +277,10 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
 def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
     model, recipe, calibration = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), load_calibration()
     kinds = [load().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    found = [
-        result
-        for result in fastest(
-            kinds, recipe, model, samples=1000, global_batch=None, batch_limit=244, max_nodes=4, calibration=calibration
-        )
-        if isinstance(result, Fastest)
-    ]
+    asked = problem(model, recipe, samples=1000, batch_limit=244, max_nodes=4)
+    found = [result for result in fastest(asked, kinds) if isinstance(result, Fastest)]
     chosen = [(result, at) for result in found for at in range(result.nodes.size)]
-    estimates = estimates_of(chosen, recipe, model, calibration)
+    estimates = estimates_of(asked, chosen)
     assert estimates.fits.all()
     for cell, (result, at) in enumerate(chosen):
         grid = Grid(
@@ -283,27 +298,15 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
 @pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
 def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
     kinds = [load().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
-    model, recipe, calibration = resolve_model(name), Recipe(seq_len=8192, framework=framework), load_calibration()
-
-    def found(instances: Sequence[InstanceType]) -> list[Any]:
-        return fastest(
-            instances,
-            recipe,
-            model,
-            samples=10_000,
-            global_batch=None,
-            batch_limit=128,
-            max_nodes=4,
-            calibration=calibration,
-        )
-
-    together = found(kinds)
+    asked = problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), batch_limit=128, max_nodes=4)
+    together = fastest(asked, kinds)
     assert {type(result) for result in together} == {Fastest, dict}
     for instance, result in zip(kinds, together, strict=True):
-        (alone,) = found([instance])
+        (alone,) = fastest(asked, [instance])
         if not isinstance(result, Fastest):
             assert result == alone
             continue
+        assert isinstance(alone, Fastest)
         assert (result.configurations, result.evaluated) == (alone.configurations, alone.evaluated)
         for field in FIELDS:
             assert np.array_equal(getattr(result.rows, field), getattr(alone.rows, field))
@@ -313,20 +316,10 @@ def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: st
 
 def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
     same = [load().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
-    first, second = (
-        result
-        for result in fastest(
-            same,
-            Recipe(seq_len=1024),
-            resolve_model("gpt2"),
-            samples=1000,
-            global_batch=64,
-            batch_limit=64,
-            max_nodes=2,
-            calibration=load_calibration(),
-        )
-        if isinstance(result, Fastest)
+    asked = problem(
+        resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, batch_limit=64, max_nodes=2
     )
+    first, second = (result for result in fastest(asked, same) if isinstance(result, Fastest))
     assert (first.instance.name, second.instance.name) == ("g6.8xlarge", "g6.16xlarge")
     assert (first.train_hours == second.train_hours).all()
     assert second.evaluated == 0 and first.evaluated > 0
@@ -335,7 +328,8 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
 def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
-        rows = layouts.rows(model, recipe, global_batch=64, batch_limit=64, ranks=8, max_nodes=4, axes=allowed)
+        asked = problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
+        rows = layouts.rows(asked, ranks=8, nodes=range(1, 5))
         for axis in set(layouts.AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
         for axis in set(allowed) - {"data"}:
@@ -343,9 +337,8 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
 
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
-    rows = layouts.rows(
-        resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, ranks=8, max_nodes=6
-    )
+    asked = problem(resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, max_nodes=6)
+    rows = layouts.rows(asked, ranks=8, nodes=range(1, 7))
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
         mine = rows.take(rows.layout == layout)
@@ -371,16 +364,8 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
 def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: tuple[str, ...]) -> None:
     """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
     model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
-    result = fastest(
-        [load().instance_type("p4d.24xlarge")],
-        Recipe(seq_len=8192, framework=framework),
-        model,
-        samples=10_000,
-        global_batch=None,
-        batch_limit=244,
-        max_nodes=16,
-        calibration=calibration,
-    )[0]
+    asked = problem(model, Recipe(seq_len=8192, framework=framework), batch_limit=244, max_nodes=16)
+    (result,) = fastest(asked, [load().instance_type("p4d.24xlarge")])
     assert isinstance(result, Fastest)
     pooled = calibration.residuals["pooled"].relative_error
     own = calibration.residual(result.instance.gpu).relative_error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from optimizer.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.search.candidates import Table, pareto_front, search_types
 from optimizer.search.fastest import TIE, estimates_of
 from optimizer.search.plan_builder import Facts, assemble, interchangeable
-from optimizer.search.problem import Amount, build_recipe
+from optimizer.search.problem import Amount, Problem
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -54,7 +55,7 @@ def request(**changes: object) -> FleetRequest:
 def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration) -> Iterator[tuple[float, float]]:
     """Expected hours and on-demand dollars of every legal configuration, one scalar estimate at a time."""
     model = resolve_model(wanted.model)
-    amount = Amount.of(wanted, model)
+    amount = Amount.resolve(wanted, model)
     assert amount.global_batch is not None
     recipe = Recipe(seq_len=amount.seq_len, precision=wanted.workload.precision, optimizer=wanted.workload.optimizer)
     size = checkpoint_gib(model.parameters, recipe.optimizer)
@@ -395,15 +396,13 @@ def test_compute_is_price_times_paid_hours(catalog: Catalog, calibration: Calibr
 
 
 def test_candidates_of_a_type_are_the_same_beside_other_types(catalog: Catalog, calibration: Calibration) -> None:
-    wanted = request(constraints={"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]})
-    model = resolve_model(wanted.model)
-    amount = Amount.of(wanted, model)
-    regions = ("us-east-1", "us-west-2", "eu-west-1")
-    types = [i for i in catalog.instance_types if wanted.constraints.allows_type(i.name)]
-    together = search_types(types, wanted, model, amount, regions, catalog, calibration)
-    assert len(together) == len(types) > 12
-    for instance, table in zip(types, together, strict=True):
-        (alone,) = search_types([instance], wanted, model, amount, regions, catalog, calibration)
+    limits = {"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
+    wanted = request(constraints=limits | {"regions": ["us-east-1", "us-west-2", "eu-west-1"]})
+    problem = Problem.resolve(wanted, catalog, calibration)
+    together = search_types(problem)
+    assert len(together) == len(problem.instance_types) > 12
+    for instance, table in zip(problem.instance_types, together, strict=True):
+        (alone,) = search_types(replace(problem, instance_types=(instance,)))
         if isinstance(table, dict):
             assert table == alone
             continue
@@ -416,11 +415,9 @@ def test_candidates_of_a_type_are_the_same_beside_other_types(catalog: Catalog, 
 
 
 def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibration) -> None:
-    wanted = request(constraints={"purchase_options": ["spot"]})
-    model = resolve_model(wanted.model)
-    amount = Amount.of(wanted, model)
-    p4d = catalog.instance_type("p4d.24xlarge")
-    (table,) = search_types([p4d], wanted, model, amount, ("us-east-1",), catalog, calibration)
+    limits = {"purchase_options": ["spot"], "instance_types": ["p4d"], "regions": ["us-east-1"]}
+    problem = Problem.resolve(request(constraints=limits), catalog, calibration)
+    (table,) = search_types(problem)
     assert isinstance(table, Table)
     based = [row for row, way in enumerate(table.purchase) if table.purchases[way].base]
     assert based
@@ -432,17 +429,7 @@ def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibr
         waiting = table.run.waiting_hours[row] * (hourly - way.price.usd_per_hour)
         assert table.cost.compute[row] == pytest.approx(hourly * table.run.running_hours[row] + waiting)
         chosen = [(table.fastest, int(table.config[row]))]
-        plan = assemble(
-            table,
-            row,
-            request=wanted,
-            model=model,
-            amount=amount,
-            facts=Facts(catalog),
-            calibration=calibration,
-            estimates=estimates_of(chosen, build_recipe(wanted, amount), model, calibration),
-            cell=0,
-        )
+        plan = assemble(problem, Facts(catalog), table, row, estimates_of(problem, chosen), 0)
         assert plan.purchase.on_demand_base == 1
         assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]
 
