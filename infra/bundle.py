@@ -89,7 +89,7 @@ def controller(source: Path = SOURCE) -> Bundle:
         raise FileNotFoundError(
             f"{source}/controller/handler.py is missing: install gpufleet with its bootstrap package"
         )
-    files = [source / "__init__.py", *files_of(source / "controller")]
+    files = [source / "__init__.py", *files_of(source / "contract"), *files_of(source / "controller")]
     packed = io.BytesIO()
     # Stored, as what a compressor makes of them depends on its version; ZipInfo's time is 1980 unless told.
     with zipfile.ZipFile(packed, mode="w", compression=zipfile.ZIP_STORED) as archive:

@@ -89,7 +89,7 @@ def job_id(plan: FleetPlan) -> str:
 def control_settings(
     settings: Settings, names: Names, *, bucket: str, queue_url: str, group: str, train_archive: str
 ) -> dict[str, Any]:
-    """What the controller is told, as JSON: the fields of bootstrap/controller/settings.py.
+    """What the controller is told, as JSON: the fields of bootstrap/contract/settings.py.
 
     Raises:
         ConfigError: as ``node_prices``.

@@ -12,10 +12,10 @@ from datetime import UTC, timedelta
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.timings import BLOCK_TAIL
 from infra import refusals
 from infra.config import Queue, Settings
 from infra.naming import Names
-from optimizer.plan import BLOCK_TAIL
 
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
+
 SCHEMA_VERSION: Literal[1] = 1
 
 # The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices
@@ -23,25 +25,6 @@ SCHEMA_VERSION: Literal[1] = 1
 # the queue of node events is read outside the VPC, credentials come from IMDS; and not ec2messages, which the agent no
 # longer needs since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
-
-# What one node writes to S3, GiB/s: half of the 10 connections that boto3's transfer manager opens, at the 85 MB/s AWS
-# plans a connection with; half, as a checkpoint that is cut off is a checkpoint lost. Both pages read 2026-11-21:
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-design-patterns.html
-# https://boto3.amazonaws.com/v1/documentation/api/latest/guide/s3.html#concurrent-transfer-operations
-SAVE_GIB_PER_S = 0.5 * 10 * 85e6 / 2**30
-# A small model's checkpoint takes seconds; a retried upload or a step that hangs takes minutes.
-SHORTEST_SAVE_LIMIT_S = 240
-# Beside the save: up to 5 s until the node has seen that it is to leave, then up to 30 s until torchrun has ended, and
-# the call that completes the hook.
-LEAVING_S = 60
-# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutLifecycleHook.html
-HOOK_LIMIT_S = 7200
-# Beside the hook: what Auto Scaling takes to act, and the minute until the controller looks again. ENDING and TICK of
-# bootstrap/controller; a test compares.
-ENDING_S = 240
-# EC2 begins to end a Capacity Block's instances this long before its end:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
-BLOCK_TAIL = timedelta(minutes=30)
 
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
@@ -271,28 +254,6 @@ class Volumes(_Model):
     root_gib: Annotated[int, Field(ge=75, le=65536)] = 200
     iops: Annotated[int, Field(ge=3000, le=80000)] = 3000
     throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
-
-
-def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
-    """Seconds a node gets for its last checkpoint: the step it is in, the next one, after which all stop, the upload.
-
-    Args:
-        step_time_s: of an optimizer step.
-        checkpoint_gib: size of the whole checkpoint.
-        writers: nodes that write it together.
-    """
-    upload_s = checkpoint_gib / (SAVE_GIB_PER_S * writers)
-    needed = math.ceil(2 * step_time_s + upload_s)
-    return min(max(needed, SHORTEST_SAVE_LIMIT_S), HOOK_LIMIT_S - LEAVING_S)
-
-
-def seconds_to_end(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
-    """Seconds that the controller keeps to end a fleet in, before its dollars or its Capacity Block are over.
-
-    It drains the fleet while what is left pays for this long, so only what is spent before counts as training
-    (bootstrap/controller/decide.py). Arguments as of ``seconds_to_save``.
-    """
-    return seconds_to_save(step_time_s, checkpoint_gib, writers) + LEAVING_S + ENDING_S
 
 
 class Job(_Model):

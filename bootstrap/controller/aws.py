@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from bootstrap.controller.codec import FormatError, from_json, time_text
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.report import NodeReport, read_report
+from bootstrap.contract.request import PersonRequest, read_request
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.state import ControllerState, NewerStateError, read_state
 from bootstrap.controller.decide import Action, EndLeaving, EndStaying, LiftProtection, SetGroup
-from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
-from bootstrap.controller.settings import Lifecycle, Settings
-from bootstrap.controller.state import NewerStateError, Request, State, read_request, read_state
+from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Member, Observation
 
 if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
@@ -82,12 +84,12 @@ def _seconds(moment: datetime) -> datetime:
 # --- the objects under control/ ---------------------------------------------------------------------------------------
 
 
-def state_key(settings: Settings) -> str:
+def state_key(settings: ControllerSettings) -> str:
     """Key of the state in the bucket."""
     return f"{settings.control_prefix}/state.json"
 
 
-def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str | None]:
+def load_state(clients: Clients, settings: ControllerSettings) -> tuple[ControllerState | None, str | None]:
     """The state and its ETag; both None before the first tick.
 
     Raises:
@@ -120,7 +122,7 @@ def load_state(clients: Clients, settings: Settings) -> tuple[State | None, str 
         raise StateError(f"{error}: {help_}") from error
 
 
-def save_state(clients: Clients, settings: Settings, state: State, etag: str | None) -> None:
+def save_state(clients: Clients, settings: ControllerSettings, state: ControllerState, etag: str | None) -> None:
     """Write the state, unless it changed since it was read with ``etag`` (None: since it did not exist).
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
@@ -143,7 +145,7 @@ def save_state(clients: Clients, settings: Settings, state: State, etag: str | N
         raise
 
 
-def _request(clients: Clients, settings: Settings) -> Request | None:
+def _request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
     key = f"{settings.control_prefix}/request.json"
     try:
         found = clients.s3.get_object(Bucket=settings.bucket, Key=key)
@@ -155,7 +157,7 @@ def _request(clients: Clients, settings: Settings) -> Request | None:
 
 
 def _reports(
-    clients: Clients, settings: Settings, known: dict[str, datetime | None], problems: list[str]
+    clients: Clients, settings: ControllerSettings, known: dict[str, datetime | None], problems: list[str]
 ) -> dict[str, NodeReport]:
     """What the nodes in ``known`` wrote since the time there.
 
@@ -175,22 +177,18 @@ def _reports(
                 continue
             place = f"s3://{settings.bucket}/{entry['Key']}"
             try:
-                data = json.loads(_small(clients, settings, entry["Key"]))
-                if not isinstance(data, dict):
-                    raise FormatError(f"{place} is not an object")
-                data["modified_at"] = time_text(modified_at)
-                found[instance_id] = from_json(NodeReport, data, place)
+                found[instance_id] = read_report(_small(clients, settings, entry["Key"]), modified_at, place)
             except (ValueError, RecursionError, ClientError) as error:
                 # One node's garbled word must not stop the meter of all.
                 problems.append(f"{place} is not a report: {str(error)[:200]}")
     return found
 
 
-def _small(clients: Clients, settings: Settings, key: str) -> bytes:
+def _small(clients: Clients, settings: ControllerSettings, key: str) -> str:
     body = clients.s3.get_object(Bucket=settings.bucket, Key=key)["Body"].read(REPORT_BYTES + 1)
     if len(body) > REPORT_BYTES:
         raise FormatError(f"it has more than {REPORT_BYTES} bytes")
-    return body
+    return body.decode()
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -205,12 +203,12 @@ class Gathered:
         problems: what could not be read and is left out.
     """
 
-    facts: Facts
+    facts: Observation
     receipts: tuple[str, ...]
     problems: tuple[str, ...]
 
 
-def gather(clients: Clients, settings: Settings, state: State | None, now: datetime) -> Gathered:
+def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
     """Everything the tick at ``now`` looks at.
 
     Raises:
@@ -232,7 +230,7 @@ def gather(clients: Clients, settings: Settings, state: State | None, now: datet
         # The word of a person that cannot be read changes nothing.
         problems.append(str(error))
         request = state.request if state else None
-    facts = Facts(
+    facts = Observation(
         group=group,
         machines=machines,
         missed=missed,
@@ -245,7 +243,9 @@ def gather(clients: Clients, settings: Settings, state: State | None, now: datet
     return Gathered(facts=facts, receipts=tuple(receipts), problems=tuple(problems))
 
 
-def _notices(clients: Clients, settings: Settings, problems: list[str]) -> tuple[dict[str, set[str]], list[str]]:
+def _notices(
+    clients: Clients, settings: ControllerSettings, problems: list[str]
+) -> tuple[dict[str, set[str]], list[str]]:
     found: dict[str, set[str]] = {INTERRUPTION: set(), REBALANCE: set()}
     receipts: list[str] = []
     for _ in range(QUEUE_BATCHES):
@@ -265,7 +265,7 @@ def _notices(clients: Clients, settings: Settings, problems: list[str]) -> tuple
     return found, receipts
 
 
-def forget(clients: Clients, settings: Settings, receipts: Iterable[str]) -> None:
+def forget(clients: Clients, settings: ControllerSettings, receipts: Iterable[str]) -> None:
     """Delete messages that are in the state by now."""
     handles = list(receipts)
     for start in range(0, len(handles), 10):
@@ -274,13 +274,13 @@ def forget(clients: Clients, settings: Settings, receipts: Iterable[str]) -> Non
         clients.sqs.delete_message_batch(QueueUrl=settings.queue_url, Entries=entries)
 
 
-def _group(clients: Clients, settings: Settings) -> Group | None:
+def _group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:
     answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
     if not answer["AutoScalingGroups"]:
         return None
     found: Any = answer["AutoScalingGroups"][0]
     distribution = found.get("MixedInstancesPolicy", {}).get("InstancesDistribution")
-    return Group(
+    return AutoScalingGroup(
         created_at=_seconds(found["CreatedTime"]),
         desired=found["DesiredCapacity"],
         min_size=found["MinSize"],
@@ -297,7 +297,9 @@ def _group(clients: Clients, settings: Settings) -> Group | None:
     )
 
 
-def _machines(clients: Clients, settings: Settings, now: datetime, problems: list[str]) -> tuple[Machine, ...]:
+def _machines(
+    clients: Clients, settings: ControllerSettings, now: datetime, problems: list[str]
+) -> tuple[Machine, ...]:
     # Auto Scaling tags its instances so; ended ones are described for about an hour more:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     filters: Any = [{"Name": "tag:aws:autoscaling:groupName", "Values": [settings.group]}]
@@ -364,7 +366,7 @@ def _transition(text: str) -> datetime | None:
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None
 
 
-def _activities(clients: Clients, settings: Settings, since: datetime | None, now: datetime) -> list[Any]:
+def _activities(clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime) -> list[Any]:
     """What Auto Scaling did, the latest first: as much as one answer has, and after a long silence all since then.
 
     Groups of that name that were deleted meanwhile are asked for too: their nodes were paid. What is still going on
@@ -400,7 +402,11 @@ def _failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple
 
 
 def _missed(
-    settings: Settings, activities: Iterable[Any], state: State | None, machines: Iterable[Machine], now: datetime
+    settings: ControllerSettings,
+    activities: Iterable[Any],
+    state: ControllerState | None,
+    machines: Iterable[Machine],
+    now: datetime,
 ) -> tuple[Machine, ...]:
     """Instances that ended since the last tick and that EC2 describes no more: to when they were paid.
 
@@ -445,7 +451,7 @@ def _missed(
 # --- actions ----------------------------------------------------------------------------------------------------------
 
 
-def carry_out(clients: Clients, settings: Settings, action: Action) -> None:
+def carry_out(clients: Clients, settings: ControllerSettings, action: Action) -> None:
     """Do one thing; doing it again changes nothing.
 
     Raises:
@@ -505,10 +511,12 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 
-def publish(clients: Clients, settings: Settings, state: State, before: State | None) -> None:
+def publish(
+    clients: Clients, settings: ControllerSettings, state: ControllerState, before: ControllerState | None
+) -> None:
     """One minute's metrics; the counts are of what is new since ``before``, so that sums over time are true."""
 
-    def new(count: Callable[[State], int]) -> int:
+    def new(count: Callable[[ControllerState], int]) -> int:
         known = before and before.run_started_at == state.run_started_at
         # Never below 0: unfit nodes are counted in a row.
         return max(0, count(state) - (count(before) if before and known else 0))

@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ENDED, PAUSES, UP, ControllerState, MeteredInstance, NodeCounts, Phase
+from bootstrap.contract.timings import BLOCK_TAIL, ENDING, LEASE, TICK
 from bootstrap.controller import meter
-from bootstrap.controller.facts import Facts, Group
-from bootstrap.controller.meter import LEASE, TICK, hours
-from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import ENDED, Instance, Nodes, Phase, State
+from bootstrap.controller.meter import hours
+from bootstrap.controller.observation import AutoScalingGroup, Observation
 
-# Between a lower desired size and the last node's end, besides the checkpoint: Auto Scaling looks at the group about
-# once a minute, and a hook nobody completed is completed by the tick after its limit.
-ENDING = timedelta(minutes=3)
 # A start that could pay for less than booting and testing is money for nothing.
 BOOT = timedelta(minutes=30)
 # Waits before the second, third... start of a gang that did not come together; then it has failed.
@@ -26,12 +24,6 @@ RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 12
 PROVEN = timedelta(minutes=30)
 # One node said that the command ended well: the others' word may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)
-# EC2 begins to end a Capacity Block's instances this long before its end:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
-BLOCK_TAIL = timedelta(minutes=30)
-# Phases (state.py) that want nodes, and those that want none for the time being.
-UP: tuple[Phase, ...] = ("starting", "running")
-PAUSES: tuple[Phase, ...] = ("waiting", "paused")
 
 
 def unfit_limit(node_count: int) -> int:
@@ -90,12 +82,12 @@ class Decision:
         changes: the phases gone through, each with its reason, for the log.
     """
 
-    state: State
+    state: ControllerState
     actions: tuple[Action, ...]
     changes: tuple[tuple[Phase, str], ...]
 
 
-def decide(settings: Settings, before: State | None, facts: Facts, now: datetime) -> Decision:
+def decide(settings: ControllerSettings, before: ControllerState | None, facts: Observation, now: datetime) -> Decision:
     """What to do, given what was known (None on the first tick) and what is seen."""
     state = before or _first(settings, facts.group, now)
     state = _new_run(settings, state, facts, now)
@@ -117,16 +109,16 @@ def decide(settings: Settings, before: State | None, facts: Facts, now: datetime
     return Decision(state=state, actions=tuple(_actions(settings, state, facts, now)), changes=tuple(changes))
 
 
-def end_all(settings: Settings, facts: Facts, now: datetime) -> tuple[Action, ...]:
+def end_all(settings: ControllerSettings, facts: Observation, now: datetime) -> tuple[Action, ...]:
     """What ends every node with a checkpoint, where nothing is known of the dollars spent."""
     unknown = replace(_first(settings, facts.group, now), phase="failed")
     return tuple(_actions(settings, unknown, facts, now))
 
 
-def _first(settings: Settings, group: Group | None, now: datetime) -> State:
+def _first(settings: ControllerSettings, group: AutoScalingGroup | None, now: datetime) -> ControllerState:
     born = min(group.created_at, now) if group else now
-    state = State(
-        run=settings.run,
+    state = ControllerState(
+        run_id=settings.run_id,
         job=settings.job,
         phase="waiting",
         reason="the first tick",
@@ -137,21 +129,23 @@ def _first(settings: Settings, group: Group | None, now: datetime) -> State:
     return _rest(settings, state, "the first tick", now)
 
 
-def _rest(settings: Settings, state: State, reason: str, now: datetime) -> State:
+def _rest(settings: ControllerSettings, state: ControllerState, reason: str, now: datetime) -> ControllerState:
     """No nodes, and the next start when it is due; a scheduled gang waits for its schedule."""
     if settings.scheduled and settings.mode == "training":
         return state.with_phase("paused", f"{reason}; a schedule starts the nodes", now)
     return state.with_phase("waiting", reason, now)
 
 
-def _new_run(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _new_run(
+    settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime
+) -> ControllerState:
     if state.job != settings.job:
         # The meter itself never goes back: instances of the old job are charged to their end.
         state = replace(state, job=settings.job, earlier_usd=state.earlier_usd + state.spent_usd, spent_usd=0.0)
-    if state.run == settings.run:
+    if state.run_id == settings.run_id:
         return state
-    reason = f"run {settings.run} follows run {state.run}"
-    state = _begin(replace(state, run=settings.run), now)
+    reason = f"run {settings.run_id} follows run {state.run_id}"
+    state = _begin(replace(state, run_id=settings.run_id), now)
     if settings.mode == "workers" and state.phase not in ENDED:
         # They train alone: the group replaces them one after another.
         return state
@@ -161,7 +155,7 @@ def _new_run(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     return _rest(settings, state, reason, now)
 
 
-def _begin(state: State, now: datetime) -> State:
+def _begin(state: ControllerState, now: datetime) -> ControllerState:
     """Counts of a run that begins, or begins anew."""
     return replace(
         state,
@@ -178,7 +172,9 @@ def _begin(state: State, now: datetime) -> State:
     )
 
 
-def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _observe(
+    settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime
+) -> ControllerState:
     """Dollars charged, and what is new of each instance."""
     before = state.instances
     state = meter.charge(settings, state, (*facts.machines, *facts.missed), facts.group, now)
@@ -186,13 +182,13 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     leaving = set(facts.group.in_state("Terminating:Wait")) if facts.group else set()
     reclaimed = {machine.instance_id for machine in facts.machines if machine.reclaimed}
     missed = {machine.instance_id for machine in facts.missed}
-    instances: dict[str, Instance] = {}
+    instances: dict[str, MeteredInstance] = {}
     passed = False
     unfit = interruptions = rebalances = 0
     for key, found in state.instances.items():
         said = facts.reports.get(key)
         # A report of another run is an old one: the node was there before the plan changed.
-        if said and said.run == settings.run:
+        if said and said.run_id == settings.run_id:
             found = replace(found, report=said.state, reported_at=said.modified_at)
         was_served, was_interrupted, was_rebalanced = found.served, found.interrupted, found.rebalanced
         found = replace(
@@ -225,7 +221,7 @@ def _observe(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     )
 
 
-def _obey(state: State, facts: Facts, now: datetime) -> State:
+def _obey(state: ControllerState, facts: Observation, now: datetime) -> ControllerState:
     """Take in a new request to run; one to stop is looked at in every tick (``_must_end``)."""
     request = facts.request
     if request == state.request:
@@ -248,7 +244,7 @@ def _obey(state: State, facts: Facts, now: datetime) -> State:
     return state
 
 
-def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _next(settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime) -> ControllerState:
     """The state one phase on; the same object where nothing changes."""
     if state.phase in ENDED:
         return _revived(settings, state, facts, now)
@@ -282,7 +278,9 @@ def _next(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
     return _gang(settings, state, facts, now)
 
 
-def _revived(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _revived(
+    settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime
+) -> ControllerState:
     if state.phase == "stopped" and (facts.request is None or facts.request.want == "run"):
         return state.with_phase("waiting", "the request to stop is gone", now)
     if state.phase == "over-budget" and _is_raised(settings, state) and not _must_end(settings, state, facts, now):
@@ -293,11 +291,13 @@ def _revived(settings: Settings, state: State, facts: Facts, now: datetime) -> S
     return state
 
 
-def _is_raised(settings: Settings, state: State) -> bool:
+def _is_raised(settings: ControllerSettings, state: ControllerState) -> bool:
     return settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
 
 
-def _must_end(settings: Settings, state: State, facts: Facts, now: datetime) -> tuple[Phase, str] | None:
+def _must_end(
+    settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime
+) -> tuple[Phase, str] | None:
     """Why the nodes have to go for good, whatever else happens; None where they need not."""
     if facts.request and facts.request.want == "stop":
         return "stopped", f"{facts.request.by} asked to stop; `gpufleet resume` goes on"
@@ -319,7 +319,7 @@ def _must_end(settings: Settings, state: State, facts: Facts, now: datetime) -> 
     return None
 
 
-def _reported(settings: Settings, state: State, now: datetime) -> tuple[Phase, str] | None:
+def _reported(settings: ControllerSettings, state: ControllerState, now: datetime) -> tuple[Phase, str] | None:
     for key, found in sorted(state.instances.items()):
         if found.report == "gave-up":
             return "failed", (
@@ -334,13 +334,13 @@ def _reported(settings: Settings, state: State, now: datetime) -> tuple[Phase, s
     return None
 
 
-def _block_drain_at(settings: Settings) -> datetime:
+def _block_drain_at(settings: ControllerSettings) -> datetime:
     """When a Capacity Block's nodes must begin to save, so that all is saved before EC2 ends them."""
     assert settings.block
     return settings.block.end - BLOCK_TAIL - timedelta(seconds=settings.drain_s) - ENDING - TICK
 
 
-def _over_budget(settings: Settings, state: State, facts: Facts, now: datetime) -> str | None:
+def _over_budget(settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime) -> str | None:
     """Why the nodes can no longer be paid until they would have ended; None where they can."""
     if settings.ceiling_usd is None:
         return None
@@ -359,7 +359,7 @@ def _over_budget(settings: Settings, state: State, facts: Facts, now: datetime) 
     )
 
 
-def _missing_usd_per_hour(settings: Settings, state: State, facts: Facts) -> float:
+def _missing_usd_per_hour(settings: ControllerSettings, state: ControllerState, facts: Observation) -> float:
     if state.phase in ("paused", "draining"):
         return 0.0
     leaving = set(facts.group.leaving) if facts.group else set()
@@ -373,7 +373,9 @@ def _missing_usd_per_hour(settings: Settings, state: State, facts: Facts) -> flo
     return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
 
 
-def _waiting(settings: Settings, state: State, facts: Facts, now: datetime, *, adopt: bool = False) -> State:
+def _waiting(
+    settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime, *, adopt: bool = False
+) -> ControllerState:
     group, count = facts.group, settings.node_count
     if settings.block and now < settings.block.start:
         return _because(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
@@ -398,11 +400,11 @@ def _waiting(settings: Settings, state: State, facts: Facts, now: datetime, *, a
     )
 
 
-def _because(state: State, reason: str) -> State:
+def _because(state: ControllerState, reason: str) -> ControllerState:
     return state if state.reason == reason else replace(state, reason=reason)
 
 
-def _gang(settings: Settings, state: State, facts: Facts, now: datetime) -> State:
+def _gang(settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime) -> ControllerState:
     """A gang that starts or trains: all nodes, or within the window none."""
     group, count = facts.group, settings.node_count
     if group is None:
@@ -439,7 +441,7 @@ def _gang(settings: Settings, state: State, facts: Facts, now: datetime) -> Stat
     return state
 
 
-def _give_back(settings: Settings, state: State, in_service: int, now: datetime) -> State:
+def _give_back(settings: ControllerSettings, state: ControllerState, in_service: int, now: datetime) -> ControllerState:
     """End an incomplete gang: those who wait for the others are paid. Then try again, later or with other nodes."""
     reason = f"{in_service} of {settings.node_count} nodes within {settings.gang_window_s // 60} minutes"
     if state.last_failure:
@@ -460,14 +462,14 @@ def _give_back(settings: Settings, state: State, in_service: int, now: datetime)
     return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)
 
 
-def _nodes(settings: Settings, state: State, group: Group | None) -> Nodes:
+def _nodes(settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup | None) -> NodeCounts:
     if group is None:
-        return Nodes()
+        return NodeCounts()
     wanted = settings.node_count if state.phase in UP else 0
     if settings.mode == "workers" and wanted:
         wanted = group.desired
     in_service, leaving = len(group.in_state("InService")), len(group.leaving)
-    return Nodes(
+    return NodeCounts(
         wanted=wanted,
         in_service=in_service,
         pending=len(group.members) - in_service - leaving,
@@ -475,7 +477,7 @@ def _nodes(settings: Settings, state: State, group: Group | None) -> Nodes:
     )
 
 
-def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> list[Action]:
+def _actions(settings: ControllerSettings, state: ControllerState, facts: Observation, now: datetime) -> list[Action]:
     group = facts.group
     if group is None:
         return []
@@ -505,7 +507,7 @@ def _actions(settings: Settings, state: State, facts: Facts, now: datetime) -> l
     return found
 
 
-def _sizes(settings: Settings, state: State, group: Group, *, up: bool) -> SetGroup:
+def _sizes(settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup, *, up: bool) -> SetGroup:
     """What the group's sizes have to change to.
 
     A gang: only the desired size, which the Pulumi program does not declare. Workers: the desired size is the scaling

@@ -16,12 +16,12 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from bootstrap.contract.codec import to_json
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller import aws
 from bootstrap.controller.aws import Clients
-from bootstrap.controller.codec import to_json
 from bootstrap.controller.decide import Action, decide, end_all
-from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import NewerStateError, State
 
 
 class TickError(RuntimeError):
@@ -39,7 +39,7 @@ def handler(event: object, context: object) -> dict[str, Any]:
     Raises:
         Exception: whatever failed, so that the function's Errors metric counts it.
     """
-    settings = Settings.from_environment(os.environ)
+    settings = ControllerSettings.from_environment(os.environ)
     state = tick(_clients(settings.region), settings, datetime.now(UTC))
     return {"phase": state.phase, "spent_usd": state.spent_usd}
 
@@ -50,11 +50,11 @@ def _clients(region: str) -> Clients:
     return Clients.of(boto3.session.Session(), region)
 
 
-def tick(clients: Clients, settings: Settings, now: datetime) -> State:
+def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> ControllerState:
     """One tick at ``now``: returns the state it left.
 
     Raises:
-        bootstrap.controller.state.NewerStateError: a newer controller wrote state.json; nothing was done.
+        bootstrap.contract.state.NewerStateError: a newer controller wrote state.json; nothing was done.
         bootstrap.controller.aws.StateError: state.json cannot be trusted; the nodes are being ended.
         botocore.exceptions.ClientError: AWS refused to show a fact, or to take the state; nothing was done.
         TickError: an action failed; the others were done.
@@ -84,7 +84,7 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
         log("conflict", reason=str(error))
         return aws.load_state(clients, settings)[0] or state
     for phase, reason in decision.changes:
-        log("phase", phase=phase, reason=reason, run=state.run)
+        log("phase", phase=phase, reason=reason, run=state.run_id)
     failures = _act(clients, settings, decision.actions)
     try:
         aws.forget(clients, settings, gathered.receipts)
@@ -105,7 +105,7 @@ def tick(clients: Clients, settings: Settings, now: datetime) -> State:
     return state
 
 
-def _act(clients: Clients, settings: Settings, actions: tuple[Action, ...]) -> list[str]:
+def _act(clients: Clients, settings: ControllerSettings, actions: tuple[Action, ...]) -> list[str]:
     """Carry out what can be; what failed. One that fails must not keep the others from ending paid nodes."""
     failures = []
     for action in actions:

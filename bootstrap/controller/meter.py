@@ -10,20 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from bootstrap.controller.facts import Group, Machine
-from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import Instance, State
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState, MeteredInstance
+from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
+from bootstrap.controller.observation import AutoScalingGroup, Machine
 
-# The schedule of infra/controller.py.
-TICK = timedelta(minutes=1)
 # Billed even where an instance lives shorter: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
 # EC2 describes a terminated instance for about an hour; a day later nobody asks for it one by one.
 KEEP_ENDED = timedelta(days=1)
-# A node that sees no tick for so long ends itself (LEASE_S of bootstrap/lib.sh); it looks every five minutes, and Auto
-# Scaling takes some to act (gpufleet-lease.timer, check-lease.sh).
-LEASE = timedelta(minutes=30)
-LEASE_ACTS = timedelta(minutes=10)
 
 
 def hours(duration: timedelta) -> float:
@@ -31,10 +26,16 @@ def hours(duration: timedelta) -> float:
     return max(0.0, duration.total_seconds()) / 3600
 
 
-def charge(settings: Settings, state: State, machines: Iterable[Machine], group: Group | None, now: datetime) -> State:
+def charge(
+    settings: ControllerSettings,
+    state: ControllerState,
+    machines: Iterable[Machine],
+    group: AutoScalingGroup | None,
+    now: datetime,
+) -> ControllerState:
     """``state`` with every instance and the stack's own cost charged up to ``now``."""
     seen = {machine.instance_id: machine for machine in machines}
-    instances: dict[str, Instance] = {}
+    instances: dict[str, MeteredInstance] = {}
     for instance_id, instance in state.instances.items():
         if instance_id in seen:
             instances[instance_id] = _charged(settings, instance, seen[instance_id], now)
@@ -58,7 +59,7 @@ def charge(settings: Settings, state: State, machines: Iterable[Machine], group:
     )
 
 
-def usd_per_hour(settings: Settings, instances: Mapping[str, Instance]) -> float:
+def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
     """What an hour costs with these instances, the stack's own cost and unused reservation included."""
     alive = [instance for instance in instances.values() if instance.ended_at is None]
     return (
@@ -68,14 +69,14 @@ def usd_per_hour(settings: Settings, instances: Mapping[str, Instance]) -> float
     )
 
 
-def _unused_usd_per_hour(settings: Settings, used: int) -> float:
+def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
     # A reservation is billed at the on-demand price while nothing runs in it:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
     return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
 
 
-def _new(machine: Machine) -> Instance:
-    return Instance(
+def _new(machine: Machine) -> MeteredInstance:
+    return MeteredInstance(
         instance_type=machine.instance_type,
         launched_at=machine.launched_at,
         metered_until=machine.launched_at,
@@ -85,7 +86,9 @@ def _new(machine: Machine) -> Instance:
     )
 
 
-def _charged(settings: Settings, instance: Instance, machine: Machine, now: datetime) -> Instance:
+def _charged(
+    settings: ControllerSettings, instance: MeteredInstance, machine: Machine, now: datetime
+) -> MeteredInstance:
     if instance.ended_at is not None and machine.ended:
         return instance
     volume = settings.volume_usd_per_node_hour
@@ -113,7 +116,9 @@ def _charged(settings: Settings, instance: Instance, machine: Machine, now: date
     )
 
 
-def _gone(settings: Settings, instance: Instance, group: Group | None, now: datetime) -> Instance:
+def _gone(
+    settings: ControllerSettings, instance: MeteredInstance, group: AutoScalingGroup | None, now: datetime
+) -> MeteredInstance:
     """An instance EC2 no longer describes: it ended while nobody looked, and the latest time it can have counts.
 
     Between two ticks that is the next one. After a longer silence it is when the node's own lease had ended it, as EC2
@@ -130,7 +135,9 @@ def _gone(settings: Settings, instance: Instance, group: Group | None, now: date
     return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
 
 
-def _fixed(settings: Settings, state: State, group: Group | None, now: datetime) -> float:
+def _fixed(
+    settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup | None, now: datetime
+) -> float:
     # A group younger than the last tick: the stack was destroyed and deployed again, and cost nothing in between.
     since = max(state.updated_at, group.created_at) if group else state.updated_at
     used = sum(instance.ended_at is None for instance in state.instances.values())

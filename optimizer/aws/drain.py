@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from bootstrap.contract.state import ControllerState
 from optimizer.aws import errors
 from optimizer.aws.actuals import Group, Node, read_group
-from optimizer.aws.control import ControllerState
 from optimizer.errors import GpufleetError
 
 if TYPE_CHECKING:

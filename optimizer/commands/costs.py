@@ -16,9 +16,9 @@ from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
+    from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.billing import Billed, TagState
-    from optimizer.aws.control import ControllerState
 
 TAG = "gpufleet:stack"
 DEFAULT_DAYS = 30
@@ -138,7 +138,7 @@ def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> 
 
 
 def _start(since: date | None, state: ControllerState | None, today: date) -> date:
-    begun = state.run_started_at.date() if state and state.run_started_at else today - timedelta(days=DEFAULT_DAYS)
+    begun = state.run_started_at.date() if state else today - timedelta(days=DEFAULT_DAYS)
     return max(min(since or begun, today), today - timedelta(days=LONGEST_DAYS))
 
 

@@ -11,21 +11,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bootstrap.contract.codec import to_json
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.commands.stack_file import names_of, read_stack, stack_options
 from optimizer.errors import DataMissingError, GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
+    from bootstrap.contract.request import PersonRequest
+    from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.actuals import Group, LaunchFailure, Measured
-    from optimizer.aws.control import ControllerState, PersonRequest
     from optimizer.aws.progress import Progress
 
 T = TypeVar("T")
 
 # Launches that failed before say nothing of why nodes are missing now.
 FAILURES_OF = timedelta(hours=24)
+# Keys of the controller's state that --format json has.
+STATE_KEYS = (
+    *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
+    *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
+    *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
+)
+INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
 MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "actual": "actual", "note": ""}
 
 
@@ -192,17 +201,17 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
 def current_progress(reading: Reading) -> Progress | None:
     """The training's progress, unless it is an earlier run's."""
     found, state = reading.progress, reading.state
-    if found is None or (state is not None and state.run_started_at is not None and found.at < state.run_started_at):
+    if found is None or (state is not None and found.at < state.run_started_at):
         return None
     return found
 
 
 def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
-    from optimizer.aws.control import ENDED_PHASES
+    from bootstrap.contract.state import ENDED
 
-    if state is None or state.run_started_at is None:
+    if state is None:
         return None
-    end = state.since if state.phase in ENDED_PHASES else now
+    end = state.since if state.phase in ENDED else now
     return max(0.0, (end - state.run_started_at).total_seconds() / 3600)
 
 
@@ -240,9 +249,9 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict
             "purchase": plan.purchase.option,
             "model": plan.job.model,
         },
-        "state": None if state is None else state.model_dump(mode="json"),
+        "state": None if state is None else _state_as_json(state),
         "controller_silent_s": None if state is None else round(state.silent_s(reading.at)),
-        "request": None if reading.request is None else reading.request.model_dump(mode="json"),
+        "request": None if reading.request is None else to_json(reading.request),
         "group": None if reading.group is None else asdict(reading.group),
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": None if progress is None else asdict(progress),
@@ -250,6 +259,12 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict
         "measures": measures,
         "unread": reading.unread,
     }
+
+
+def _state_as_json(state: ControllerState) -> dict[str, Any]:
+    data = to_json(state)
+    instances = {key: {name: found[name] for name in INSTANCE_KEYS} for key, found in data["instances"].items()}
+    return {name: data[name] for name in STATE_KEYS} | {"instances": instances}
 
 
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]]) -> None:

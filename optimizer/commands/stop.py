@@ -14,8 +14,8 @@ from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
 
 if TYPE_CHECKING:
+    from bootstrap.contract.request import Want
     from infra.naming import Names
-    from optimizer.aws.control import Want
 
 AFTERWARDS = (
     "No node runs. What is left costs by the hour (endpoints, key, dashboard): `pulumi destroy --exclude-protected "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bootstrap.contract.timings import seconds_to_end
 from optimizer.catalog import Catalog, UnitItem
-from optimizer.plan import seconds_to_end
 from optimizer.units import HOURS_PER_MONTH
 
 # infra/controller.py: a function of 256 MiB that runs every minute; here as if each run took its time limit, so the
@@ -37,5 +37,5 @@ _seconds_to_end = np.frompyfunc(seconds_to_end, 3, 1)
 
 
 def reserve_hours(step_time_s: ArrayLike, checkpoint_gib: ArrayLike, writers: ArrayLike) -> NDArray[np.float64]:
-    """``optimizer.plan.seconds_to_end`` of many fleets, in hours."""
+    """``seconds_to_end`` of many fleets, in hours."""
     return np.asarray(_seconds_to_end(step_time_s, checkpoint_gib, writers), dtype=float) / 3600

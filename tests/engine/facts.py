@@ -13,7 +13,7 @@ from typing import Any
 
 from pulumi._types import resource_types
 
-from bootstrap.controller.settings import Settings
+from bootstrap.contract.settings import ControllerSettings
 from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
@@ -213,7 +213,7 @@ def check_controller(deployed: Deployment) -> None:
     """The function runs every minute, may be called by its rule only, and understands what it is told."""
     functions, events = deployed.aws("lambda"), deployed.aws("events")
     (found,) = functions.list_functions()["Functions"]
-    settings = Settings.from_environment(found["Environment"]["Variables"])
+    settings = ControllerSettings.from_environment(found["Environment"]["Variables"])
     assert (settings.group, settings.stack) == (group(deployed)["AutoScalingGroupName"], deployed.stack.name)
     assert settings.bucket == deployed.stack.outputs()["bucket"]
     assert settings.queue_url == deployed.stack.outputs()["queue_url"]
@@ -289,7 +289,7 @@ def check_scaling(deployed: Deployment, schedules: int) -> None:
 def controller_settings_namespace(deployed: Deployment) -> str:
     """Namespace of the stack's metrics, as the deployed controller publishes them."""
     (found,) = deployed.aws("lambda").list_functions()["Functions"]
-    return Settings.from_environment(found["Environment"]["Variables"]).metric_namespace
+    return ControllerSettings.from_environment(found["Environment"]["Variables"]).metric_namespace
 
 
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:

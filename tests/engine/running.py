@@ -17,10 +17,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState
 from bootstrap.controller.aws import Clients
 from bootstrap.controller.handler import tick as controller_tick
-from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import State
 from infra.naming import Names
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.facts import ACCOUNT, group
@@ -40,12 +40,12 @@ def function(deployed: Deployment) -> dict[str, Any]:
     return found
 
 
-def controller_settings(deployed: Deployment) -> Settings:
+def controller_settings(deployed: Deployment) -> ControllerSettings:
     """What the deployed function would read of its variables."""
-    return Settings.from_environment(function(deployed)["Environment"]["Variables"])
+    return ControllerSettings.from_environment(function(deployed)["Environment"]["Variables"])
 
 
-def tick(deployed: Deployment, now: datetime) -> State:
+def tick(deployed: Deployment, now: datetime) -> ControllerState:
     """One tick at ``now``."""
     services = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
     clients = Clients(**{service: deployed.aws(service) for service in services})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.controller.decide import decide
-from bootstrap.controller.facts import Facts, Group, Machine, Member
-from bootstrap.controller.settings import Lifecycle, Settings
-from bootstrap.controller.state import Instance, State
+from bootstrap.controller.observation import AutoScalingGroup, Machine, Member, Observation
 from infra.preview import resources
 from optimizer.catalog.snapshot import load
 from optimizer.performance.calibration import load as load_calibration
@@ -51,11 +51,11 @@ def tightest(limits: dict[str, Any]) -> FleetPlan:
     return plan
 
 
-def running(settings: Settings, lifecycle: Lifecycle, spent_usd: float) -> State:
+def running(settings: ControllerSettings, lifecycle: Lifecycle, spent_usd: float) -> ControllerState:
     """All nodes train since long ago, and so much is spent."""
     (instance_type,) = settings.prices[lifecycle]
     before = NOW - timedelta(seconds=1)
-    node = Instance(
+    node = MeteredInstance(
         instance_type=instance_type,
         launched_at=NOW - timedelta(days=1),
         metered_until=before,
@@ -64,8 +64,8 @@ def running(settings: Settings, lifecycle: Lifecycle, spent_usd: float) -> State
         spent_usd=0.0,
         served=True,
     )
-    return State(
-        run=settings.run,
+    return ControllerState(
+        run_id=settings.run_id,
         job=settings.job,
         phase="running",
         reason="",
@@ -79,7 +79,7 @@ def running(settings: Settings, lifecycle: Lifecycle, spent_usd: float) -> State
     )
 
 
-def phase_at(settings: Settings, spent_usd: float) -> str:
+def phase_at(settings: ControllerSettings, spent_usd: float) -> str:
     """What the controller does a second after so much was spent on nodes at the dearest prices that the limits bind."""
     lifecycle: Lifecycle = "on-demand" if "on-demand" in settings.prices else "spot"
     state = running(settings, lifecycle, spent_usd)
@@ -95,7 +95,7 @@ def phase_at(settings: Settings, spent_usd: float) -> str:
         )
         for key, node in state.instances.items()
     )
-    group = Group(
+    group = AutoScalingGroup(
         created_at=NOW - timedelta(days=2),
         desired=settings.node_count,
         min_size=0,
@@ -103,7 +103,7 @@ def phase_at(settings: Settings, spent_usd: float) -> str:
         on_demand_base=0,
         members=tuple(Member(instance_id=key, state="InService", protected=True) for key in state.instances),
     )
-    return decide(settings, state, Facts(group=group, machines=machines), NOW).state.phase
+    return decide(settings, state, Observation(group=group, machines=machines), NOW).state.phase
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -111,7 +111,7 @@ def test_a_run_as_dear_as_its_95th_percentile_gets_done_under_its_budget(name: s
     plan = tightest(OPTIONS[name])
     assert plan.job.budget_usd is not None and plan.cost_usd.p95 < plan.job.budget_usd
     told = Deployed(resources(plan, stack="dev")).one("Function")["environment"]["variables"]
-    settings = Settings.from_environment(told)
+    settings = ControllerSettings.from_environment(told)
     # The plan's dollars are of cents, and its hourly rates of those.
     cent = 0.05
     a_second = settings.node_count * settings.dearest_usd_per_hour / 3600

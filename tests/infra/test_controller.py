@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.controller.settings import VARIABLE, Settings
+from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from infra import bundle
 from infra.config import ConfigError
 from infra.controller import job_id, node_prices
@@ -34,10 +34,10 @@ def stack() -> Deployed:
     return deploy()
 
 
-def told(deployed: Deployed) -> Settings:
+def told(deployed: Deployed) -> ControllerSettings:
     """What the function is told, read as it reads it."""
     variables = deployed.one("Function")["environment"]["variables"]
-    return Settings.from_environment(variables)
+    return ControllerSettings.from_environment(variables)
 
 
 def test_the_function_is_small_arm_encrypted_and_over_before_the_next_tick(stack: Deployed) -> None:
@@ -100,7 +100,7 @@ def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> N
 
 
 def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
-    assert f"GPUFLEET_RUN={told(stack).run}\n" in stack.user_data
+    assert f"GPUFLEET_RUN={told(stack).run_id}\n" in stack.user_data
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
         f"module = importlib.import_module({module!r})\n"
         f"assert module.__file__.startswith({str(path)!r}), module.__file__\n"
         f"assert callable(getattr(module, {function!r}))\n"
-        "from bootstrap.controller.settings import Settings\n"
-        "print(Settings.from_environment(os.environ).run)\n"
+        "from bootstrap.contract.settings import ControllerSettings\n"
+        "print(ControllerSettings.from_environment(os.environ).run_id)\n"
     )
     variables = stack.one("Function")["environment"]["variables"]
     assert set(variables) == {VARIABLE}
@@ -251,4 +251,4 @@ def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip() == told(stack).run
+    assert answer.stdout.strip() == told(stack).run_id

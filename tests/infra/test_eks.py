@@ -202,7 +202,7 @@ def test_nodes_reach_registry_and_pod_identity_without_the_internet(cluster: Dep
 
 
 def test_no_node_starts_before_a_person_says_so(cluster: Deployed) -> None:
-    from bootstrap.controller.state import read_request
+    from bootstrap.contract.request import read_request
 
     found = cluster.one("BucketObjectv2", "-request")
     assert found["key"] == "control/request.json"

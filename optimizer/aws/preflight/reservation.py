@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
 from optimizer.aws.preflight.model import Context, Row, Value
-from optimizer.plan import BLOCK_TAIL, FleetPlan
+from optimizer.plan import FleetPlan
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
 BLOCK_INSTANCES = 64

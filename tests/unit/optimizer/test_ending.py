@@ -1,14 +1,11 @@
-"""How long nodes may take to save and end: the plan's own rule, the search's, and the controller's are one."""
+"""The time nodes may take to save and end, of a plan and in the search."""
 
 from __future__ import annotations
 
 import pytest
 
-from bootstrap.controller.decide import BLOCK_TAIL as CONTROLLERS_BLOCK_TAIL
-from bootstrap.controller.decide import ENDING
-from bootstrap.controller.meter import TICK
+from bootstrap.contract.timings import HOOK_LIMIT_S, LEAVING_S, SAVE_GIB_PER_S
 from optimizer.economics.controller import reserve_hours
-from optimizer.plan import BLOCK_TAIL, ENDING_S, HOOK_LIMIT_S, LEAVING_S, SAVE_GIB_PER_S
 from tests.plans import SPOT_P4D, sample_plan
 
 DDP = {"sharding": "ddp"}
@@ -33,11 +30,6 @@ def test_the_time_to_save_is_bounded(checkpoint_gib: float, limit: int) -> None:
     plan = sample_plan(job={"checkpoint_gib": checkpoint_gib})
     assert plan.save_limit_s == limit
     assert 30 <= plan.terminate_timeout_s <= HOOK_LIMIT_S
-
-
-def test_the_controller_counts_the_same_minutes() -> None:
-    assert (ENDING + TICK).total_seconds() == ENDING_S
-    assert CONTROLLERS_BLOCK_TAIL == BLOCK_TAIL
 
 
 def test_the_search_and_its_plan_reserve_the_same_time() -> None:

@@ -15,10 +15,10 @@ import pytest
 from moto.autoscaling.models import FakeAutoScalingGroup, autoscaling_backends
 from moto.autoscaling.responses import AutoScalingResponse
 
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState
 from bootstrap.controller.aws import Clients
 from bootstrap.controller.handler import tick
-from bootstrap.controller.settings import Settings
-from bootstrap.controller.state import State
 from tests.engine.moto_extension import activities, lifecycle, mixed_instances
 from tests.unit.bootstrap.controller.world import settings
 
@@ -31,11 +31,11 @@ ACCOUNT = "123456789012"
 class Stack:
     """What is deployed, and the clock."""
 
-    config: Settings
+    config: ControllerSettings
     clients: Clients
     now: datetime
 
-    def tick(self, minutes: float = 1) -> State:
+    def tick(self, minutes: float = 1) -> ControllerState:
         """Time passes, then a tick."""
         self.now += timedelta(minutes=minutes)
         return tick(self.clients, self.config, self.now)
@@ -90,7 +90,14 @@ class Stack:
     def say(self, instance: str, state: str) -> None:
         """A node's report."""
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        report = {"schema_version": 1, "run": self.config.run, "state": state, "exit_status": 0, "step": "", "at": at}
+        report = {
+            "schema_version": 1,
+            "run": self.config.run_id,
+            "state": state,
+            "exit_status": 0,
+            "step": "",
+            "at": at,
+        }
         self.put(f"nodes/{instance}.json", report)
 
     def send(self, kind: str, instance: str) -> None:

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from bootstrap.contract.settings import BlockTimes
+from bootstrap.contract.timings import ENDING
 from bootstrap.controller.decide import (
-    ENDING,
     RETRY_WAITS,
     AbandonLaunch,
     EndLeaving,
@@ -17,7 +18,6 @@ from bootstrap.controller.decide import (
     decide,
     unfit_limit,
 )
-from bootstrap.controller.settings import Block
 from tests.unit.bootstrap.controller.world import MINUTE, START, World, settings, trained
 
 
@@ -95,7 +95,7 @@ def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
     assert world.tick().actions == (SetGroup(on_demand_base=3),)
     # A new run begins with spot again.
     world.capacity["spot"] = 9
-    world.config = replace(world.config, run="ffffffffffff")
+    world.config = replace(world.config, run_id="ffffffffffff")
     world.run_until("running", limit=60)
     world.run_until("draining", "running")
     world.run_until("running")
@@ -194,9 +194,9 @@ def test_new_code_drains_no_workers() -> None:
     world = World(settings(mode="workers", min_nodes=2), min_size=2, desired=2)
     world.run(15)
     working = world.in_service()
-    world.config = settings(mode="workers", min_nodes=2, run="ffffffffffff")
+    world.config = settings(mode="workers", min_nodes=2, run_id="ffffffffffff")
     world.run(5)
-    assert (world.phase, world.known.run) == ("running", "ffffffffffff")
+    assert (world.phase, world.known.run_id) == ("running", "ffffffffffff")
     assert world.in_service() == working
 
 
@@ -256,7 +256,7 @@ def test_asked_to_go_on_while_draining_after_a_failure_it_starts_again_after_the
 def test_words_of_another_run_do_not_count() -> None:
     world = trained(World(settings()))
     for key in world.in_service():
-        world.say(key, "done", run="eeeeeeeeeeee")
+        world.say(key, "done", run_id="eeeeeeeeeeee")
     world.run(10)
     assert world.phase == "running"
 
@@ -365,11 +365,11 @@ def test_a_new_run_drains_the_old_nodes_first() -> None:
     world = trained(World(settings()))
     old = set(world.alive())
     spent = world.known.spent_usd
-    world.config = settings(run="ffffffffffff")
+    world.config = settings(run_id="ffffffffffff")
     world.run_until("draining")
     world.run_until("running")
     assert not old & set(world.alive())
-    assert world.known.run == "ffffffffffff"
+    assert world.known.run_id == "ffffffffffff"
     # The same job: its dollars go on.
     assert world.known.spent_usd > spent
 
@@ -378,7 +378,7 @@ def test_another_job_starts_the_meter_at_zero_and_forgets_no_dollar() -> None:
     world = trained(World(settings()))
     world.run(60)
     earlier = world.known.spent_usd
-    world.config = settings(run="ffffffffffff", job="ffffffffffff")
+    world.config = settings(run_id="ffffffffffff", job="ffffffffffff")
     world.tick()
     assert world.known.earlier_usd == pytest.approx(earlier)
     world.run_until("running")
@@ -395,7 +395,7 @@ def test_a_larger_plan_waits_for_the_larger_group() -> None:
 
 
 def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it() -> None:
-    block = Block(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
+    block = BlockTimes(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
     config = settings(
         block=block, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200, fallback_on_demand=False
     )
@@ -415,19 +415,19 @@ def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it(
 @pytest.mark.parametrize("bought", [True, False])
 def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> None:
     prices = {"capacity-block": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 10.0}}
-    config = settings(block=Block(start=START, end=START + timedelta(hours=24)), prices=prices)
+    config = settings(block=BlockTimes(start=START, end=START + timedelta(hours=24)), prices=prices)
     world = World(config, base=None)
     world.run_until("block-ended")
     world.run(60)
     assert (world.phase, world.desired) == ("block-ended", 0)
     start = world.now + timedelta(hours=3)
-    world.config = replace(config, block=Block(start=start, end=start + timedelta(hours=24)) if bought else None)
+    world.config = replace(config, block=BlockTimes(start=start, end=start + timedelta(hours=24)) if bought else None)
     world.run_until("running")
     assert (world.now >= start) is bought
 
 
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
-    block = Block(start=START, end=START + timedelta(hours=24))
+    block = BlockTimes(start=START, end=START + timedelta(hours=24))
     world = World(
         settings(block=block, prices={"on-demand": {"p4d.24xlarge": 10.0}}),
         base=None,

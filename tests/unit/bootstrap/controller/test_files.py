@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bootstrap.controller.codec import FormatError, from_json, to_json
-from bootstrap.controller.settings import VARIABLE, Settings
-from bootstrap.controller.state import ENDED, PHASES, NewerStateError, State, read_request, read_state
+from bootstrap.contract.codec import FormatError, from_json, to_json
+from bootstrap.contract.request import read_request
+from bootstrap.contract.settings import VARIABLE, ControllerSettings
+from bootstrap.contract.state import ENDED, PHASES, ControllerState, NewerStateError, read_state
 from tests.unit.bootstrap.controller.world import World, settings, trained
 
 REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "by": "arn:aws:iam::1:user/ann"}
@@ -17,7 +18,7 @@ REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "b
 
 def test_settings_survive_their_variable() -> None:
     config = settings(ceiling_usd=100.0)
-    assert Settings.from_environment({VARIABLE: json.dumps(to_json(config))}) == config
+    assert ControllerSettings.from_environment({VARIABLE: json.dumps(to_json(config))}) == config
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_settings_survive_their_variable() -> None:
 )
 def test_settings_that_are_none_are_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        Settings.from_environment({VARIABLE: text})
+        ControllerSettings.from_environment({VARIABLE: text})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_settings_that_are_none_are_refused(text: str, message: str) -> None:
 )
 def test_a_field_of_the_wrong_kind_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        from_json(Settings, {**to_json(settings()), **change}, "the settings")
+        from_json(ControllerSettings, {**to_json(settings()), **change}, "the settings")
 
 
 def test_a_state_survives_its_file() -> None:
@@ -82,7 +83,7 @@ def test_a_state_that_is_none_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2, "spent_usd": {"usd": 1.0}}, "schema_version 2, and this controller knows 1"),
+        ({"schema_version": 2, "spent_usd": {"usd": 1.0}}, "schema_version 2, and this version knows 1"),
         ({"owed_usd": 5.0}, "unknown fields: owed_usd"),
         ({"phase": "moving"}, "phase is 'moving'"),
         ({"nodes": {"wanted": 3, "spare": 1}}, "nodes has unknown fields: spare"),
@@ -101,10 +102,10 @@ def test_a_request_is_read_strictly() -> None:
 
 
 def test_every_phase_is_described_where_it_is_defined() -> None:
-    import bootstrap.controller.state as module
+    import bootstrap.contract.state as module
 
     assert module.__doc__
     described = {line.split()[0] for line in module.__doc__.splitlines() if line.startswith("    ")}
     assert set(PHASES) <= described
     assert set(ENDED) < set(PHASES)
-    assert State.__doc__
+    assert ControllerState.__doc__

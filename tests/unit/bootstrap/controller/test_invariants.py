@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bootstrap.controller.decide import ENDING
-from bootstrap.controller.meter import TICK
-from bootstrap.controller.settings import Lifecycle
-from bootstrap.controller.state import read_state
+from bootstrap.contract.settings import Lifecycle
+from bootstrap.contract.state import read_state
+from bootstrap.contract.timings import ENDING, TICK
 from tests.unit.bootstrap.controller.world import MINUTE, World, settings
 
 WINDOW_S = 1200
@@ -58,7 +57,7 @@ def happen(world: World, event: Event) -> None:
     elif event.kind in ("gave-up", "done") and victim:
         world.say(victim, "done" if event.kind == "done" else "gave-up")
     elif event.kind == "new-run":
-        world.config = replace(world.config, run=f"{event.after:012x}")
+        world.config = replace(world.config, run_id=f"{event.after:012x}")
     elif event.kind in ("lost-actions", "actions"):
         world.lose_actions = event.kind == "lost-actions"
     elif event.kind == "outage":

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.state import ControllerState
+from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
 from bootstrap.controller import decide as decide_module
 from bootstrap.controller.decide import decide
-from bootstrap.controller.facts import Facts, Group, Machine
-from bootstrap.controller.meter import KEEP_ENDED, LEASE, LEASE_ACTS, TICK, charge
-from bootstrap.controller.state import State
+from bootstrap.controller.meter import KEEP_ENDED, charge
+from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 from tests.unit.bootstrap.controller.world import START, settings
 
 HOUR = timedelta(hours=1)
@@ -35,19 +36,25 @@ def ended(until: timedelta | None, **changes: Any) -> Machine:
     return machine(running=False, ended=True, until=None if until is None else START + until, **changes)
 
 
-def group(**changes: Any) -> Group:
+def group(**changes: Any) -> AutoScalingGroup:
     values: dict[str, Any] = {"created_at": START, "desired": 0, "min_size": 0, "max_size": 3, "on_demand_base": 0}
-    return Group(**{**values, "members": (), **changes})
+    return AutoScalingGroup(**{**values, "members": (), **changes})
 
 
-def fresh(config: Any = None) -> State:
+def fresh(config: Any = None) -> ControllerState:
     config = config or settings()
-    return State(
-        run=config.run, job=config.job, phase="running", reason="", since=START, run_started_at=START, updated_at=START
+    return ControllerState(
+        run_id=config.run_id,
+        job=config.job,
+        phase="running",
+        reason="",
+        since=START,
+        run_started_at=START,
+        updated_at=START,
     )
 
 
-def metered(*ticks: tuple[timedelta, list[Machine]], config: Any = None) -> State:
+def metered(*ticks: tuple[timedelta, list[Machine]], config: Any = None) -> ControllerState:
     """The state after ticks at these times, each of which saw these machines."""
     config = config or settings()
     state = fresh(config)
@@ -179,7 +186,7 @@ def test_a_stack_that_was_destroyed_cost_nothing_meanwhile() -> None:
 
 def test_the_first_tick_charges_from_when_the_group_was_made() -> None:
     config = settings(fixed_usd_per_hour=60.0)
-    decision = decide(config, None, Facts(group=group()), START + timedelta(minutes=3))
+    decision = decide(config, None, Observation(group=group()), START + timedelta(minutes=3))
     assert decision.state.spent_usd == pytest.approx(3)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from bootstrap.contract.settings import VARIABLE
+from bootstrap.contract.state import NewerStateError
+from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import aws
 from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, StateError
 from bootstrap.controller.handler import TickError, handler, tick
-from bootstrap.controller.meter import LEASE, LEASE_ACTS
-from bootstrap.controller.settings import VARIABLE
-from bootstrap.controller.state import NewerStateError
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.unit.bootstrap.controller.conftest import Stack
 
@@ -355,7 +355,7 @@ def test_a_report_that_s3_does_not_give_back_does_not_stop_the_meter(stack: Stac
 def test_a_garbled_word_of_a_node_or_a_person_changes_nothing(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = stack.trained()
     stack.put(f"nodes/{nodes[0]}.json", "[1]")
-    stack.put(f"nodes/{nodes[1]}.json", {"schema_version": 1, "run": stack.config.run, "state": "finished"})
+    stack.put(f"nodes/{nodes[1]}.json", {"schema_version": 1, "run": stack.config.run_id, "state": "finished"})
     stack.put("request.json", {"schema_version": 1, "want": "explode"})
     assert stack.tick().phase == "running"
     assert len(events(capsys.readouterr().out, "unreadable")) == 3
@@ -552,7 +552,7 @@ def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
 
 
 def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bootstrap.controller.codec import to_json
+    from bootstrap.contract.codec import to_json
 
     monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from bootstrap.contract.report import NodeReport, ReportState
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.state import ControllerState
 from bootstrap.controller.decide import (
     AbandonLaunch,
     Action,
@@ -16,15 +20,13 @@ from bootstrap.controller.decide import (
     SetGroup,
     decide,
 )
-from bootstrap.controller.facts import Facts, FailedLaunch, Group, Machine, Member, NodeReport
-from bootstrap.controller.settings import Lifecycle, Settings
-from bootstrap.controller.state import Report, Request, State
+from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Member, Observation
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
 
-def settings(**changes: Any) -> Settings:
+def settings(**changes: Any) -> ControllerSettings:
     """Three spot nodes of 10 USD/h, 30 on demand, without a ceiling."""
     values: dict[str, Any] = {
         "schema_version": 1,
@@ -38,7 +40,7 @@ def settings(**changes: Any) -> Settings:
         "queue_url": "https://sqs.us-east-1.amazonaws.com/123456789012/gpufleet-dev-node-events",
         "metric_namespace": "gpufleet/dev",
         "mode": "training",
-        "run": "0123456789ab",
+        "run_id": "0123456789ab",
         "job": "ba9876543210",
         "node_count": 3,
         "min_nodes": 0,
@@ -54,7 +56,7 @@ def settings(**changes: Any) -> Settings:
         "scheduled": False,
         "block": None,
     }
-    return Settings(**{**values, **changes})
+    return ControllerSettings(**{**values, **changes})
 
 
 @dataclass
@@ -90,7 +92,7 @@ class World:
         capacity: how many nodes of each lifecycle may live at once.
     """
 
-    config: Settings
+    config: ControllerSettings
     now: datetime = START
     boot: timedelta | None = timedelta(minutes=8)
     saves_after: timedelta | None = timedelta(minutes=1)
@@ -100,11 +102,11 @@ class World:
     min_size: int = 0
     max_size: int = 3
     base: int | None = 0
-    request: Request | None = None
+    request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
     rebalanced: set[str] = field(default_factory=set)
     failed: list[FailedLaunch] = field(default_factory=list)
-    state: State | None = None
+    state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
     born: datetime = START
@@ -112,7 +114,7 @@ class World:
     # --- what the tests look at ---------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> State:
+    def known(self) -> ControllerState:
         """The state of the last tick."""
         assert self.state
         return self.state
@@ -142,13 +144,13 @@ class World:
 
     def ask(self, want: Any) -> None:
         """A person's request."""
-        self.request = Request(schema_version=1, want=want, at=self.now, by="arn:aws:iam::123456789012:user/ann")
+        self.request = PersonRequest(schema_version=1, want=want, at=self.now, by="arn:aws:iam::123456789012:user/ann")
 
-    def say(self, key: str, report: Report, run: str | None = None) -> None:
+    def say(self, key: str, report: ReportState, run_id: str | None = None) -> None:
         """A node's report."""
         self.nodes[key].report = NodeReport(
             schema_version=1,
-            run=run or self.config.run,
+            run_id=run_id or self.config.run_id,
             state=report,
             exit_status=0,
             step="",
@@ -167,13 +169,13 @@ class World:
         """A node ends without the controller."""
         self._end(key)
 
-    def facts(self) -> Facts:
+    def facts(self) -> Observation:
         """What the controller would be shown now."""
         assert self.max_size >= self.desired >= self.min_size
         known = self.state.instances if self.state else {}
         reports = {key: node.report for key, node in self.nodes.items() if node.report}
-        return Facts(
-            group=Group(
+        return Observation(
+            group=AutoScalingGroup(
                 created_at=self.born,
                 desired=self.desired,
                 min_size=self.min_size,

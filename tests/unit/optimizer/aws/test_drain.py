@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from bootstrap.contract.codec import from_json
+from bootstrap.contract.state import ControllerState
 from optimizer.aws import drain
-from optimizer.aws.control import ControllerState
 from optimizer.aws.drain import Drain
 from optimizer.errors import GpufleetError
 from tests.unit.optimizer.deployed import DeployedStack, controller_state
@@ -41,7 +42,9 @@ def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, cl
     def state() -> ControllerState | None:
         if not controller:
             return None
-        return ControllerState.model_validate({**controller_state(), "updated_at": clock.at})
+        return from_json(
+            ControllerState, {**controller_state(), "updated_at": clock.at.isoformat()}, "the state", lenient=True
+        )
 
     return Drain(
         client=client or stack.autoscaling,

@@ -1,11 +1,12 @@
-"""JSON to frozen dataclasses and back, strictly: an unknown, missing or mistyped field is an error with its place.
+"""Convert JSON to frozen dataclasses and back, strictly: a wrong field is an error that names its place.
 
-Pydantic would do it, and is not in Lambda's Python. Times are UTC, to the second, like "2026-11-21T16:00:00Z".
+Pydantic would do this, but Lambda's Python does not have it. Times are UTC, to the second, like "2026-11-21T16:00:00Z".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -16,22 +17,39 @@ T = TypeVar("T")
 
 
 class FormatError(ValueError):
-    """JSON that is not what its reader expects; the message names the field, what it holds and what it must hold."""
+    """JSON that its reader does not expect; the message names the field, its value and what it must be."""
 
 
 class UnknownError(FormatError):
-    """A field, or one of its words, that the reader has never heard of: another version of it may have."""
+    """A field, or a word in one, that this version does not know; another version may."""
+
+
+def as_key(key: str) -> dict[str, str]:
+    """Metadata of a dataclass field whose JSON key is not its name."""
+    return {"key": key}
 
 
 def time_text(moment: datetime) -> str:
-    """A time as it is written."""
+    """Format a time as JSON holds it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def parse_json(text: str, place: str) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        FormatError: the text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{place} is not JSON: {error}") from error
+
+
 def to_json(value: Any) -> Any:
-    """A dataclass (or a part of one) as what ``json.dumps`` takes."""
+    """Convert a dataclass, or a part of one, to what ``json.dumps`` takes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {_key(field): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, dict):
@@ -39,53 +57,68 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: type[T], data: Any, place: str) -> T:
-    """``data`` as a ``kind``.
+def from_json(kind: type[T], data: Any, place: str, *, lenient: bool = False) -> T:
+    """Convert parsed JSON to a ``kind``.
 
     Args:
         kind: a dataclass of str, int, float, bool, datetime, Literal, ``X | None``, ``dict[str, X]`` and dataclasses. A
             field with a default may be missing.
-        data: what ``json.loads`` gave.
-        place: what to call the whole in errors.
+        data: the parsed JSON.
+        place: name of the whole in errors.
+        lenient: skip unknown fields and take unknown words as they are, so that an older reader can show what a newer
+            version wrote.
 
     Raises:
-        UnknownError: a field is unknown, or has a word that is.
-        FormatError: a field is missing or of another type.
+        UnknownError: a field is unknown, or holds an unknown word.
+        FormatError: a field is missing or has the wrong type.
     """
-    return typing.cast("T", _value(kind, data, place))
+    return typing.cast("T", _value(kind, data, place, lenient))
 
 
-def _value(kind: Any, data: Any, place: str) -> Any:
+def _value(kind: Any, data: Any, place: str, lenient: bool) -> Any:
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         (inner,) = [option for option in typing.get_args(kind) if option is not types.NoneType]
-        return None if data is None else _value(inner, data, place)
+        return None if data is None else _value(inner, data, place, lenient)
     if origin is typing.Literal:
-        if data not in typing.get_args(kind) or isinstance(data, bool):
-            raise UnknownError(_text(place, data, " or ".join(repr(option) for option in typing.get_args(kind))))
+        options = typing.get_args(kind)
+        if lenient and isinstance(data, str) and isinstance(options[0], str):
+            return data
+        if data not in options or isinstance(data, bool):
+            raise UnknownError(_text(place, data, " or ".join(map(repr, options))))
         return data
     if origin is dict:
         if not isinstance(data, dict):
             raise _wrong(place, data, "an object")
         inner = typing.get_args(kind)[1]
-        return {key: _value(inner, item, f"{place}.{key}") for key, item in data.items()}
+        return {key: _value(inner, item, f"{place}.{key}", lenient) for key, item in data.items()}
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, data, place)
+        return _dataclass(kind, data, place, lenient)
     return _scalar(kind, data, place)
 
 
-def _dataclass(kind: Any, data: Any, place: str) -> Any:
+def _dataclass(kind: Any, data: Any, place: str, lenient: bool) -> Any:
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {_key(field): field for field in dataclasses.fields(kind)}
     unknown = sorted(data.keys() - fields.keys())
-    if unknown:
+    if unknown and not lenient:
         raise UnknownError(f"{place} has unknown fields: {', '.join(unknown)}")
-    missing = sorted(name for name, field in fields.items() if name not in data and not _has_default(field))
+    missing = sorted(key for key, field in fields.items() if key not in data and not _has_default(field))
     if missing:
         raise FormatError(f"{place} lacks {', '.join(missing)}")
-    return kind(**{name: _value(hints[name], item, f"{place}.{name}") for name, item in data.items()})
+    return kind(
+        **{
+            field.name: _value(hints[field.name], data[key], f"{place}.{key}", lenient)
+            for key, field in fields.items()
+            if key in data
+        }
+    )
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("key", field.name))
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -97,7 +130,7 @@ def _scalar(kind: Any, data: Any, place: str) -> Any:
         try:
             moment = datetime.fromisoformat(data)
             if moment.tzinfo is not None:
-                # The first year's first hours have no UTC.
+                # The first hours of year 1 have no UTC: OverflowError.
                 return moment.astimezone(UTC)
         except (TypeError, ValueError, OverflowError) as error:
             raise _wrong(place, data, "a time like 2026-11-21T16:00:00Z") from error

@@ -1,6 +1,6 @@
-"""What the controller knows between two ticks: control/state.json in the stack's bucket.
+"""The controller's memory between two ticks: ``control/state.json`` in the stack's bucket.
 
-Written by the controller alone, read by `gpufleet status`. Money in USD, times in UTC, to the second.
+The controller alone writes it; `gpufleet status`, `stop`, `resume` and `costs` read it. Money is in USD, times are UTC.
 
     phase         nodes  means
     waiting       0      the next start is due at next_attempt_at
@@ -24,9 +24,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from bootstrap.controller.codec import FormatError, UnknownError, from_json, to_json
-from bootstrap.controller.settings import Lifecycle
+from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json, to_json
+from bootstrap.contract.report import ReportState
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.settings import Lifecycle
+from bootstrap.contract.timings import SILENT
 
+FILE = "state.json"
 SCHEMA_VERSION: Literal[1] = 1
 
 Phase = Literal[
@@ -43,31 +47,30 @@ Phase = Literal[
     "block-ended",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# Nothing but a person's request, a new run, a higher ceiling (over-budget) or another purchase (block-ended) leaves
-# these.
+# Phases that want nodes, and phases that want none for the time being.
+UP: tuple[Phase, ...] = ("starting", "running")
+PAUSES: tuple[Phase, ...] = ("waiting", "paused")
+# Only a person's request, a new run, a higher ceiling (over-budget) or another purchase (block-ended) leaves these.
 ENDED: tuple[Phase, ...] = ("stopped", "done", "failed", "unfit", "over-budget", "block-ended")
-
-# What a node says of itself (bootstrap/README.md, "control/nodes").
-Report = Literal["training", "done", "gave-up", "unfit", "sick"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
+class MeteredInstance:
     """One instance's meter.
 
     Attributes:
         instance_type: like "p5.48xlarge".
-        launched_at: its (last) start.
-        ended_at: when EC2 stopped billing it; None while it lives.
-        metered_until: up to when spent_usd is.
-        lifecycle: how it is billed.
+        launched_at: the instance's (last) start.
+        ended_at: end of billing by EC2; None while the instance lives.
+        metered_until: time up to which spent_usd is.
+        lifecycle: decides the price.
         usd_per_hour: node and volume, at present.
-        spent_usd: since it was launched.
-        served: whether it was ever in service.
-        interrupted, rebalanced: whether EC2 took it back, or said that it may.
-        leaving_since: when its terminate hook was first seen to hold it; None before.
-        report: what it said last, in the present run; None for nothing yet.
-        reported_at: when S3 took its last report.
+        spent_usd: since the launch.
+        served: whether the instance was ever in service.
+        interrupted, rebalanced: whether EC2 took the instance back, or said that it may.
+        leaving_since: first tick that saw the terminate hook hold it; None before.
+        report: last report of the present run; None before any.
+        reported_at: time at which S3 took the last report.
     """
 
     instance_type: str
@@ -81,13 +84,13 @@ class Instance:
     interrupted: bool = False
     rebalanced: bool = False
     leaving_since: datetime | None = None
-    report: Report | None = None
+    report: ReportState | None = None
     reported_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nodes:
-    """How many nodes there are, by what Auto Scaling says of them."""
+class NodeCounts:
+    """Nodes wanted, and members of the Auto Scaling group by state."""
 
     wanted: int = 0
     in_service: int = 0
@@ -96,48 +99,38 @@ class Nodes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What a person wants: control/request.json."""
-
-    schema_version: Literal[1]
-    want: Literal["run", "stop"]
-    at: datetime
-    by: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class ControllerState:
     """control/state.json.
 
     Attributes:
-        run, job: of the settings, as of the last tick.
-        phase, after: see above; ``after`` is None but for draining.
-        reason: why, a sentence.
-        since: when the phase began.
-        run_started_at: when this run began, or was begun anew.
-        updated_at: of the last tick.
-        spent_usd: of this job, everything in it.
-        usd_per_hour: what an hour costs at present.
+        run_id, job: of the settings at the last tick.
+        phase, after: see the module's table; ``after`` is None except while draining.
+        reason: a sentence that explains the phase.
+        since: start of the phase.
+        run_started_at: start of this run, or the last time it was begun anew.
+        updated_at: time of the last tick.
+        spent_usd: spend of this job, with the stack's own cost.
+        usd_per_hour: present cost of an hour.
         ceiling_usd: None for no limit.
-        fixed_usd: what the stack itself cost since its first tick, with its unused reservation.
-        ended_usd: of instances that ended long ago and are no longer in ``instances``.
-        earlier_usd: what earlier jobs of this stack cost; spent_usd does not have it.
-        nodes: at the last tick.
-        attempts: starts since a gang last held, this one included.
+        fixed_usd: cost of the stack itself since its first tick, with its unused reservation.
+        ended_usd: spend of instances that ended long ago and are no longer in ``instances``.
+        earlier_usd: spend of the stack's earlier jobs; not part of spent_usd.
+        nodes: counts at the last tick.
+        attempts: starts since a gang last held, the present one included.
         attempt_started_at, next_attempt_at: of the present start, and of the next; None without one.
         incomplete_since: since when some but not all nodes are in service; None otherwise.
         complete_since: since when all nodes are in service; None otherwise.
         on_demand: whether on-demand nodes stand in for the spot nodes that did not come.
         unfit_nodes: nodes that failed their set-up or tests since one last passed.
         failed_launches, interruptions, rebalance_notices: counts of this run.
-        last_failure: what AWS said of the last launch that failed; empty without one.
+        last_failure: AWS's message on the last launch that failed; empty without one.
         desired_seen: the group's desired size at the last tick that wanted nodes; 0 in a phase that wants none.
         request: the last request that was obeyed; None without one.
         instances: by instance id.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    run: str
+    run_id: str = field(metadata=as_key("run"))
     job: str
     phase: Phase
     after: Phase | None = None
@@ -151,7 +144,7 @@ class State:
     fixed_usd: float = 0.0
     ended_usd: float = 0.0
     earlier_usd: float = 0.0
-    nodes: Nodes = field(default_factory=Nodes)
+    nodes: NodeCounts = field(default_factory=NodeCounts)
     attempts: int = 0
     attempt_started_at: datetime | None = None
     next_attempt_at: datetime | None = None
@@ -164,51 +157,43 @@ class State:
     rebalance_notices: int = 0
     last_failure: str = ""
     desired_seen: int = 0
-    request: Request | None = None
-    instances: dict[str, Instance] = field(default_factory=dict)
+    request: PersonRequest | None = None
+    instances: dict[str, MeteredInstance] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """The object's content."""
+        """Return the object's content."""
         return json.dumps(to_json(self), indent=1) + "\n"
 
-    def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> State:
-        """This state in another phase, from ``now`` on."""
+    def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> ControllerState:
+        """Return this state in another phase, from ``now`` on."""
         changes = {"after": None, "next_attempt_at": None, **changes}
         return replace(self, phase=phase, reason=reason, since=now, **changes)
+
+    def silent_s(self, now: datetime) -> float:
+        """Seconds since the controller's last tick."""
+        return (now - self.updated_at).total_seconds()
+
+    def is_silent(self, now: datetime) -> bool:
+        """Return whether nobody meters or ends the nodes, because the controller missed too many ticks."""
+        return now - self.updated_at > SILENT
 
 
 class NewerStateError(FormatError):
     """A state that a newer version of the controller wrote."""
 
 
-def read_state(text: str, place: str) -> State:
-    """The state in an object's content.
+def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerState:
+    """Parse an object's content; ``lenient`` as in ``codec.from_json``.
 
     Raises:
-        NewerStateError: it is of a later schema version, or has what this version does not know.
-        FormatError: it is none.
+        NewerStateError: the state has a later schema version, or a field or word that this version does not know.
+        FormatError: the content is not a state.
     """
-    data = _json(text, place)
+    data = parse_json(text, place)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise NewerStateError(f"{place} has schema_version {version}, and this controller knows {SCHEMA_VERSION}")
+        raise NewerStateError(f"{place} has schema_version {version}, and this version knows {SCHEMA_VERSION}")
     try:
-        return from_json(State, data, place)
+        return from_json(ControllerState, data, place, lenient=lenient)
     except UnknownError as error:
         raise NewerStateError(str(error)) from error
-
-
-def read_request(text: str, place: str) -> Request:
-    """The request in an object's content.
-
-    Raises:
-        FormatError: it is not one.
-    """
-    return from_json(Request, _json(text, place), place)
-
-
-def _json(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{place} is not JSON: {error}") from error

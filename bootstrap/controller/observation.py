@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
-from bootstrap.controller.settings import Lifecycle
-from bootstrap.controller.state import Report, Request
+from bootstrap.contract.report import NodeReport
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.settings import Lifecycle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class AutoScalingGroup:
     """The Auto Scaling group.
 
     Attributes:
@@ -73,23 +73,6 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeReport:
-    """What a node says of itself (bootstrap/README.md, "control/nodes").
-
-    Attributes:
-        modified_at: when S3 took it.
-    """
-
-    schema_version: Literal[1]
-    run: str
-    state: Report
-    exit_status: int
-    step: str
-    at: datetime
-    modified_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailedLaunch:
     """A launch that gave no instance."""
 
@@ -98,7 +81,7 @@ class FailedLaunch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class Observation:
     """Everything.
 
     Attributes:
@@ -111,11 +94,11 @@ class Facts:
         request: what a person wants; None for nothing.
     """
 
-    group: Group | None
+    group: AutoScalingGroup | None
     machines: tuple[Machine, ...] = ()
     missed: tuple[Machine, ...] = ()
     interrupted: frozenset[str] = frozenset()
     rebalanced: frozenset[str] = frozenset()
     reports: dict[str, NodeReport] = field(default_factory=dict)
     failed_launches: tuple[FailedLaunch, ...] = ()
-    request: Request | None = None
+    request: PersonRequest | None = None
