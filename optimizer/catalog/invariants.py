@@ -1,17 +1,17 @@
-"""What must hold in every catalog; run by tests, by ``catalog verify`` and before a refreshed one is kept."""
+"""Rules that every catalog keeps; tests, ``catalog verify`` and each refresh check them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from optimizer.catalog.clouds import UNKNOWN_GBIT_PER_S, Clouds
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
+from optimizer.errors import GpufleetError
 from optimizer.hardware import InstanceType, Offer, Price
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
@@ -19,8 +19,8 @@ HAS_NETWORK = "a type has a network"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Violation:
-    """One broken rule: which, where, and with what value."""
+class InvariantViolation:
+    """One broken rule, the row that breaks it and the value there."""
 
     rule: str
     place: str
@@ -30,71 +30,62 @@ class Violation:
         return f"{self.place}: {self.value} (rule: {self.rule})"
 
 
-def check(catalog: Catalog, *, today: date | None = None) -> list[Violation]:
-    """Every broken rule of ``catalog``; empty when it is sound.
+def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, why: str) -> None:
+    """Refuse to keep refreshed rows that break a rule.
 
     Args:
-        catalog: the catalog to check.
-        today: no fact may be dated after it; by default the day the snapshot was made.
+        violations: from ``check``.
+        refreshed: name of the rows ("catalog").
+        why: consequence of wrong rows.
+
+    Raises:
+        GpufleetError: with the first 20 violations.
     """
+    if violations:
+        raise GpufleetError(
+            f"the refreshed {refreshed} breaks {len(violations)} rules, and is not kept:\n  "
+            + "\n  ".join(map(str, violations[:20])),
+            why=why,
+            next_step="the last good prices stay in use; report the lines above",
+        )
+
+
+def check(catalog: Catalog, *, today: date | None = None) -> list[InvariantViolation]:
+    """Broken rules of ``catalog``; empty when sound. No fact may be dated after ``today``, or after the snapshot."""
     latest = today or catalog.made_at.date()
-    found: list[Violation] = []
+    return [
+        InvariantViolation(rule=rule, place=place, value=value)
+        for rule, place, value in _catalog_problems(catalog, latest)
+    ]
 
-    def note(rule: str, place: str) -> Callable[[str], None]:
-        return lambda value: found.append(Violation(rule=rule, place=place, value=value))
 
-    for key, count in Counter(instance.name for instance in catalog.instance_types).items():
+def _catalog_problems(catalog: Catalog, latest: date) -> Iterator[tuple[str, str, str]]:
+    """Rule, place and value of each violation."""
+    for name, count in Counter(instance.name for instance in catalog.instance_types).items():
         if count > 1:
-            note("a type has one row", key)(f"{count} rows")
+            yield "a type has one row", name, f"{count} rows"
     for (name, region), count in Counter((offer.instance.name, offer.region) for offer in catalog.offers).items():
         if count > 1:
-            note("a type has one offer in a region", f"{name} in {region}")(f"{count} offers")
+            yield "a type has one offer in a region", f"{name} in {region}", f"{count} offers"
     for instance in catalog.instance_types:
-        for rule, value in _type_problems(instance, latest):
-            note(rule, instance.name)(value)
+        for rule, value in type_problems(instance, latest):
+            yield rule, instance.name, value
     for offer in catalog.offers:
-        for rule, value in _offer_problems(offer, latest):
-            note(rule, f"{offer.instance.name} in {offer.region}")(value)
+        for rule, value in (*price_problems(offer, latest), *_place_problems(offer)):
+            yield rule, f"{offer.instance.name} in {offer.region}", value
     for unit in catalog.unit_prices:
+        place = f"{unit.item} in {unit.region}"
         if not 0 < unit.usd < float("inf"):
-            note("a price is above 0 USD", f"{unit.item} in {unit.region}")(str(unit.usd))
+            yield "a price is above 0 USD", place, str(unit.usd)
         if not unit.source or unit.as_of > latest:
-            note("a price has a source and a date not in the future", f"{unit.item} in {unit.region}")(
-                f"{unit.source!r}, {unit.as_of}"
-            )
-    for item, count in Counter(UNIT_ITEMS).items():
+            yield "a price has a source and a date not in the future", place, f"{unit.source!r}, {unit.as_of}"
+    for item in UNIT_ITEMS:
         if not any(unit.item == item for unit in catalog.unit_prices):
-            note("every unit price is known in at least one region", item)(f"{count - 1} regions")
-    return found
+            yield "every unit price is known in at least one region", item, "0 regions"
 
 
-def check_clouds(clouds: Clouds, *, today: date) -> list[Violation]:
-    """Every broken rule of other clouds' types and prices; empty when they are sound.
-
-    The rules of AWS's rows, less those on names only AWS gives; and a type without a price says why.
-
-    Args:
-        clouds: the rows to check.
-        today: no fact may be dated after it.
-    """
-    found: list[Violation] = []
-    places = Counter(f"{other.cloud} {other.offer.instance.name} in {other.offer.region}" for other in clouds.offers)
-    for place, count in places.items():
-        if count > 1:
-            found.append(Violation(rule="a type has one offer in a region", place=place, value=f"{count} offers"))
-    for other in clouds.offers:
-        instance = other.offer.instance
-        problems = [*_type_problems(instance, today), *_price_problems(other.offer, today)]
-        if instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:  # allowed here: it is listed, and not compared
-            problems = [problem for problem in problems if problem[0] != HAS_NETWORK]
-        if other.offer.on_demand is None and not other.note:
-            problems.append(("a type without a price says why", "no note"))
-        place = f"{other.cloud} {instance.name} in {other.offer.region}"
-        found += [Violation(rule=rule, place=place, value=value) for rule, value in problems]
-    return found
-
-
-def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
+def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
+    """Rule and value of each violation in an instance type's facts; none may be dated after ``latest``."""
     gpu = gpu_table().get(instance.gpu.key)
     if gpu is None:
         yield "a type's GPU is in the GPU table", instance.gpu.key
@@ -126,7 +117,8 @@ def _type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, 
         yield "a fact has a source and a date not in the future", f"{instance.source!r}, {instance.as_of}"
 
 
-def _price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
+def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
+    """Rule and value of each violation in an offer's prices; none may be dated after ``latest``."""
     prices: dict[str, Price | None] = {
         "on-demand": offer.on_demand,
         "reserved": offer.reserved_1yr,
@@ -146,8 +138,8 @@ def _price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
             )
 
 
-def _offer_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
-    yield from _price_problems(offer, latest)
+def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
+    """Rule and value of each violation in an offer's region, zones and interruption band."""
     if not REGION.fullmatch(offer.region):
         yield "a region is named as AWS names it", offer.region
     else:

@@ -36,11 +36,6 @@ UnitItem = Literal[
     "eks-cluster",
     "system-node",
 ]
-# Clouds whose prices are compared with AWS's; their rows are read by ``clouds.py``, and only when asked for.
-CloudName = Literal["azure", "tencent", "alibaba"]
-CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
-CLOUD_TITLES: dict[CloudName, str] = {"azure": "Azure", "tencent": "Tencent Cloud", "alibaba": "Alibaba Cloud"}
-
 UNIT_ITEMS: tuple[UnitItem, ...] = get_args(UnitItem)
 
 # What one unit of each item is. EBS and S3 bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).

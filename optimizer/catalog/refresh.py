@@ -130,14 +130,7 @@ def refresh(
         merge(rows, answer, now.date())
     dropped = drop_contradictions(rows)
     catalog = snapshot.to_catalog(rows, now, origin="the refreshed catalog")
-    violations = invariants.check(catalog)
-    if violations:
-        raise GpufleetError(
-            f"the refreshed catalog breaks {len(violations)} rules, and is not kept:\n  "
-            + "\n  ".join(str(violation) for violation in violations[:20]),
-            why="money would be spent by it",
-            next_step="the last good catalog stays in use; report the lines above",
-        )
+    invariants.require_sound(invariants.check(catalog), "catalog", why="money is spent by it")
     snapshot.write_rows(target, rows, made_at=now)
     return RefreshResult(directory=target, answers=answers, dropped=tuple(dropped))
 

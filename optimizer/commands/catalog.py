@@ -6,15 +6,16 @@ import os
 import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
-from optimizer.catalog.clouds import load_clouds, summary
-from optimizer.catalog.model import CLOUD_TITLES, CLOUDS, CloudName
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+from optimizer.clouds import offers as cloud_offers
+from optimizer.clouds.cloud import Cloud
+from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.output import format_option, write_json, write_rows
 from optimizer.errors import GpufleetError, InvalidInputError
 
@@ -47,7 +48,7 @@ def show(output_format: str) -> None:
         click.echo(f"note: {note}", err=True)
     sources = [_source_row(source) for source in catalog.describe()["sources"]]
     gaps = missing_prices(catalog)
-    others = summary(load_clouds())
+    others = cloud_offers.summarize(cloud_offers.load_offers())
     if output_format == "json":
         write_json({**_summary(catalog), "sources": sources, "missing_prices": gaps, "other_clouds": others})
         return
@@ -68,7 +69,7 @@ def show(output_format: str) -> None:
         click.echo(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
     for other in others:
         click.echo(
-            f"{CLOUD_TITLES[other['cloud']]}, for comparing: {other['types']} types, {other['priced']} prices from "
+            f"{CLOUDS[other['cloud']].title}, for comparing: {other['types']} types, {other['priced']} prices from "
             f"{other['as_of']} to {other['newest']}, {other['unpriced']} unpriced",
             err=True,
         )
@@ -92,8 +93,8 @@ def verify(directory: Path | None, output_format: str) -> None:
         click.echo(f"note: {note}", err=True)
     violations = invariants.check(catalog)
     if directory is None:
-        others = load_clouds()
-        violations += invariants.check_clouds(others, today=datetime.now(UTC).date())
+        others = cloud_offers.load_offers()
+        violations += cloud_offers.check(others, today=datetime.now(UTC).date())
         click.echo(f"other clouds: {len(others.offers)} offers", err=True)
     rows = [{"place": found.place, "value": found.value, "rule": found.rule} for found in violations]
     if rows or output_format != "table":
@@ -120,9 +121,7 @@ def verify(directory: Path | None, output_format: str) -> None:
 )
 @click.option("--endpoint", metavar="URL", help="Another address of the Azure Retail Prices API.")
 @format_option
-def refresh(
-    regions: tuple[str, ...], cloud: CloudName | Literal["aws"], endpoint: str | None, output_format: str
-) -> None:
+def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_format: str) -> None:
     """Read instance types, zones and prices from AWS, and keep them for the commands that follow.
 
     Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
@@ -140,10 +139,10 @@ def refresh(
       gpufleet catalog refresh --cloud azure
     """
     if cloud != "aws":
-        _refresh_cloud(cloud, regions, endpoint, output_format)
+        _refresh_cloud(CLOUDS[cloud], regions, endpoint, output_format)
         return
     if endpoint is not None:
-        raise click.UsageError("--endpoint is of --cloud azure; AWS's are set with AWS_ENDPOINT_URL")
+        raise click.UsageError("--endpoint is for --cloud azure; AWS_ENDPOINT_URL sets AWS's")
     from optimizer.catalog.refresh import enabled_regions
     from optimizer.catalog.refresh import refresh as run
 
@@ -187,20 +186,20 @@ def refresh(
         click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
 
 
-def _refresh_cloud(cloud: CloudName, regions: tuple[str, ...], endpoint: str | None, output_format: str) -> None:
-    if cloud != "azure":
+def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None, output_format: str) -> None:
+    if cloud.price_api is None:
+        readable = [name for name, other in CLOUDS.items() if other.price_api]
         raise InvalidInputError(
-            f"--cloud is {cloud}",
-            limit="aws or azure",
-            why=f"{CLOUD_TITLES[cloud]} has no price API that answers without an account",
-            next_step=f"gpufleet offers --cloud {cloud} shows the published prices gpufleet ships, with their dates",
+            f"--cloud is {cloud.name}",
+            limit=" or ".join(["aws", *readable]),
+            why=cloud.no_price_api,
+            next_step=f"gpufleet offers --cloud {cloud.name} shows the shipped prices, with their dates",
         )
     if regions:
-        raise click.UsageError("--region is of AWS; --cloud azure reads every region")
-    from optimizer.catalog.refresh_azure import refresh_azure
-    from optimizer.catalog.sources.azure_retail import ENDPOINT
+        raise click.UsageError(f"--region is of AWS; --cloud {cloud.name} reads every region")
+    from optimizer.clouds.refresh import refresh_cloud
 
-    result = refresh_azure(endpoint or ENDPOINT, progress=lambda line: click.echo(line, err=True))
+    result = refresh_cloud(cloud, endpoint, progress=lambda line: click.echo(line, err=True))
     rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
     write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)
     for line in (*result.skipped, *result.failures):

@@ -11,14 +11,15 @@ import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import load
-from optimizer.catalog.model import CLOUDS, Catalog
+from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
+from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
 from optimizer.errors import DataMissingError, NothingFeasibleError
 from optimizer.hardware import Offer
 
 if TYPE_CHECKING:
-    from optimizer.catalog.clouds import CloudOffer
+    from optimizer.clouds.offers import CloudOffer
 
 # Published: programs read these names. Listed by hand, so that a new attribute cannot change the format; further ones
 # go to the end.
@@ -82,14 +83,6 @@ CLOUD_TABLE = {
     "spot_usd_per_hour": TABLE["spot_usd_per_hour"],
     "as_of": TABLE["as_of"],
     "note": "note",
-}
-
-# What brings newer prices, where it is not the refresh of an AWS region.
-REFRESH = {
-    "azure": "gpufleet catalog refresh --cloud azure",
-    "tencent": "drop --max-age: Tencent Cloud has no price API that answers without an account",
-    "alibaba": "drop --max-age: Alibaba Cloud has no price API that answers without an account",
-    "all": "gpufleet catalog refresh, and gpufleet catalog refresh --cloud azure",
 }
 
 
@@ -189,7 +182,7 @@ def command(
     if cloud in ("aws", "all"):
         write_catalog_notes(catalog)
     if cloud != "aws":
-        catalog, others = _with_others(catalog, cloud)
+        catalog, others = _join_clouds(catalog, cloud)
     chosen = Filter(
         gpus=gpus,
         count=count,
@@ -202,7 +195,7 @@ def command(
     offers = sort(select(catalog, chosen), sort_key, priced_as)
     _check_priced(select(catalog, replace(chosen, max_price_usd_per_hour=None)), priced_as, cloud)
     if max_age is not None:
-        ttl.check_max_age(offers, max_age, next_step=REFRESH.get(cloud, ""))
+        ttl.check_max_age(offers, max_age, next_step=_next_step(cloud))
     rows = [row(offer, others.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
     columns = table if output_format == "table" else {name: name for name in COLUMNS}
@@ -215,34 +208,42 @@ def command(
         )
 
 
+def _next_step(cloud: str) -> str:
+    """Advice where prices are too old; empty for AWS, whose advice names the region."""
+    if cloud == "all":
+        refreshes = [each.next_step for each in CLOUDS.values() if each.price_api]
+        return ", and ".join(["gpufleet catalog refresh", *refreshes])
+    return CLOUDS[cloud].next_step if cloud in CLOUDS else ""
+
+
 def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
-    """Refuse to sort and filter by a kind of price that was asked for and that none of the offers has.
+    """Refuse to sort and filter by a kind of price that none of the offers has.
 
     Raises:
         DataMissingError: naming the kind.
     """
     if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
         return
-    refreshed = (cloud, priced_as) == ("azure", "spot")
+    refreshable = priced_as == "spot" and cloud in CLOUDS and CLOUDS[cloud].price_api
     raise DataMissingError(
         f"none of {len(offers)} offers has a {priced_as} price",
         why="no source has one"
         if cloud in ("aws", "all")
         else "other clouds' rows have on-demand prices only, but for Azure's spot prices after a refresh",
-        next_step=REFRESH["azure"] if refreshed else "leave out --price",
+        next_step=CLOUDS[cloud].next_step if refreshable else "leave out --price",
     )
 
 
-def _with_others(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str, str], CloudOffer]]:
-    """A catalog with the asked cloud's offers, and what only other clouds' have, by type and region."""
+def _join_clouds(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str, str], CloudOffer]]:
+    """A catalog with the asked cloud's offers, and other clouds' own facts by type and region."""
     # Here: offers of AWS alone must not wait for it.
-    from optimizer.catalog.clouds import load_clouds, price_notes, with_clouds
+    from optimizer.clouds.offers import join_catalog, load_offers, price_notes
 
-    found = load_clouds([name for name in CLOUDS if cloud in (name, "all")])
-    for note in price_notes(found):
+    clouds = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
+    for note in price_notes(clouds):
         click.echo(f"note: {note}", err=True)
-    by_place = {(other.offer.instance.name, other.offer.region): other for other in found.offers}
-    return with_clouds(catalog, found, aws=cloud == "all"), by_place
+    by_place = {(other.offer.instance.name, other.offer.region): other for other in clouds.offers}
+    return join_catalog(catalog, clouds, aws=cloud == "all"), by_place
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from optimizer.catalog.clouds import NOT_PROVISIONED, load_clouds, price_notes
-from optimizer.clouds import BASIS, Comparison, compare_clouds
+from optimizer.clouds.compare import BASIS, Comparison, compare_clouds
+from optimizer.clouds.offers import NOT_PROVISIONED, load_offers, price_notes
 from optimizer.commands.output import write_table
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
@@ -34,15 +34,15 @@ LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
 
 
 def compared(answer: Recommendation) -> Comparison:
-    """Other clouds beside ``answer``; where their prices come from, and how old they are, on standard error."""
-    clouds = load_clouds()
+    """Compare other clouds with ``answer``; print the sources and ages of their prices on standard error."""
+    clouds = load_offers()
     for note in price_notes(clouds):
         click.echo(f"note: {note}", err=True)
     return compare_clouds(answer, clouds)
 
 
-def print_comparison(found: Comparison) -> None:
-    """Print the comparison: the table, AWS's measures, what is left out and why."""
+def print_comparison(comparison: Comparison) -> None:
+    """Print the table, AWS's best plans, and the types left out with their reasons."""
     click.echo()
     rows = [
         {
@@ -52,19 +52,21 @@ def print_comparison(found: Comparison) -> None:
             "sharding": row.parallelism["sharding"],
             "keeps": "yes" if row.feasible else "no",
         }
-        for row in found.rows
+        for row in comparison.rows
     ]
     if rows:
         write_table(rows, COLUMNS, title="Other clouds, the best fleet of each type")
-    for name, plan in (("best AWS plan", found.best_aws), ("best AWS plan on demand", found.best_aws_on_demand)):
-        click.echo(f"{name}: {_line(plan) if plan else 'none'}")
+    click.echo(f"best AWS plan: {_summary(comparison.best_aws)}")
+    click.echo(f"best AWS plan on demand: {_summary(comparison.best_aws_on_demand)}")
     click.echo(f"{BASIS}.\n{NOT_PROVISIONED}.")
-    if found.not_compared:
+    if comparison.not_compared:
         click.echo()
-        write_table(found.not_compared, LEFT_OUT, title="Types of other clouds not compared")
+        write_table(comparison.not_compared, LEFT_OUT, title="Types of other clouds not compared")
 
 
-def _line(plan: FleetPlan) -> str:
+def _summary(plan: FleetPlan | None) -> str:
+    if plan is None:
+        return "none"
     return (
         f"{plan.node_count} x {plan.instance_type} in {plan.region}, {plan.purchase.option}, "
         f"{plan.hours.expected:.1f} h, compute {plan.cost_usd.breakdown.compute:,.2f} USD"

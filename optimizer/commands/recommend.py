@@ -21,7 +21,7 @@ from optimizer.request import Workload, read_request_file, request_from_dict, sh
 from optimizer.search.layouts import AXES
 
 if TYPE_CHECKING:
-    from optimizer.clouds import Comparison
+    from optimizer.clouds.compare import Comparison
 
 COLUMNS = {
     "rank": "#",

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import date
-from pathlib import Path
 
 import pytest
 
-from optimizer.catalog.clouds import Clouds, load_clouds
 from optimizer.catalog.gpus import DATA, gpu_table
-from optimizer.catalog.invariants import check_clouds
+from optimizer.clouds.offers import CloudOffers, check, load_offers
+from optimizer.clouds.tables import SHIPPED
 from optimizer.hardware import Offer
 
 TODAY = date(2026, 11, 21)
 
 
 @pytest.fixture(scope="module")
-def clouds(tmp_path_factory: pytest.TempPathFactory) -> Clouds:
+def clouds(tmp_path_factory: pytest.TempPathFactory) -> CloudOffers:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return load_clouds()
+        return load_offers()
 
 
-def offer(clouds: Clouds, name: str, region: str) -> Offer:
+def offer(clouds: CloudOffers, name: str, region: str) -> Offer:
     (found,) = [o.offer for o in clouds.offers if (o.offer.instance.name, o.offer.region) == (name, region)]
     return found
 
 
-def test_breaks_no_invariant(clouds: Clouds) -> None:
-    assert check_clouds(clouds, today=TODAY) == []
+def test_breaks_no_invariant(clouds: CloudOffers) -> None:
+    assert check(clouds, today=TODAY) == []
 
 
-def test_counts_of_priced_and_unpriced_rows(clouds: Clouds) -> None:
+def test_counts_of_priced_and_unpriced_rows(clouds: CloudOffers) -> None:
     assert Counter((o.cloud, o.offer.on_demand is not None) for o in clouds.offers) == {
         ("azure", True): 312,
         ("tencent", True): 66,
@@ -42,7 +41,7 @@ def test_counts_of_priced_and_unpriced_rows(clouds: Clouds) -> None:
     }
 
 
-def test_every_series_asked_for_is_there(clouds: Clouds) -> None:
+def test_every_series_asked_for_is_there(clouds: CloudOffers) -> None:
     assert {(o.cloud, o.series, o.offer.instance.gpu.key) for o in clouds.offers} == {
         ("azure", "NCv3", "v100-pcie-16gb"),
         ("azure", "NC A100 v4", "a100-pcie-80gb"),
@@ -77,13 +76,13 @@ def test_every_series_asked_for_is_there(clouds: Clouds) -> None:
         ("ecs.gn7-c13g1.26xlarge", "cn-shanghai", 37.2886, "2023-06-17"),
     ],
 )
-def test_prices_known_from_elsewhere(clouds: Clouds, name: str, region: str, usd: float, as_of: str) -> None:
+def test_prices_known_from_elsewhere(clouds: CloudOffers, name: str, region: str, usd: float, as_of: str) -> None:
     price = offer(clouds, name, region).on_demand
     assert price is not None
     assert (price.usd_per_hour, price.as_of.isoformat()) == (usd, as_of)
 
 
-def test_prices_grow_with_the_gpus_of_a_series(clouds: Clouds) -> None:
+def test_prices_grow_with_the_gpus_of_a_series(clouds: CloudOffers) -> None:
     # A typing error in one price breaks this: within a region no size of a series is dearer a GPU than by 2.3 times.
     by_series: dict[tuple[str, str, str], list[float]] = {}
     for other in clouds.offers:
@@ -93,7 +92,7 @@ def test_prices_grow_with_the_gpus_of_a_series(clouds: Clouds) -> None:
     assert all(max(prices) <= 2.3 * min(prices) for prices in by_series.values())
 
 
-def test_only_retired_types_lack_a_network_and_only_nd_has_infiniband(clouds: Clouds) -> None:
+def test_only_retired_types_lack_a_network_and_only_nd_has_infiniband(clouds: CloudOffers) -> None:
     unknown = {o.offer.instance.name for o in clouds.offers if o.offer.instance.network_gbit_per_s == 0}
     assert unknown == {o.offer.instance.name for o in clouds.offers if o.retired}
     assert {o.series for o in clouds.offers if o.rdma and not o.retired} == {
@@ -104,15 +103,15 @@ def test_only_retired_types_lack_a_network_and_only_nd_has_infiniband(clouds: Cl
     }
 
 
-def test_gpus_not_on_ec2_are_those_other_clouds_have(clouds: Clouds) -> None:
+def test_gpus_not_on_ec2_are_those_other_clouds_have(clouds: CloudOffers) -> None:
     lines = (DATA / "gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
     elsewhere = {line.split(",")[0] for line in lines if line.split(",")[2] == ""}
     assert elsewhere == {"v100-pcie-16gb", "a100-pcie-80gb", "h100-nvl-94gb"}
     assert elsewhere <= {o.offer.instance.gpu.key for o in clouds.offers} <= set(gpu_table())
 
 
-def test_every_source_is_told_of_in_the_provenance(clouds: Clouds) -> None:
-    text = " ".join((Path(DATA) / "PROVENANCE.md").read_text(encoding="utf-8").split())
+def test_every_source_is_told_of_in_the_provenance(clouds: CloudOffers) -> None:
+    text = " ".join((SHIPPED / "PROVENANCE.md").read_text(encoding="utf-8").split())
     for other in clouds.offers:
         for source in (other.offer.instance.source, other.origin.split("; upper end of ")[0]):
             assert source in text or source.rsplit("/", 1)[0] in text, source

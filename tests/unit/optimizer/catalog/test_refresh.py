@@ -266,7 +266,9 @@ def test_the_accounts_regions_are_asked_for() -> None:
 @pytest.mark.usefixtures("aws")
 def test_a_catalog_that_breaks_an_invariant_is_not_kept(pricing: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     _answer_all(pricing)
-    monkeypatch.setattr(invariants, "check", lambda _: [invariants.Violation(rule="a rule", place="here", value="0")])
+    monkeypatch.setattr(
+        invariants, "check", lambda _: [invariants.InvariantViolation(rule="a rule", place="here", value="0")]
+    )
     with pytest.raises(GpufleetError, match=r"breaks 1 rules.*\n.*here: 0 \(rule: a rule\)"):
         refresh.refresh([REGION])
     assert not snapshot.user_directory().exists()

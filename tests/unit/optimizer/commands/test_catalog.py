@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from optimizer.aws import clients
-from optimizer.catalog import clouds, refresh, snapshot
+from optimizer.catalog import refresh, snapshot
 from optimizer.catalog.snapshot import SHIPPED, read_rows, write_rows
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.clouds.tables import read_newest_prices, refreshed_file, write_prices
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
@@ -127,9 +128,9 @@ def test_show_counts_other_clouds(run: Gpufleet, monkeypatch: pytest.MonkeyPatch
 
 def test_verify_checks_other_clouds_too(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rows, _ = clouds.newest_prices()
+    rows, _ = read_newest_prices()
     azure = [row.model_copy(update={"spot_per_hour": 1000.0}) for row in rows if row.cloud == "azure"][:1]
-    clouds.write_prices(clouds.cache() / "azure.csv", azure)
+    write_prices(refreshed_file("azure"), azure)
     code, out, err = run("verify", "--format", "json")
     assert code == 1 and "other clouds: " in err
     assert {row["rule"] for row in json.loads(out)} == {"spot is at most on-demand"}

@@ -267,7 +267,7 @@ def test_help_has_an_example_that_runs() -> None:
 UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich", "difflib"),
     *("optimizer.workload.fields", "optimizer.workload.huggingface", "optimizer.workload.profile"),
-    *("optimizer.catalog.clouds", "optimizer.catalog.invariants", "optimizer.catalog.select"),
+    *("optimizer.clouds", "optimizer.catalog.invariants", "optimizer.catalog.select"),
     *("optimizer.performance.calibrate", "optimizer.performance.runs"),
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.clouds import CloudOffer, Clouds, load_clouds
-from optimizer.clouds import Comparison, compare_clouds
+from optimizer.clouds.compare import Comparison, compare_clouds
+from optimizer.clouds.offers import CloudOffer, CloudOffers, load_offers
 from optimizer.hardware import Price
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import Recommendation, recommend
@@ -26,10 +26,10 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture(scope="module")
-def clouds(tmp_path_factory: pytest.TempPathFactory) -> Clouds:
+def clouds(tmp_path_factory: pytest.TempPathFactory) -> CloudOffers:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return load_clouds()
+        return load_offers()
 
 
 def answer(catalog: Catalog, **changes: Any) -> Recommendation:
@@ -42,7 +42,7 @@ def answer(catalog: Catalog, **changes: Any) -> Recommendation:
     return recommend(request_from_dict(data), catalog, load_calibration())
 
 
-def compare(found: Recommendation, clouds: Clouds) -> Comparison:
+def compare(found: Recommendation, clouds: CloudOffers) -> Comparison:
     return compare_clouds(found, clouds)
 
 
@@ -58,7 +58,7 @@ def as_other_cloud(catalog: Catalog, name: str, **changes: Any) -> CloudOffer:
 
 def test_the_twin_of_an_aws_type_costs_what_it_costs_on_aws(catalog: Catalog) -> None:
     found = answer(catalog, purchase_options=["on-demand"], regions=["us-east-1"])
-    result = compare(found, Clouds(offers=tuple(as_other_cloud(catalog, name) for name in TYPES)))
+    result = compare(found, CloudOffers(offers=tuple(as_other_cloud(catalog, name) for name in TYPES)))
     plans = {plan.instance_type: plan for plan in found.plans}
     assert {row.instance_type for row in result.rows} == set(plans) == set(TYPES)
     for row in result.rows:
@@ -72,7 +72,7 @@ def test_the_twin_of_an_aws_type_costs_what_it_costs_on_aws(catalog: Catalog) ->
         assert row.ratio_to_best_aws == row.ratio_to_best_aws_on_demand == expected
 
 
-def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(catalog: Catalog, clouds: Clouds) -> None:
+def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(catalog: Catalog, clouds: CloudOffers) -> None:
     found = answer(catalog)
     result = compare(found, clouds)
     assert found.plans[0].purchase.option == "spot" and result.best_aws == found.plans[0]
@@ -84,7 +84,7 @@ def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(catalog: Cat
     assert row.ratio_to_best_aws is not None and row.ratio_to_best_aws > row.ratio_to_best_aws_on_demand
 
 
-def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, clouds: Clouds) -> None:
+def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, clouds: CloudOffers) -> None:
     result = compare(answer(catalog), clouds)
     reasons = {entry["instance_type"]: entry["reason"] for entry in result.not_compared}
     compared = {row.instance_type for row in result.rows}
@@ -96,12 +96,12 @@ def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, cl
     assert {"Standard_ND96isr_H100_v5", "ecs.gn7e-c16g1.32xlarge", "GT4.41XLARGE948"} <= compared
 
 
-def test_v100_and_t4_are_compared_in_a_precision_they_have(catalog: Catalog, clouds: Clouds) -> None:
+def test_v100_and_t4_are_compared_in_a_precision_they_have(catalog: Catalog, clouds: CloudOffers) -> None:
     result = compare(answer(catalog, precision="fp16"), clouds)
     assert "GN10Xp.20XLARGE320" in {row.instance_type for row in result.rows}
 
 
-def test_a_row_is_the_cheapest_region_at_its_own_price(catalog: Catalog, clouds: Clouds) -> None:
+def test_a_row_is_the_cheapest_region_at_its_own_price(catalog: Catalog, clouds: CloudOffers) -> None:
     row = next(r for r in compare(answer(catalog), clouds).rows if r.instance_type == "Standard_ND96isr_H200_v5")
     offers = [o.offer for o in clouds.offers if o.offer.instance.name == row.instance_type]
     prices = {offer.region: offer.on_demand.usd_per_hour for offer in offers if offer.on_demand}
@@ -109,7 +109,7 @@ def test_a_row_is_the_cheapest_region_at_its_own_price(catalog: Catalog, clouds:
     assert row.price_as_of == "2026-06-18" and row.price_source.startswith("Azure Retail Prices API")
 
 
-def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clouds: Clouds) -> None:
+def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clouds: CloudOffers) -> None:
     result = compare(answer(catalog, budget_usd=700, deadline_hours=15), clouds)
     marks = [row.feasible for row in result.rows]
     assert True in marks and False in marks and marks == sorted(marks, reverse=True)
@@ -120,7 +120,7 @@ def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clo
     assert {(row.keeps_budget, row.keeps_deadline) for row in free.rows} == {(None, None)}
 
 
-def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, clouds: Clouds) -> None:
+def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, clouds: CloudOffers) -> None:
     def nd(found: Comparison) -> Any:
         return next(row for row in found.rows if row.instance_type == "Standard_ND96amsr_A100_v4")
 
@@ -129,7 +129,7 @@ def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, cl
     assert fast.node_count > slow.node_count and fast.keeps_deadline
 
 
-def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: Clouds) -> None:
+def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: CloudOffers) -> None:
     hours = [row.hours_expected for row in compare(answer(catalog, objective="time"), clouds).rows]
     assert hours == sorted(hours)
 
@@ -137,18 +137,18 @@ def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: Clouds) -> 
 def test_infiniband_counts_as_kernel_bypass(catalog: Catalog) -> None:
     twin = as_other_cloud(catalog, "p4d.24xlarge")
     found = answer(catalog, objective="time")
-    (bypass,) = compare(found, Clouds(offers=(twin,))).rows
-    (tcp,) = compare(found, Clouds(offers=(replace(twin, fabric="ethernet"),))).rows
+    (bypass,) = compare(found, CloudOffers(offers=(twin,))).rows
+    (tcp,) = compare(found, CloudOffers(offers=(replace(twin, fabric="ethernet"),))).rows
     assert bypass.node_count > 1 and bypass.hours_expected < tcp.hours_expected
 
 
 def test_a_type_of_unknown_network_is_left_out(catalog: Catalog) -> None:
     twin = as_other_cloud(catalog, "p4d.24xlarge", network_gbit_per_s=0.0)
-    result = compare(answer(catalog), Clouds(offers=(twin,)))
+    result = compare(answer(catalog), CloudOffers(offers=(twin,)))
     assert not result.rows and result.not_compared[0]["reason"].startswith("its network is unknown")
 
 
-def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: Clouds) -> None:
+def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: CloudOffers) -> None:
     found = answer(catalog, budget_usd=0.01)
     assert not found.plans
     result = compare(found, clouds)
@@ -161,11 +161,13 @@ def test_a_dearer_price_is_not_preferred(catalog: Catalog) -> None:
     cheap = as_other_cloud(catalog, "p4d.24xlarge")
     price = Price(usd_per_hour=1000.0, source="a list", as_of=date(2026, 1, 1))
     dear = replace(cheap, offer=replace(cheap.offer, region="moon", on_demand=price))
-    (row,) = compare(answer(catalog), Clouds(offers=(dear, cheap))).rows
+    (row,) = compare(answer(catalog), CloudOffers(offers=(dear, cheap))).rows
     assert row.region == "us-east-1"
 
 
-def test_the_json_says_what_is_compared_and_that_aws_alone_is_provisioned(catalog: Catalog, clouds: Clouds) -> None:
+def test_the_json_says_what_is_compared_and_that_aws_alone_is_provisioned(
+    catalog: Catalog, clouds: CloudOffers
+) -> None:
     data = json.loads(json.dumps(compare(answer(catalog), clouds).to_dict(), allow_nan=False))
     assert data["basis"].startswith("compute only") and "AWS only" in data["note"]
     assert data["best_aws"]["option"] == "spot"

@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import urllib3
 
-from optimizer.catalog import clouds
-from optimizer.catalog.clouds import load_clouds
-from optimizer.catalog.refresh_azure import refresh_azure as refresh
-from optimizer.catalog.sources import azure_retail
-from optimizer.catalog.sources.azure_retail import PricesUnreadableError, RegionPrice, fetch, parse
+from optimizer.clouds.cloud import PricesUnreadableError, RegionPrice
+from optimizer.clouds.offers import load_offers
+from optimizer.clouds.providers import azure
+from optimizer.clouds.providers.azure import CLOUD, fetch, parse
+from optimizer.clouds.refresh import CloudRefresh, refresh_cloud
+from optimizer.clouds.tables import refreshed_directory, refreshed_file, type_names
 from optimizer.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet, gpufleet
 
@@ -157,7 +157,7 @@ def api() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(azure_retail, "RETRIES", azure_retail.RETRIES.new(backoff_factor=0))
+    monkeypatch.setattr(azure, "BACKOFF_S", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -167,8 +167,8 @@ def wanted(path: str) -> str:
     return text.split("armSkuName eq ")[1].strip("'")
 
 
-def quick() -> urllib3.Retry:
-    return azure_retail.RETRIES.new(backoff_factor=0)
+def refresh(endpoint: str) -> CloudRefresh:
+    return refresh_cloud(CLOUD, endpoint)
 
 
 def test_fetch_follows_every_page(api: Server) -> None:
@@ -178,7 +178,7 @@ def test_fetch_follows_every_page(api: Server) -> None:
         return 200, {}, {"Items": [item()], "NextPageLink": f"{api.url}?$skip=100", "Count": 100}
 
     api.answer = answer
-    assert [found["armRegionName"] for found in fetch(ND, api.url, quick())] == ["eastus", "westus"]
+    assert [found["armRegionName"] for found in fetch(ND, api.url)] == ["eastus", "westus"]
     (query,) = [parse_qs(urlsplit(path).query) for path in api.seen[:1]]
     assert query["currencyCode"] == ["USD"]
     assert query["$filter"] == [
@@ -193,7 +193,7 @@ def test_fetch_waits_out_throttling_and_server_faults(api: Server) -> None:
         return (503, {}, b"") if len(api.seen) == 2 else (200, {}, {"Items": [item()], "NextPageLink": ""})
 
     api.answer = answer
-    assert len(list(fetch(ND, api.url, quick()))) == 1
+    assert len(list(fetch(ND, api.url))) == 1
     assert len(api.seen) == 3
 
 
@@ -211,35 +211,35 @@ def test_fetch_waits_out_throttling_and_server_faults(api: Server) -> None:
 def test_fetch_says_what_came_instead_of_prices(api: Server, answer: Answer, says: str) -> None:
     api.answer = lambda _: answer
     with pytest.raises(PricesUnreadableError, match=says):
-        list(fetch(ND, api.url, quick()))
+        list(fetch(ND, api.url))
 
 
 def test_fetch_ends_where_pages_do_not(api: Server) -> None:
     api.answer = lambda _: (200, {}, {"Items": [], "NextPageLink": api.url})
     with pytest.raises(PricesUnreadableError, match="more than 50 pages"):
-        list(fetch(ND, api.url, quick()))
+        list(fetch(ND, api.url))
 
 
 def test_refresh_replaces_what_was_read_and_keeps_the_rest(api: Server) -> None:
     spot = item(retailPrice=20.0, skuName=f"{ND} Spot")
     api.answer = lambda path: (200, {}, {"Items": [item(retailPrice=60.5), spot] if wanted(path) == ND else []})
-    before = {(o.offer.instance.name, o.offer.region): o.offer for o in load_clouds(["azure"]).offers}
+    before = {(o.offer.instance.name, o.offer.region): o.offer for o in load_offers(["azure"]).offers}
     result = refresh(api.url)
     assert result.regions == {ND: 1}
-    assert len(result.failures) == len(clouds.types_of("azure")) - 1
+    assert len(result.failures) == len(type_names("azure")) - 1
     assert "the API answered with no usable price; the last good data stays" in str(result.failures[0])
-    after = {(o.offer.instance.name, o.offer.region): o.offer for o in load_clouds(["azure"]).offers}
+    after = {(o.offer.instance.name, o.offer.region): o.offer for o in load_offers(["azure"]).offers}
     assert {key: offer for key, offer in after.items() if key[0] != ND} == {
         key: offer for key, offer in before.items() if key[0] != ND
     }
     (fresh,) = [offer for (name, _), offer in after.items() if name == ND]
     assert fresh.region == "eastus" and fresh.on_demand is not None and fresh.spot is not None
     assert (fresh.on_demand.usd_per_hour, fresh.spot.usd_per_hour) == (60.5, 20.0)
-    assert (fresh.on_demand.source, fresh.on_demand.as_of) == (azure_retail.ORIGIN, datetime.now(UTC).date())
+    assert (fresh.on_demand.source, fresh.on_demand.as_of) == ("Azure Retail Prices API", datetime.now(UTC).date())
 
 
 def test_refresh_asks_no_more_of_an_api_that_went_down(api: Server) -> None:
-    first = clouds.types_of("azure")[0]
+    first = type_names("azure")[0]
     api.answer = lambda path: (
         (200, {}, {"Items": [item(armSkuName=first)]}) if wanted(path) == first else (400, {}, b"")
     )
@@ -255,15 +255,15 @@ def test_refresh_that_reads_nothing_changes_nothing(api: Server) -> None:
     with pytest.raises(GpufleetError, match="nothing could be read from Azure") as raised:
         refresh(api.url)
     assert raised.value.exit_code == 1 and "the last good prices stay in use" in str(raised.value)
-    assert not clouds.cache().exists()
+    assert not refreshed_directory().exists()
 
 
 def test_refresh_that_breaks_a_rule_is_not_kept(api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"eastus": RegionPrice(on_demand=5.0, spot=9.0)}
-    monkeypatch.setattr(azure_retail, "parse", lambda *_: (broken, []))
+    monkeypatch.setattr(azure, "parse", lambda *_: (broken, []))
     with pytest.raises(GpufleetError, match="spot is at most on-demand"):
         refresh(api.url)
-    assert not clouds.cache().exists()
+    assert not refreshed_directory().exists()
 
 
 def test_the_command_refreshes_and_offers_then_show_the_prices(api: Server, gpufleet: Gpufleet) -> None:
@@ -271,7 +271,7 @@ def test_the_command_refreshes_and_offers_then_show_the_prices(api: Server, gpuf
     code, out, err = gpufleet("catalog", "refresh", "--cloud", "azure", "--endpoint", api.url, "--format", "json")
     assert code == 0
     assert {"instance_type": ND, "regions": 1} in json.loads(out)
-    assert f"{ND}: 1 regions" in err and f"written to {clouds.cache() / 'azure.csv'}" in err
+    assert f"{ND}: 1 regions" in err and f"written to {refreshed_file('azure')}" in err
     code, out, _ = gpufleet("offers", "--cloud", "azure", "--type", ND, "--format", "json")
     (row,) = json.loads(out)
     assert code == 0 and row["on_demand_usd_per_hour"] == 7.25

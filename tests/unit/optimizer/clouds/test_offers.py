@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optimizer.catalog import clouds, load
-from optimizer.catalog.clouds import (
-    Clouds,
-    PriceRow,
-    load_clouds,
-    newest_prices,
-    price_notes,
-    with_clouds,
-    write_prices,
-)
-from optimizer.catalog.invariants import check_clouds
-from optimizer.catalog.model import CLOUDS
+from optimizer.catalog import load
 from optimizer.catalog.select import Filter, select, sort
+from optimizer.clouds import offers as cloud_offers
+from optimizer.clouds import tables
+from optimizer.clouds.offers import CloudOffers, build_offers, check, join_catalog, load_offers, price_notes
+from optimizer.clouds.providers import CLOUDS
+from optimizer.clouds.tables import PriceRow, read_newest_prices, refreshed_file, write_prices
 from optimizer.errors import DataMissingError
 
 TODAY = date(2026, 11, 21)
@@ -71,14 +65,14 @@ def test_a_price_row_has_a_price_with_source_and_date_or_a_reason(changes: dict[
 
 
 def test_one_row_makes_an_offer_in_each_of_its_regions() -> None:
-    offers = clouds.offers_of([row()]).offers
+    offers = build_offers([row()]).offers
     assert [other.offer.region for other in offers] == ["eastus", "westus"]
     assert all(other.offer.on_demand and other.offer.on_demand.usd_per_hour == 50 for other in offers)
     assert offers[0].rdma and offers[0].fabric == "infiniband"
 
 
 def test_another_currency_is_converted_and_the_source_says_how() -> None:
-    (other,) = clouds.offers_of([row(regions="eastus", currency="CNY", on_demand_per_hour=67.758)]).offers
+    (other,) = build_offers([row(regions="eastus", currency="CNY", on_demand_per_hour=67.758)]).offers
     price = other.offer.on_demand
     assert price is not None and price.usd_per_hour == 10.0 and price.as_of == date(2026, 11, 20)
     assert price.source.startswith("a price list: 67.758 CNY at 6.7758 CNY/USD (Federal Reserve H.10")
@@ -87,73 +81,73 @@ def test_another_currency_is_converted_and_the_source_says_how() -> None:
 
 def test_a_currency_without_a_rate_is_an_error() -> None:
     with pytest.raises(DataMissingError, match="priced in EUR"):
-        clouds.offers_of([row(currency="EUR")])
+        build_offers([row(currency="EUR")])
 
 
 def test_clouds_are_chosen_by_name() -> None:
-    assert {other.cloud for other in load_clouds(["tencent"]).offers} == {"tencent"}
-    assert {other.cloud for other in load_clouds().offers} == set(CLOUDS)
+    assert {other.cloud for other in load_offers(["tencent"]).offers} == {"tencent"}
+    assert {other.cloud for other in load_offers().offers} == set(CLOUDS)
 
 
 def test_refreshed_prices_replace_a_cloud_s_shipped_ones() -> None:
-    write_prices(clouds.cache() / "azure.csv", [row()])
-    rows, notes = newest_prices()
+    write_prices(refreshed_file("azure"), [row()])
+    rows, notes = read_newest_prices()
     assert [found for found in rows if found.cloud == "azure"] == [row()] and notes == []
     assert {found.cloud for found in rows} == set(CLOUDS)
 
 
 def test_refreshed_prices_older_than_the_shipped_ones_are_passed_over() -> None:
-    shipped, _ = newest_prices()
-    write_prices(clouds.cache() / "azure.csv", [row(as_of="2020-01-01")])
-    assert newest_prices() == (shipped, [])
+    shipped, _ = read_newest_prices()
+    write_prices(refreshed_file("azure"), [row(as_of="2020-01-01")])
+    assert read_newest_prices() == (shipped, [])
 
 
 @pytest.mark.parametrize("text", ["not,a,price\n1,2,3\n", "\xff\xfe", ""])
 def test_a_broken_refreshed_file_is_passed_over_with_a_note(text: str) -> None:
-    shipped, _ = newest_prices()
-    path = clouds.cache() / "azure.csv"
+    shipped, _ = read_newest_prices()
+    path = refreshed_file("azure")
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="latin-1")
-    rows, notes = newest_prices()
+    rows, notes = read_newest_prices()
     assert rows == shipped
     assert all("the shipped Azure prices are used" in note and str(path) in note for note in notes)
     assert bool(notes) == bool(text)
 
 
 def test_a_broken_shipped_table_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(clouds, "SHIPPED", tmp_path)
+    monkeypatch.setattr(tables, "SHIPPED", tmp_path)
     with pytest.raises(DataMissingError, match=r"prices\.csv cannot be used"):
-        load_clouds()
+        load_offers()
 
 
 def test_a_gpu_the_table_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clouds, "gpu_table", dict)
-    with pytest.raises(DataMissingError, match=r"which data/gpus\.csv does not have"):
-        load_clouds()
+    monkeypatch.setattr(cloud_offers, "gpu_table", dict)
+    with pytest.raises(DataMissingError, match=r"which catalog/data/gpus\.csv does not have"):
+        load_offers()
 
 
 def test_one_catalog_to_choose_from() -> None:
-    catalog, others = load(), load_clouds(["azure"])
-    both = with_clouds(catalog, others, aws=True)
+    catalog, others = load(), load_offers(["azure"])
+    both = join_catalog(catalog, others, aws=True)
     assert len(both.offers) == len(catalog.offers) + len(others.offers)
     chosen = sort(select(both, Filter(gpus=["H200"], regions=["eastus2", "us-west-1"])), "price", "on-demand")
     assert [offer.instance.name for offer in chosen] == ["p5en.48xlarge", "Standard_ND96isr_H200_v5"]
-    only = with_clouds(catalog, others, aws=False)
+    only = join_catalog(catalog, others, aws=False)
     assert {offer.region for offer in select(only, Filter(types=["STANDARD_nd96isr_h200*"]))} <= set(only.regions())
     assert all(offer.instance.name.startswith("Standard_") for offer in only.offers)
 
 
 def test_notes_give_each_source_its_age_and_the_unpriced_rows() -> None:
-    notes = price_notes(load_clouds(), TODAY)
+    notes = price_notes(load_offers(), TODAY)
     assert any("Azure prices: Azure Retail Prices API" in note and "156 days old" in note for note in notes)
     assert "38 of 104 Tencent Cloud rows are unpriced; their note says why" in notes
     assert "AWS only" in notes[-1]
-    assert price_notes(Clouds(offers=())) == []
+    assert price_notes(CloudOffers(offers=())) == []
 
 
 def test_each_broken_rule_is_named() -> None:
-    sound = clouds.offers_of([row(regions="eastus", spot_per_hour=20)]).offers[0]
-    assert check_clouds(Clouds(offers=(sound,)), today=TODAY) == []
+    sound = build_offers([row(regions="eastus", spot_per_hour=20)]).offers[0]
+    assert check(CloudOffers(offers=(sound,)), today=TODAY) == []
     offer = sound.offer
     assert offer.on_demand is not None and offer.spot is not None
     breaks = {
@@ -177,4 +171,4 @@ def test_each_broken_rule_is_named() -> None:
         ),
     }
     for rule, offers in breaks.items():
-        assert {found.rule for found in check_clouds(Clouds(offers=offers), today=TODAY)} == {rule}
+        assert {found.rule for found in check(CloudOffers(offers=offers), today=TODAY)} == {rule}

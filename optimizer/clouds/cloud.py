@@ -1,0 +1,65 @@
+"""Cloud: what a file of providers/ defines; it must import nothing heavy, for every ``gpufleet offers`` imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optimizer.catalog.sources import Skipped
+
+
+class PricesUnreadableError(Exception):
+    """The price API could not be reached, or answered with something other than prices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionPrice:
+    """Linux prices of one type in one region, USD per hour."""
+
+    on_demand: float
+    spot: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceApi:
+    """A public price API that answers without an account.
+
+    Attributes:
+        name: source of the prices it gives ("Azure Retail Prices API").
+        endpoint: default address.
+        read: current prices of one type by region, and unusable answers; arguments are the type and the address.
+            Raises PricesUnreadableError.
+    """
+
+    name: str
+    endpoint: str
+    read: Callable[[str, str], tuple[dict[str, RegionPrice], list[Skipped]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cloud:
+    """A cloud whose prices are compared with AWS's; its types and prices are rows of data/.
+
+    Attributes:
+        name: as in ``--cloud`` and the tables' column ``cloud``.
+        title: as in messages.
+        place: rank in lists and tables, from 1.
+        price_api: None where the cloud has none.
+    """
+
+    name: str
+    title: str
+    place: int
+    price_api: PriceApi | None = None
+
+    @property
+    def no_price_api(self) -> str:
+        """Reason why the prices cannot be refreshed."""
+        return f"{self.title} has no price API that answers without an account"
+
+    @property
+    def next_step(self) -> str:
+        """Advice where a price is older than ``--max-age``."""
+        if self.price_api is None:
+            return f"drop --max-age: {self.no_price_api}"
+        return f"gpufleet catalog refresh --cloud {self.name}"

@@ -1,0 +1,234 @@
+"""Estimate the same training on other clouds' GPU types and compare its cost with AWS's best plans.
+
+The estimator and the economics are those of ``recommend``. Both sides count nodes at on-demand prices only, for other
+clouds' interruption rates and their prices of disks, storage and traffic are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.clouds.offers import NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOffer, CloudOffers, join_catalog
+from optimizer.clouds.providers import CLOUDS
+from optimizer.economics.outcome import lognormal_percentiles
+from optimizer.performance.calibration import Calibration
+from optimizer.plan import FleetPlan, Parallelism
+from optimizer.recommend import Recommendation
+from optimizer.request import FleetRequest
+from optimizer.search.candidates import Table, search_types
+from optimizer.search.plan_builder import cents, parallelism, rounded
+
+BASIS = (
+    "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "
+    "and instance types are AWS's and do not bind here"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloudFleet:
+    """The best fleet of one type of another cloud, over its regions and node counts; a row of the JSON answer.
+
+    Attributes:
+        cloud, series, instance_type, region, gpu, gpu_count, fabric: facts of the type.
+        node_count: nodes of the fleet.
+        parallelism: layout, with the keys of a plan's.
+        hours_expected, hours_p95: wall-clock hours.
+        compute_usd_expected, compute_usd_p95: USD of the nodes.
+        usd_per_node_hour, price_source, price_as_of: the on-demand price.
+        ratio_to_best_aws: compute over that of the best AWS plan with any purchase option; None without plans.
+        ratio_to_best_aws_on_demand: compute over that of the best on-demand AWS plan; None without one.
+        keeps_budget, keeps_deadline: True where compute alone, or hours, keep the request's limit at the 95th
+            percentile; None without a limit.
+        measured_rows: training runs measured on this GPU behind the estimate.
+    """
+
+    cloud: str
+    series: str
+    instance_type: str
+    region: str
+    gpu: str
+    gpu_count: int
+    fabric: str
+    node_count: int
+    parallelism: dict[str, Any]
+    hours_expected: float
+    hours_p95: float
+    compute_usd_expected: float
+    compute_usd_p95: float
+    usd_per_node_hour: float
+    price_source: str
+    price_as_of: str
+    ratio_to_best_aws: float | None
+    ratio_to_best_aws_on_demand: float | None
+    keeps_budget: bool | None
+    keeps_deadline: bool | None
+    measured_rows: int
+
+    @property
+    def feasible(self) -> bool:
+        """True unless a limit is known to be broken."""
+        return self.keeps_budget is not False and self.keeps_deadline is not False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Other clouds' fleets beside AWS's plans.
+
+    Attributes:
+        rows: the best fleet of each comparable type; fleets within the limits first, then by the request's objective.
+        not_compared: types left out, as dicts of cloud, instance_type and reason.
+        best_aws, best_aws_on_demand: the plans that the ratios refer to; None without one.
+    """
+
+    rows: tuple[CloudFleet, ...]
+    not_compared: tuple[dict[str, str], ...]
+    best_aws: FleetPlan | None
+    best_aws_on_demand: FleetPlan | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``other_clouds`` field of the JSON answer."""
+        return {
+            "basis": BASIS,
+            "note": NOT_PROVISIONED,
+            "best_aws": _describe(self.best_aws),
+            "best_aws_on_demand": _describe(self.best_aws_on_demand),
+            "rows": [asdict(row) for row in self.rows],
+            "not_compared": list(self.not_compared),
+        }
+
+
+def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
+    """Search the same request over other clouds' types.
+
+    Raises:
+        InvalidInputError: as ``recommend``.
+    """
+    problem = answer.problem
+    request = problem.request
+    constraints = request.constraints.model_copy(
+        update={"purchase_options": ("on-demand",), "existing_reservations": ()}
+    )
+    on_demand_request = request.model_copy(update={"constraints": constraints})
+    best = answer.plans[0] if answer.plans else None
+    on_demand_plans = [plan for plan in answer.plans if plan.purchase.option == "on-demand"]
+    best_on_demand = min(on_demand_plans, key=_compute_usd, default=None)
+    offers_by_type: dict[str, list[CloudOffer]] = defaultdict(list)
+    for other in clouds.offers:
+        offers_by_type[other.offer.instance.name].append(other)
+    compared: dict[str, list[CloudOffer]] = {}
+    left_out = []
+    for name, offers in offers_by_type.items():
+        priced = [other for other in offers if other.offer.on_demand is not None]
+        if reason := _reason_left_out(offers[0], priced):
+            left_out.append({"cloud": offers[0].cloud, "instance_type": name, "reason": reason})
+        else:
+            compared[name] = [_with_kernel_bypass(other) for other in priced]
+    every_offer = CloudOffers(offers=tuple(other for offers in compared.values() for other in offers))
+    catalog = join_catalog(problem.catalog, every_offer, aws=False)
+    tables = search_types(
+        replace(
+            problem,
+            request=on_demand_request,
+            catalog=catalog,
+            regions=catalog.regions(),
+            instance_types=catalog.instance_types,
+        )
+    )
+    rows = []
+    for offers, table in zip(compared.values(), tables, strict=True):
+        if isinstance(table, Table):
+            row = _best_fleet(offers[0], table, request, problem.calibration)
+            rows.append(
+                replace(
+                    row, ratio_to_best_aws=_ratio(row, best), ratio_to_best_aws_on_demand=_ratio(row, best_on_demand)
+                )
+            )
+        else:
+            left_out.append({"cloud": offers[0].cloud, **{key: table[key] for key in ("instance_type", "reason")}})
+    left_out.sort(key=lambda entry: CLOUDS[entry["cloud"]].place)
+    by_time = request.objective == "time"
+    rows.sort(key=lambda row: (not row.feasible, row.hours_expected if by_time else row.compute_usd_expected))
+    return Comparison(rows=tuple(rows), not_compared=tuple(left_out), best_aws=best, best_aws_on_demand=best_on_demand)
+
+
+def _reason_left_out(other: CloudOffer, priced: Sequence[CloudOffer]) -> str:
+    """Why a type cannot be compared; empty where it can."""
+    if other.retired is not None:
+        return other.note
+    if not priced:
+        return f"unpriced: {other.note}"
+    if other.offer.instance.network_gbit_per_s == UNKNOWN_GBIT_PER_S:
+        return f"its network is unknown, so no fleet can be estimated: {other.note}"
+    return ""
+
+
+def _with_kernel_bypass(other: CloudOffer) -> CloudOffer:
+    """Give RDMA types EFA cards: the estimator tells networks with kernel bypass by EFA."""
+    instance = other.offer.instance
+    instance = replace(instance, efa_cards=instance.network_cards if other.rdma else 0)
+    return replace(other, offer=replace(other.offer, instance=instance))
+
+
+def _best_fleet(other: CloudOffer, table: Table, request: FleetRequest, calibration: Calibration) -> CloudFleet:
+    """The best of one type's candidates, without its ratios."""
+    instance, limits = other.offer.instance, request.constraints
+    run, usd = table.run, table.cost.compute
+    usd_p95 = lognormal_percentiles(usd, usd * run.hours_std / run.hours_expected)[1]
+    keeps_budget = usd_p95 <= (math.inf if limits.budget_usd is None else limits.budget_usd)
+    keeps_deadline = run.hours_p95 <= (math.inf if limits.deadline_hours is None else limits.deadline_hours)
+    keys = (run.hours_expected, usd) if request.objective == "time" else (usd, run.hours_expected)
+    row = int(np.lexsort((*keys[::-1], ~(keeps_budget & keeps_deadline)))[0])
+    offer = table.purchases[table.purchase[row]].offer
+    config = int(table.config[row])
+    price = offer.on_demand
+    assert price is not None  # only priced offers are compared
+    return CloudFleet(
+        cloud=other.cloud,
+        series=other.series,
+        instance_type=instance.name,
+        region=offer.region,
+        gpu=instance.gpu.name,
+        gpu_count=int(instance.gpu_count),
+        fabric=other.fabric,
+        node_count=int(table.fastest.nodes[config]),
+        parallelism=Parallelism.model_validate(parallelism(table.fastest, config)).model_dump(),
+        hours_expected=rounded(run.hours_expected[row]),
+        hours_p95=rounded(run.hours_p95[row]),
+        compute_usd_expected=cents(usd[row]),
+        compute_usd_p95=cents(usd_p95[row]),
+        usd_per_node_hour=price.usd_per_hour,
+        price_source=price.source,
+        price_as_of=price.as_of.isoformat(),
+        ratio_to_best_aws=None,
+        ratio_to_best_aws_on_demand=None,
+        keeps_budget=None if limits.budget_usd is None else bool(keeps_budget[row]),
+        keeps_deadline=None if limits.deadline_hours is None else bool(keeps_deadline[row]),
+        measured_rows=calibration.residual(instance.gpu, request.workload.precision).rows,
+    )
+
+
+def _compute_usd(plan: FleetPlan) -> float:
+    return plan.cost_usd.breakdown.compute
+
+
+def _ratio(row: CloudFleet, plan: FleetPlan | None) -> float | None:
+    return round(row.compute_usd_expected / _compute_usd(plan), 3) if plan and _compute_usd(plan) > 0 else None
+
+
+def _describe(plan: FleetPlan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    return {
+        "instance_type": plan.instance_type,
+        "region": plan.region,
+        "node_count": plan.node_count,
+        "option": plan.purchase.option,
+        "hours_expected": plan.hours.expected,
+        "compute_usd": _compute_usd(plan),
+    }
