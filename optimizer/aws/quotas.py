@@ -1,9 +1,9 @@
-"""Service Quotas that bound a fleet: which one counts a type, what it allows, and how much of it is in use.
+"""Service Quotas that bound a fleet: the quota of each instance type, its value, and its use.
 
-The codes are AWS's own: of instances https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html, of
-networks https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html, of volumes
-https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. An answer under another name than the one here is not
-believed: a code is opaque, and a wrong one would pass for a limit.
+Codes of instances: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html, of networks:
+https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html, of volumes:
+https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. An answer under another name than the one here is
+refused: a code is opaque, and a wrong code would pass for a limit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Quota:
     """One quota of the account in a region.
 
     Attributes:
-        service, code: how Service Quotas calls it.
-        name: how AWS names it; an answer must agree.
-        unit: what its value counts.
-        market: which instances it counts; empty where it counts something else.
+        service, code: its key in Service Quotas.
+        name: AWS's name; an answer must agree.
+        unit: unit of its value.
+        market: market of the instances it counts; empty for a quota of anything else.
     """
 
     service: str
@@ -38,14 +38,14 @@ class Quota:
     market: Literal["on-demand", "spot", "capacity-block", ""] = ""
 
     def increase(self, value: float, region: str) -> str:
-        """The command that asks AWS for ``value``, in whole units."""
+        """Return the command that asks AWS for ``value``, in whole units."""
         return (
             f"aws service-quotas request-service-quota-increase --region {region} --service-code {self.service} "
             f"--quota-code {self.code} --desired-value {math.ceil(value)}"
         )
 
 
-# By the letters a type begins with; a family that neither nodes nor what is beside them run on is not here.
+# By the first letters of a type; families that a stack never starts are not here.
 _ON_DEMAND = {
     letters: Quota(
         service="ec2", code=code, name=f"Running On-Demand {name} instances", unit="vCPUs", market="on-demand"
@@ -65,8 +65,8 @@ _SPOT = {
         ("g", "G and VT", "L-3819A6DF"),
     )
 }
-# Of concurrently active blocks, for the account; an organisation has a second one that a member cannot read. AWS's page
-# has those of P4d to P5en; the codes of P4de and P6 are those Service Quotas lists, read in public code 2026-11-21.
+# Concurrently active blocks of the account; an organisation has a second quota that a member cannot read. AWS's page
+# has P4d to P5en; the codes of P4de and P6 are from Service Quotas' list, read in public code 2026-11-21.
 _CAPACITY_BLOCK = {
     family: Quota(
         service="ec2",
@@ -103,26 +103,25 @@ GP3_STORAGE = Quota(
 
 
 def family(instance_type: str) -> str:
-    """The family of a type as AWS writes it: "p6-b200" of p6-b200.48xlarge."""
+    """Return AWS's family of a type: "p6-b200" for p6-b200.48xlarge."""
     return instance_type.partition(".")[0]
 
 
 def _group(instance_type: str) -> str:
-    """What chooses an on-demand quota: "p", "g" (also of gr6 and vt1), "standard", or the type's own letters."""
-    letters = re.match(r"[a-z]+", instance_type)
-    found = letters[0] if letters else ""
-    if found in _STANDARD:
+    """Return the key of an on-demand quota: "p", "g" (also for gr6 and vt1), "standard", or the type's own letters."""
+    letters = "".join(re.findall(r"^[a-z]+", instance_type))
+    if letters in _STANDARD:
         return "standard"
-    return "g" if found in ("g", "gr", "vt") else found
+    return "g" if letters in ("gr", "vt") else letters
 
 
 def on_demand(instance_type: str) -> Quota | None:
-    """The quota of running on-demand instances of a type; None for a family that is not here."""
+    """Return the quota of running on-demand instances of a type; None for a family that is not here."""
     return _ON_DEMAND.get(_group(instance_type))
 
 
 def spot(instance_type: str) -> Quota | None:
-    """The quota of spot instances of a type; None where AWS's page names none (P6, on 2026-11-21)."""
+    """Return the quota of spot instances of a type; None where AWS's page names none (P6, on 2026-11-21)."""
     group = _group(instance_type)
     if group != "p":
         return _SPOT.get(group)
@@ -131,19 +130,19 @@ def spot(instance_type: str) -> Quota | None:
 
 
 def capacity_block(instance_type: str) -> Quota | None:
-    """The quota of active Capacity Blocks of a type; None where none is known."""
+    """Return the quota of active Capacity Blocks of a type; None where none is known."""
     return _CAPACITY_BLOCK.get(family(instance_type))
 
 
 def limit(client: Any, quota: Quota) -> float:
-    """What the account may have of ``quota`` in the client's region.
+    """Return the account's value of ``quota`` in the client's region.
 
     An account without a value of its own has AWS's default:
     https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_GetServiceQuota.html
 
     Raises:
-        botocore.exceptions.ClientError: Service Quotas does not say.
-        optimizer.aws.errors.UnusableAnswerError: it says something else than what was asked for.
+        botocore.exceptions.ClientError: Service Quotas did not answer.
+        optimizer.aws.errors.UnusableAnswerError: the answer is of another quota or no value.
     """
     names = {"ServiceCode": quota.service, "QuotaCode": quota.code}
     try:
@@ -152,14 +151,14 @@ def limit(client: Any, quota: Quota) -> float:
         if not errors.is_not_found(error):
             raise
         answer = client.get_aws_default_service_quota(**names)
-    found = answer["Quota"]
-    if found.get("ErrorReason"):
-        raise errors.UnusableAnswerError(f"Service Quotas does not know {quota.code}: {found['ErrorReason']}")
-    if _words(found["QuotaName"]) != _words(quota.name):
+    actual = answer["Quota"]
+    if actual.get("ErrorReason"):
+        raise errors.UnusableAnswerError(f"Service Quotas does not know {quota.code}: {actual['ErrorReason']}")
+    if _words(actual["QuotaName"]) != _words(quota.name):
         raise errors.UnusableAnswerError(
-            f"quota {quota.code} is named {found['QuotaName']!r}, and {quota.name!r} was expected"
+            f"quota {quota.code} is named {actual['QuotaName']!r}, and {quota.name!r} was expected"
         )
-    value = float(found["Value"])
+    value = float(actual["Value"])
     if not 0 <= value < float("inf"):
         raise errors.UnusableAnswerError(f"quota {quota.code} is {value}")
     return value
@@ -180,23 +179,23 @@ class Running:
 
 
 def running(client: EC2Client) -> list[Running]:
-    """Every pending or running instance of the account in the client's region."""
+    """Return every pending or running instance of the account in the client's region."""
     pages = client.get_paginator("describe_instances").paginate(
         Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     )
-    found: list[dict[str, Any]] = [
+    instances: list[dict[str, Any]] = [
         dict(instance) for page in pages for group in page["Reservations"] for instance in group["Instances"]
     ]
-    # An instance may run with fewer cores than its type has; one that does not say has its type's.
-    by_type = vcpus(client, {one["InstanceType"] for one in found if not _own_vcpus(one)})
+    # An instance may run with fewer cores than its type has; without CpuOptions the type's default counts.
+    by_type = vcpus(client, {instance["InstanceType"] for instance in instances if not _own_vcpus(instance)})
     return [
         Running(
-            instance_type=one["InstanceType"],
-            lifecycle=one.get("InstanceLifecycle") or "on-demand",
-            vcpus=_own_vcpus(one) or by_type[one["InstanceType"]],
-            tags=one.get("Tags", ()),
+            instance_type=instance["InstanceType"],
+            lifecycle=instance.get("InstanceLifecycle") or "on-demand",
+            vcpus=_own_vcpus(instance) or by_type[instance["InstanceType"]],
+            tags=instance.get("Tags", ()),
         )
-        for one in found
+        for instance in instances
     ]
 
 
@@ -206,31 +205,31 @@ def _own_vcpus(instance: Mapping[str, Any]) -> int:
 
 
 def vcpus(client: EC2Client, types: Collection[str]) -> dict[str, int]:
-    """vCPUs of each of ``types`` as they start by default."""
+    """Return the default vCPUs of each of ``types``."""
     if not types:
         return {}
     pages = client.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(types)}]
     )
-    found: dict[str, int] = {
+    defaults: dict[str, int] = {
         info["InstanceType"]: info["VCpuInfo"]["DefaultVCpus"] for page in pages for info in page["InstanceTypes"]
     }
-    return {name: found[name] for name in types}
+    return {name: defaults[name] for name in types}
 
 
 def is_block(reservation: Mapping[str, Any]) -> bool:
-    """Whether a reservation is a Capacity Block."""
+    """Return whether a reservation is a Capacity Block."""
     return reservation.get("ReservationType") == "capacity-block"
 
 
 def unused(reservation: Mapping[str, Any]) -> int:
-    """Instances a reservation holds without any running in it; those of one that is yet to start are all unused."""
+    """Return the unused instances of a reservation: all of them before it starts."""
     key = "AvailableInstanceCount" if reservation["State"] == "active" else "TotalInstanceCount"
     return int(reservation[key])
 
 
 def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
-    """Type and vCPUs of each spot request that is open and has no instance yet: they count towards the spot quota too.
+    """Return type and vCPUs of each open spot request without an instance: it counts towards the spot quota too.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
     """
@@ -244,17 +243,21 @@ def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
     return [(name, by_type[name]) for name in types]
 
 
-def reserved(client: EC2Client, account_id: str | None) -> list[tuple[dict[str, Any], int]]:
-    """The account's own Capacity Reservations that count towards a quota, each with the vCPUs of one instance.
+# A Capacity Reservation as AWS describes it, and the vCPUs of one of its instances.
+Reservation = tuple[dict[str, Any], int]
 
-    Capacity Blocks are among them; what is shared with the account counts towards its owner's quota. The states are of
+
+def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
+    """Return the account's own Capacity Reservations, also Capacity Blocks, that count towards a quota.
+
+    A reservation shared with the account counts towards its owner's quota. The states:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
     """
     states = ["assessing", "scheduled", "pending", "active", "delayed"]
     pages = client.get_paginator("describe_capacity_reservations").paginate(
         Filters=[{"Name": "state", "Values": states}]
     )
-    found: list[dict[str, Any]] = [dict(one) for page in pages for one in page["CapacityReservations"]]
-    own = [one for one in found if account_id is None or one.get("OwnerId", account_id) == account_id]
+    reservations: list[dict[str, Any]] = [dict(one) for page in pages for one in page["CapacityReservations"]]
+    own = [one for one in reservations if account_id is None or one.get("OwnerId", account_id) == account_id]
     by_type = vcpus(client, {one["InstanceType"] for one in own})
     return [(one, by_type[one["InstanceType"]]) for one in own]

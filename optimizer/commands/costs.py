@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
-from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
@@ -81,7 +82,7 @@ def command(stack: str, directory: Path, since: datetime | None, untagged: bool,
     minute, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
-    names, _ = names_of(file)
+    names, _ = resolve_names(file)
     bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
     if output_format == "json":
         write_json(as_json(names, file.plan, bill))

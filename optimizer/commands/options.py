@@ -1,7 +1,8 @@
-"""``--calibration``, shared by the commands that predict speed."""
+"""Options and arguments that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from optimizer.errors import DataMissingError, InvalidInputError
 
 if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
+    from optimizer.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,12 +23,12 @@ def calibration_option(function: F) -> F:
     return click.option(
         "--calibration",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Calibration that gpufleet calibrate wrote, for the shipped one.",
+        help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
     )(function)
 
 
 def chosen_calibration(path: Path | None) -> Calibration:
-    """The calibration of a file, or the shipped one where none is named.
+    """Read the calibration of a file, or the shipped one without a file.
 
     Raises:
         InvalidInputError: the file is missing or no calibration.
@@ -46,3 +48,50 @@ def chosen_calibration(path: Path | None) -> Calibration:
             why="without a calibration every speed would be a guess",
             next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",
         ) from error
+
+
+def plan_arguments(function: F) -> F:
+    """Add PLAN and ``--plan``, passed to the command as ``plan`` and ``plan_number``."""
+    number = click.option(
+        "--plan",
+        "plan_number",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of the plan in PLAN.",
+    )
+    return click.argument("plan")(number(function))
+
+
+def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:
+    """Read a plan from a file, or from standard input for ``-``.
+
+    Raises:
+        InvalidInputError: it cannot be read, or is not a plan that agrees with itself.
+    """
+    from optimizer.plan import PlanError, read_plan, read_plan_file
+
+    try:
+        if plan == "-":
+            return read_plan(sys.stdin.read(), plan_number=plan_number, origin="standard input")
+        return read_plan_file(Path(plan), plan_number=plan_number)
+    except PlanError as error:
+        raise InvalidInputError(
+            str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --format json > plans.json"
+        ) from error
+
+
+def directory_option(function: F) -> F:
+    """Add ``--directory``, passed to the command as ``directory``."""
+    return click.option(
+        "--directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path(),
+        help="Folder of Pulumi.yaml.  [default: the current one]",
+    )(function)
+
+
+def stack_options(function: F) -> F:
+    """Add ``--stack`` and ``--directory``, passed to the command under these names."""
+    stack = click.option("--stack", required=True, metavar="NAME", help="Pulumi stack, as named to stack set.")
+    return stack(directory_option(function))

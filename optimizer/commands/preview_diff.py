@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from optimizer.commands.stack_file import read_stack_file
+from optimizer.commands.stack.file import read_stack_file
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan, PlanError, read_plan
 
@@ -105,7 +105,7 @@ def read_before(path: Path, *, stack: str) -> Before:
 
     if path.suffix in (".yaml", ".yml"):
         file = read_stack_file(path, stack=stack)
-        return Before(origin=str(path), plan=file.plan, config=config_texts(file.settings))
+        return Before(origin=str(path), plan=file.plan, config=file.config_texts)
     try:
         text = path.read_text(encoding="utf-8-sig")
         data = json.loads(text)
@@ -117,11 +117,6 @@ def read_before(path: Path, *, stack: str) -> Before:
             f"--against {path} cannot be used: {error}",
             limit="a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`",
         ) from error
-
-
-def config_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Configuration values as Pulumi hands them to a program: text, with lists and objects as JSON."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
 
 
 def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Change]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.commands.options import stack_options
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.errors import DataMissingError, GpufleetError
 
@@ -30,7 +31,7 @@ def command(stack: str, directory: Path) -> None:
     from optimizer.aws.drain import RAISING_PROCESSES
 
     file = read_stack(stack, directory)
-    names, caller = names_of(file)
+    names, caller = resolve_names(file)
     autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
     try:
         if read_group(autoscaling, names.group) is None:

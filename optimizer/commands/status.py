@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bootstrap.contract.codec import to_json
+from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
-from optimizer.commands.stack_file import names_of, read_stack, stack_options
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
@@ -94,7 +95,7 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
     Exit status 4: the stack is not deployed.
     """
     file = read_stack(stack, directory)
-    names, _ = names_of(file)
+    names, _ = resolve_names(file)
     while True:
         reading = read(names, datetime.now(UTC))
         measures = compare(file.plan, reading)

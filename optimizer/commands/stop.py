@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.stack_file import StackFile, names_of, read_stack, stack_options
+from optimizer.commands.options import stack_options
+from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
 
@@ -75,7 +76,7 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--timeout") from error
     file = read_stack(stack, directory)
-    names, caller = names_of(file)
+    names, caller = resolve_names(file)
     ask(file, names, caller, "stop")
     if not wait:
         click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")

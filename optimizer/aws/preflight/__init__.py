@@ -1,10 +1,20 @@
-"""``gpufleet preflight``: whether this AWS account can carry out a plan today, before anything is created or paid.
+"""``gpufleet preflight``: check that this AWS account can carry out a plan today, before anything is created or paid.
 
-Every call reads; none changes anything. One file a concern, each a generator of rows; ``run`` calls them side by side.
-What cannot be asked is "unknown" with the reason, never a guess and never "ok".
+Every call only reads. One file a concern, each check a generator of findings; ``run`` has the list of checks and runs
+them side by side. A check that AWS does not answer yields "unknown" with the reason, never a guess and never "ok".
 """
 
-from optimizer.aws.preflight.model import LEVELS, Account, Level, Row, Stack, StackNames, Target
-from optimizer.aws.preflight.run import Report, preflight
+from optimizer.aws.preflight.model import LEVELS, Account, Finding, Level, Stack, StackNames, Target
+from optimizer.aws.preflight.run import PreflightReport, preflight
 
-__all__ = ["LEVELS", "Account", "Level", "Report", "Row", "Stack", "StackNames", "Target", "preflight"]
+__all__ = [
+    "LEVELS",
+    "Account",
+    "Finding",
+    "Level",
+    "PreflightReport",
+    "Stack",
+    "StackNames",
+    "Target",
+    "preflight",
+]

@@ -1,38 +1,42 @@
-"""Whose account this is, and whether it has enabled the region."""
+"""Check the account of the credentials, and that the account has enabled the region."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Account, Context, Row, Unknown, ask
+from optimizer.aws.preflight.model import Account, Context, Finding, Unknown, ask
 from optimizer.errors import GpufleetError
+
+# Errors after which no other call would work.
+_FATAL = (
+    errors.has_no_credentials,
+    errors.is_misconfigured,
+    errors.has_bad_credentials,
+    errors.is_unreachable,
+    errors.is_unreadable,
+)
 
 
 def home_region(region: str) -> str:
-    """A region that every account of ``region``'s partition has enabled, so that an answer is about the account."""
+    """Return a region that every account of ``region``'s partition has enabled: its refusal is about the account."""
     return "us-gov-west-1" if region.startswith("us-gov-") else clients.HOME_REGION
 
 
 def identify(region: str) -> Account | Unknown:
-    """Whose credentials these are. Needs no permission: https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+    """Return the account of the credentials; the call needs no permission.
+
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
 
     Raises:
-        GpufleetError: there are no credentials, AWS refuses them, or it cannot be reached: no other call would work.
+        GpufleetError: there are no credentials, AWS refuses them, or it cannot be reached.
     """
 
     def call() -> Account:
         try:
             answer = clients.sts(home_region(region)).get_caller_identity()
         except Exception as error:
-            hopeless = (
-                errors.has_no_credentials,
-                errors.is_misconfigured,
-                errors.has_bad_credentials,
-                errors.is_unreachable,
-                errors.is_unreadable,
-            )
-            if any(predicate(error) for predicate in hopeless):
+            if any(predicate(error) for predicate in _FATAL):
                 raise GpufleetError(
                     f"nothing was checked: {errors.reason(error)}",
                     limit="credentials that may read, and a way to AWS",
@@ -45,29 +49,29 @@ def identify(region: str) -> Account | Unknown:
     return ask(call)
 
 
-def check_region(context: Context) -> Iterator[Row]:
-    """A region that is not enabled refuses every call as if the credentials were wrong."""
+def check_region(context: Context) -> Iterator[Finding]:
+    """Check first: a region that is not enabled refuses every call as if the credentials were wrong."""
     ec2 = clients.ec2(home_region(context.region))
     answer = ec2.describe_regions(AllRegions=True, Filters=[{"Name": "region-name", "Values": [context.region]}])
     regions = {region["RegionName"]: region["OptInStatus"] for region in answer["Regions"]}
     status = regions.get(context.region)
     if status is None:
-        yield Row(
-            check="region",
-            level="error",
-            found=f"AWS knows no region {context.region} for this account",
+        yield Finding(
+            "region",
+            "error",
+            f"AWS knows no region {context.region} for this account",
             value=context.region,
             next_step="gpufleet recommend --region REGION",
         )
     elif status == "not-opted-in":
-        yield Row(
-            check="region",
-            level="error",
-            found=f"the account has not enabled {context.region}",
+        yield Finding(
+            "region",
+            "error",
+            f"the account has not enabled {context.region}",
             value=status,
             limit="opted-in",
             why="every call there is refused, and enabling takes minutes to hours",
             next_step=f"aws account enable-region --region-name {context.region}",
         )
     else:
-        yield Row(check="region", level="ok", found=f"{context.region} is enabled ({status})", value=status)
+        yield Finding("region", "ok", f"{context.region} is enabled ({status})", value=status)

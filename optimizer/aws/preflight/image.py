@@ -1,4 +1,4 @@
-"""Whether the machine image is there, and fits the node."""
+"""Check that the machine image exists and fits the node."""
 
 from __future__ import annotations
 
@@ -7,37 +7,25 @@ from datetime import datetime
 from typing import Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Row
+from optimizer.aws.preflight.model import Context, Finding, problems_or
 
 _CHECK = "image"
 _OTHER = "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
 
 
-def check_image(context: Context) -> Iterator[Row]:
-    """DescribeImages of the exact image, deprecated ones too: a running stack must still find the one it is on."""
+def check_image(context: Context) -> Iterator[Finding]:
+    """Look for the exact image, deprecated ones too: a running stack must still find the image it is on."""
     target = context.target
     if target.ami_problem:
-        yield Row(check=_CHECK, level="error", found=target.ami_problem, why="no node could be made", next_step=_OTHER)
+        yield Finding(_CHECK, "error", target.ami_problem, why="no node could be made", next_step=_OTHER)
         return
-    ec2 = context.ec2
-    wanted = target.ami_id or target.ami_name
-    try:
-        if target.ami_id:
-            answer = ec2.describe_images(ImageIds=[wanted], IncludeDeprecated=True)
-        else:
-            answer = ec2.describe_images(
-                Owners=["amazon"], IncludeDeprecated=True, Filters=[{"Name": "name", "Values": [wanted]}]
-            )
-        images: list[Any] = list(answer["Images"])
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
-        images = []
+    images = _describe_images(context)
     if len(images) != 1:
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {wanted!r} in {context.region}",
+        yield Finding(
+            _CHECK,
+            "error",
+            f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {target.ami_id or target.ami_name!r} "
+            f"in {context.region}",
             value=len(images),
             limit=1,
             why="the program takes exactly one, by name or id, and never the newest",
@@ -45,77 +33,92 @@ def check_image(context: Context) -> Iterator[Row]:
         )
         return
     (image,) = images
-    fits = True
-    for problem in _problems(context, image):
-        fits = False
-        yield problem
-    if fits:
-        yield Row(
-            check=_CHECK,
-            level="ok",
-            found=f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available",
+    yield from problems_or(
+        _problems(context, image),
+        lambda: Finding(
+            _CHECK,
+            "ok",
+            f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available",
             value=image["ImageId"],
-        )
+        ),
+    )
 
 
-def _problems(context: Context, image: Any) -> Iterator[Row]:
+def _describe_images(context: Context) -> list[Any]:
+    target = context.target
+    try:
+        if target.ami_id:
+            answer = context.ec2.describe_images(ImageIds=[target.ami_id], IncludeDeprecated=True)
+        else:
+            answer = context.ec2.describe_images(
+                Owners=["amazon"], IncludeDeprecated=True, Filters=[{"Name": "name", "Values": [target.ami_name]}]
+            )
+        return list(answer["Images"])
+    except Exception as error:
+        if not errors.is_not_found(error):
+            raise
+        return []
+
+
+def _problems(context: Context, image: Any) -> Iterator[Finding]:
     planned = context.plan.node.cpu_architecture
     name = image["Name"]
     if image["Architecture"] != planned:
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{name!r} is for {image['Architecture']}, and {context.plan.instance_type} is {planned}",
+        yield Finding(
+            _CHECK,
+            "error",
+            f"{name!r} is for {image['Architecture']}, and {context.plan.instance_type} is {planned}",
             value=image["Architecture"],
             limit=planned,
             why="EC2 refuses the launch",
             next_step=_OTHER,
         )
     if image["State"] != "available":
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{name!r} is {image['State']}",
+        yield Finding(
+            _CHECK,
+            "error",
+            f"{name!r} is {image['State']}",
             value=image["State"],
             limit="available",
             why="no instance can be launched from it",
             next_step=_OTHER,
         )
+    volumes = image.get("BlockDeviceMappings", ())
     root_gib, needed_gib = context.plan.volumes.root_gib, _root_gib(image)
     if root_gib < needed_gib:
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
+        yield Finding(
+            _CHECK,
+            "error",
+            f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
             value=root_gib,
             limit=needed_gib,
             why="a volume cannot be smaller than its snapshot",
             next_step="raise volumes.root_gib in the plan, or choose a smaller image",
         )
     if context.plan.node.efa_cards and not image.get("EnaSupport"):
-        yield Row(
-            check=_CHECK,
-            level="error",
-            found=f"{name!r} is not registered with ENA support",
+        yield Finding(
+            _CHECK,
+            "error",
+            f"{name!r} is not registered with ENA support",
             why="types with EFA start only from images that have it",
             next_step=_OTHER,
         )
     deprecated = image.get("DeprecationTime")
     if deprecated and datetime.fromisoformat(deprecated) <= context.now:
-        yield Row(
-            check=_CHECK,
-            level="warning",
-            found=f"{name!r} is deprecated since {deprecated[:10]}",
+        yield Finding(
+            _CHECK,
+            "warning",
+            f"{name!r} is deprecated since {deprecated[:10]}",
             value=deprecated,
             why="it still launches and gets no fixes, and its owner may withdraw it: a node replaced then has no image "
             "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html)",
             next_step=_OTHER,
         )
-    if context.target.ami_id and any(mapping.get("Ebs", {}).get("Encrypted") for mapping in _volumes(image)):
-        yield Row(
-            check=_CHECK,
-            level="warning",
-            found=f"the snapshots of {name!r} are encrypted",
+    if context.target.ami_id and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
+        yield Finding(
+            _CHECK,
+            "warning",
+            f"the snapshots of {name!r} are encrypted",
             value="encrypted",
             why="Auto Scaling must be allowed to use their key, and it is not this stack's: where it may not, every "
             "launch fails with Client.InternalError "
@@ -124,15 +127,12 @@ def _problems(context: Context, image: Any) -> Iterator[Row]:
         )
 
 
-def _volumes(image: Any) -> list[Any]:
-    return list(image.get("BlockDeviceMappings", ()))
-
-
 def _root_gib(image: Any) -> int:
+    """Return the size of the image's root snapshot, GiB; 0 where it names none."""
     return max(
         (
             int(mapping.get("Ebs", {}).get("VolumeSize", 0))
-            for mapping in _volumes(image)
+            for mapping in image.get("BlockDeviceMappings", ())
             if mapping.get("DeviceName") == image.get("RootDeviceName")
         ),
         default=0,

@@ -1,9 +1,9 @@
-"""What the checks read and what they answer."""
+"""Input of the checks (Target, Context) and their output (Finding, Unknown)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,38 +17,65 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
 Level = Literal["error", "warning", "unknown", "ok"]
-# The order of reading: what stops the plan, what costs, what nobody knows, what is well.
+# In the order of printing.
 LEVELS: tuple[Level, ...] = ("error", "warning", "unknown", "ok")
 
 Value = float | int | str | None
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+@dataclass(frozen=True, slots=True)
+class Finding:
     """One answer of one check.
 
     Attributes:
-        check: what was looked at.
+        check: subject of the check.
         level: "error" stops the plan; "warning" may cost money, time or capacity; "unknown" could not be checked.
-        found: what was found, in words.
-        value, limit: the same as numbers or names where it has them; their unit is in ``found``.
-        why: why it matters.
-        next_step: what to run or change.
+        text: the answer in words.
+        value, limit: the answer as numbers or names, where it has them; ``text`` has their unit.
+        why: consequence for the fleet.
+        next_step: command to run or setting to change.
     """
 
     check: str
     level: Level
-    found: str
+    text: str
+    _: KW_ONLY
     value: Value = None
     limit: Value = None
     why: str = ""
     next_step: str = ""
 
 
+def judge(
+    check: str,
+    level: Level,
+    text: str,
+    *,
+    value: Value = None,
+    limit: Value = None,
+    why: str = "",
+    next_step: str = "",
+) -> Finding:
+    """Build a finding whose ``why`` and ``next_step`` are dropped at level "ok"."""
+    if level == "ok":
+        why = next_step = ""
+    return Finding(check, level, text, value=value, limit=limit, why=why, next_step=next_step)
+
+
+def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Iterator[Finding]:
+    """Yield ``problems``, or the finding of ``ok`` where there are none."""
+    none = True
+    for problem in problems:
+        none = False
+        yield problem
+    if none:
+        yield ok()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackNames:
-    """Names of a stack's things that preflight looks for, as the Pulumi program makes them."""
+    """Physical names of a stack's resources that the checks look for."""
 
     bucket: str
     key_alias: str
@@ -61,30 +88,34 @@ class Stack:
 
     Attributes:
         name: its name.
-        tag: the tag that its instances and network carry, with ``name`` as value.
-        names: its names in an account (12 digits) and partition.
+        tag: key of the tag on its instances and network; the tag's value is ``name``.
+        names: returns its physical names for an account (12 digits) and a partition.
     """
 
     name: str
     tag: str
     names: Callable[[str, str], StackNames]
 
+    def owns(self, tags: Any) -> bool:
+        """Return whether ``tags``, as AWS lists them, mark a resource of this stack."""
+        return {"Key": self.tag, "Value": self.name} in tags
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to be carried out.
+    """The plan and the configuration to check.
 
     Attributes:
         plan: the plan.
         stack: the stack; None where none was named.
-        gang: whether its nodes train together, hence in one zone and one placement group.
+        gang: the nodes train together, hence in one zone and one placement group.
         zone_id: zone that the configuration names; empty for the plan's first.
         vpc_id, subnet_ids: an existing network; empty for one of the stack's own.
-        vpc_cidr: IPv4 range of that one.
-        nat: whether the stack makes a NAT gateway.
-        endpoints: services with an interface endpoint in a network of the stack's own ("ec2"), which an existing one
-            must reach too.
-        beside: on-demand instances the stack starts besides the nodes, by type.
+        vpc_cidr: IPv4 range of the stack's own network.
+        nat: the stack creates a NAT gateway.
+        endpoints: services ("ec2") with an interface endpoint in the stack's own network; from an existing network the
+            nodes must reach them too.
+        system_nodes: on-demand instances that the stack starts in addition to the nodes, by type.
         ami_id, ami_name: the image, by one of the two.
         ami_problem: why there is no image; empty where there is one.
         ceiling_usd: spend at which the controller drains the fleet; None for no limit.
@@ -99,7 +130,7 @@ class Target:
     vpc_cidr: str
     nat: bool
     endpoints: tuple[str, ...]
-    beside: Mapping[str, int]
+    system_nodes: Mapping[str, int]
     ami_id: str
     ami_name: str
     ami_problem: str
@@ -107,7 +138,7 @@ class Target:
 
     @property
     def one_zone(self) -> bool:
-        """Whether all nodes go to one zone."""
+        """True if all nodes go to one zone."""
         return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
 
     @property
@@ -118,7 +149,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """Whose credentials these are."""
+    """The account of the credentials, and the caller's ARN."""
 
     id: str
     arn: str
@@ -129,7 +160,7 @@ class Account:
         return self.arn.split(":")[1]
 
 
-# What a call to AWS or the reading of its answer can raise. An answer that lacks a field is as good as none.
+# Errors of a call to AWS or of reading its answer: an answer that lacks a field counts as none.
 UNREADABLE = (
     ClientError,
     BotoCoreError,
@@ -141,7 +172,7 @@ UNREADABLE = (
     ArithmeticError,
 )
 
-# The permission each call needs, where it is not named like the call:
+# IAM action of each call, where it is not the call's name in EC2:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
 ACTIONS = {
     "DescribeBudgets": "budgets:ViewBudget",
@@ -158,69 +189,69 @@ ACTIONS = {
 }
 
 
-def action_of(operation: str) -> str:
-    """The IAM action of a call that preflight makes; EC2's are named like their calls."""
+def iam_action(operation: str) -> str:
+    """Return the IAM action that a call needs."""
     return ACTIONS.get(operation, f"ec2:{operation}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unknown:
-    """Why something could not be asked.
+    """The reason why AWS did not answer a question.
 
     Attributes:
         reason: in words.
-        action: the IAM action that is missing; empty where permission is not the reason.
+        action: the missing IAM action; empty where permission is not the reason.
     """
 
     reason: str
     action: str = ""
 
-    def row(self, check: str, *, about: str = "", why: str = "", next_step: str = "") -> Row:
-        """The row of a check that failed for this.
+    def finding(self, check: str, *, about: str = "", why: str = "", next_step: str = "") -> Finding:
+        """Return the finding of a check that got no answer.
 
         Args:
-            check: the check.
-            about: what is known all the same.
-            why: why it matters.
-            next_step: what to do; by default what helps against the reason.
+            check: subject of the check.
+            about: the part of the answer that is known.
+            why: consequence for the fleet.
+            next_step: by default the remedy for the reason.
         """
         if not next_step:
             next_step = f"allow {self.action} (docs/preflight.md)" if self.action else "run gpufleet preflight again"
-        found = f"{about}; {self.reason}" if about else self.reason
-        return Row(check=check, level="unknown", found=found, why=why, next_step=next_step)
+        text = f"{about}; {self.reason}" if about else self.reason
+        return Finding(check, "unknown", text, why=why, next_step=next_step)
 
 
-def unknown(error: BaseException) -> Unknown:
-    """What ``error``, one of ``UNREADABLE``, says about why AWS did not answer."""
+def explain(error: BaseException) -> Unknown:
+    """Return why AWS did not answer, given one of ``UNREADABLE``."""
     if isinstance(error, errors.UnusableAnswerError):
         return Unknown(reason=str(error))
     if not errors.is_aws_error(error):
         return Unknown(reason=f"AWS answered something unreadable: {error!r}")
     if errors.is_not_permitted(error) and isinstance(error, ClientError):
-        action = action_of(error.operation_name)
+        action = iam_action(error.operation_name)
         return Unknown(reason=f"not permitted: {action} is missing ({errors.code(error)})", action=action)
     return Unknown(reason=errors.reason(error))
 
 
 def ask(call: Callable[[], T]) -> T | Unknown:
-    """The answer of ``call``, or why there is none."""
+    """Return the answer of ``call``, or why there is none."""
     try:
         return call()
     except UNREADABLE as error:
-        return unknown(error)
+        return explain(error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a check is told.
+    """The input of every check.
 
     Attributes:
-        target: what is to be carried out.
-        account: whose account it is; None where AWS did not say.
-        ec2, service_quotas: clients of the plan's region, which most checks ask.
+        target: the plan and the configuration to check.
+        account: the account; None where AWS did not say.
+        ec2, service_quotas: clients of the plan's region, which most checks use.
         open_zones: ids of the zones open to the account.
         subnet_zones: ids of the zones of ``target.subnet_ids``, in their order.
-        now: the time the checks began, UTC.
+        now: start of the checks, UTC.
     """
 
     target: Target
@@ -243,10 +274,10 @@ class Context:
 
     @property
     def zone_ids(self) -> tuple[str, ...]:
-        """Ids of the zones the nodes go to, as far as anybody knows; at most one where all go to one.
+        """Ids of the zones the nodes go to, as far as they are known; at most one where all nodes go to one zone.
 
-        As the Pulumi program chooses: those of the given subnets, else the configured one, else the plan's that are
-        open to the account, of which a gang takes the first.
+        The Pulumi program's choice: the zones of the given subnets, else the configured zone, else the plan's zones
+        that are open to the account, of which a gang takes the first.
         """
         target, plan = self.target, self.target.plan
         if target.subnet_ids:
@@ -255,3 +286,7 @@ class Context:
         if not isinstance(self.open_zones, Unknown):
             wanted = tuple(zone for zone in wanted if zone in self.open_zones) or wanted
         return wanted[:1] if target.one_zone else wanted
+
+    def owns(self, resource: Mapping[str, Any]) -> bool:
+        """Return whether a resource, as AWS describes it, belongs to the target's stack."""
+        return self.target.stack is not None and self.target.stack.owns(resource.get("Tags", ()))

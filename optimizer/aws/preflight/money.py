@@ -1,184 +1,162 @@
-"""Today's prices against the plan's, what they do to its cost, and the limits on it."""
+"""Check today's prices against the plan's, the run's cost at today's prices, and the limits on that cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
+from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.plan import FleetPlan, NodeItem, PlanPrice
 
-# Less than this is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
+# A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
-_AGAIN = "gpufleet catalog refresh --region {region}, then recommend again"
+# The price of an owned reservation is the user's, and a Capacity Block's is in its offering: AWS quotes neither.
+QUOTED_MARKETS = ("on-demand", "spot", "reserved-1yr")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Today:
-    """What a node costs today.
+class Quote:
+    """Today's price of a node.
 
     Attributes:
-        planned: the plan's own price.
+        planned: the plan's price.
         usd: today's, per hour.
-        where: its source, in words.
+        source: source of today's, in words.
     """
 
     planned: PlanPrice
     usd: float
-    where: str
+    source: str
 
     @property
     def change(self) -> float:
-        """By how much it is dearer than planned, as a fraction; negative for cheaper."""
+        """Rise over the plan's price, as a fraction; negative where it fell."""
         return round(self.usd / self.planned.usd - 1, 9)
 
 
-def check_prices(context: Context) -> Iterator[Row]:
-    """A row for each price of a node, then the run's cost at today's prices against budget and ceiling."""
-    plan = context.plan
-    answers: dict[NodeItem, Today | Unknown] = {}
-    for price in plan.prices:
-        asked = _question(context, price)
-        if asked is not None and price.node and price.usd > 0:
-            answers[price.node] = ask(asked)
-    for node, today in answers.items():
-        yield _price_row(context, node, today)
-    yield _budget_row(context, {node: today for node, today in answers.items() if isinstance(today, Today)})
+def check_prices(context: Context) -> Iterator[Finding]:
+    """Compare each price of a node, then the run's cost at today's prices with budget and ceiling."""
+    quotes: dict[NodeItem, Quote] = {}
+    prices = {price.node: price for price in context.plan.prices if price.node and price.usd > 0}
+    for node, price in prices.items():
+        if node.region != context.region or node.market not in QUOTED_MARKETS:
+            continue
+        answer = ask(partial(_quote, context, node, price))
+        yield _judge_price(context, node, answer)
+        if isinstance(answer, Quote):
+            quotes[node] = answer
+    yield _judge_budget(context, quotes)
 
 
-def _question(context: Context, price: PlanPrice) -> Callable[[], Today] | None:
-    """How to ask for one price of the plan today; None where it is no node's, or one AWS does not quote.
+def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> Quote:
+    """Ask AWS for today's price of a node.
 
-    The price of a reservation the user owns is the user's; a Capacity Block's is in its offering.
+    Raises:
+        UnusableAnswerError: AWS names no such price.
     """
-    node = price.node
-    if node is None or node.region != context.region:
-        return None
+    name, region = node.instance_type, context.region
     if node.market == "spot":
-        return lambda: _spot(context, price, node.instance_type)
-    if node.market in ("on-demand", "reserved-1yr"):
-        return lambda: _listed(context, price, node.instance_type, reserved=node.market == "reserved-1yr")
-    return None
+        entries, zone_ids = spot_history.fetch(context.ec2, [name]), spot_history.fetch_zone_ids(context.ec2)
+        offered = {name: context.zone_ids} if context.zone_ids else None
+        spot, _ = spot_history.parse(entries, zone_ids, region, offered)
+        if name not in spot:
+            raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or region}")
+        usd, zone_id = spot[name]
+        return Quote(planned=planned, usd=usd, source=f"spot in {zone_id}")
+    documents = price_list.fetch_instances(clients.pricing(), region, name)
+    listed, skipped = price_list.parse_instances(documents, region, {name})
+    if name not in listed:
+        raise UnusableAnswerError(skipped[0].reason if skipped else f"the price list has no {name} in {region}")
+    usd_or_none = listed[name].on_demand if node.market == "on-demand" else listed[name].reserved_1yr
+    if usd_or_none is None:
+        raise UnusableAnswerError(f"AWS sells no one-year no-upfront term of {name} in {region}")
+    return Quote(planned=planned, usd=usd_or_none, source="the price list")
 
 
-def _listed(context: Context, price: PlanPrice, name: str, *, reserved: bool) -> Today:
-    documents = price_list.fetch_instances(clients.pricing(), context.region, name)
-    found, skipped = price_list.parse_instances(documents, context.region, {name})
-    if name not in found:
-        raise UnusableAnswerError(skipped[0].reason if skipped else f"the price list has no {name} in {context.region}")
-    usd = found[name].reserved_1yr if reserved else found[name].on_demand
-    if usd is None:
-        raise UnusableAnswerError(f"AWS sells no one-year no-upfront term of {name} in {context.region}")
-    return Today(planned=price, usd=usd, where="the price list")
-
-
-def _spot(context: Context, price: PlanPrice, name: str) -> Today:
-    ec2 = context.ec2
-    entries, zone_ids = spot_history.fetch(ec2, [name]), spot_history.fetch_zone_ids(ec2)
-    offered = {name: context.zone_ids} if context.zone_ids else None
-    found, _ = spot_history.parse(entries, zone_ids, context.region, offered)
-    if name not in found:
-        raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or context.region}")
-    usd, zone_id = found[name]
-    return Today(planned=price, usd=usd, where=f"spot in {zone_id}")
-
-
-def _price_row(context: Context, node: NodeItem, today: Today | Unknown) -> Row:
-    check, again = f"price of {node}", _AGAIN.format(region=context.region)
-    if isinstance(today, Unknown):
-        return today.row(check, why="the plan's dollars are of the day it was made", next_step=again)
-    planned = today.planned
-    dearer = today.change > DEARER
-    return Row(
-        check=check,
-        level="warning" if dearer else "ok",
-        found=f"{today.usd:,.4f} USD an hour ({today.where}), and the plan has {planned.usd:,.4f} ({planned.source}, "
-        f"{planned.as_of.isoformat()}): {today.change:+.1%}",
-        value=today.usd,
+def _judge_price(context: Context, node: NodeItem, quote: Quote | Unknown) -> Finding:
+    check, again = f"price of {node}", f"gpufleet catalog refresh --region {context.region}, then recommend again"
+    if isinstance(quote, Unknown):
+        return quote.finding(check, why="the plan's dollars are of the day it was made", next_step=again)
+    planned = quote.planned
+    return judge(
+        check,
+        "warning" if quote.change > DEARER else "ok",
+        f"{quote.usd:,.4f} USD an hour ({quote.source}), and the plan has {planned.usd:,.4f} ({planned.source}, "
+        f"{planned.as_of.isoformat()}): {quote.change:+.1%}",
+        value=quote.usd,
         limit=planned.usd,
-        why="another type, region or option may be cheaper now" if dearer else "",
-        next_step=again if dearer else "",
+        why="another type, region or option may be cheaper now",
+        next_step=again,
     )
 
 
-def dearer_by(plan: FleetPlan, today: dict[NodeItem, Today]) -> float:
-    """How much dearer an hour of the whole fleet is today, as a fraction; what nobody quoted counts as planned.
+def price_rise(plan: FleetPlan, quotes: dict[NodeItem, Quote]) -> float:
+    """Return the rise of the whole fleet's hourly price, as a fraction; a price without a quote counts as planned.
 
-    A spot fleet may be of any of its types: the one that rose most counts.
+    A spot fleet may run on any of its types: the type that rose most counts.
     """
-    by_market = {
-        node.market: price
-        for node, price in today.items()
-        if (node.instance_type, node.region) == (plan.instance_type, plan.region)
-    }
+    own = (plan.instance_type, plan.region)
+    changes = {node: quote.change for node, quote in quotes.items()}
     if plan.purchase.option != "spot":
-        return max((price.change for price in by_market.values()), default=0.0)
-    planned, own = plan.node_prices_usd_per_hour, (plan.instance_type, plan.region)
-    spot_usd = planned.get(NodeItem("spot", *own), 0.0)
-    base_usd = planned.get(NodeItem("on-demand", *own), 0.0)
-    spot_nodes, base = plan.node_count - plan.purchase.on_demand_base, plan.purchase.on_demand_base
-    before = spot_nodes * spot_usd + base * base_usd
-    if not before:
+        return max((change for node, change in changes.items() if node[1:] == own), default=0.0)
+    planned = plan.node_prices_usd_per_hour
+    spot, on_demand, base = NodeItem("spot", *own), NodeItem("on-demand", *own), plan.purchase.on_demand_base
+    spot_usd = (plan.node_count - base) * planned.get(spot, 0.0)
+    base_usd = base * planned.get(on_demand, 0.0)
+    if not spot_usd + base_usd:
         return 0.0
-    spot_change = max((price.change for node, price in today.items() if node.market == "spot"), default=0.0)
-    base_change = by_market["on-demand"].change if "on-demand" in by_market else 0.0
-    return (spot_nodes * spot_usd * spot_change + base * base_usd * base_change) / before
+    spot_change = max((change for node, change in changes.items() if node.market == "spot"), default=0.0)
+    return (spot_usd * spot_change + base_usd * changes.get(on_demand, 0.0)) / (spot_usd + base_usd)
 
 
-def _budget_row(context: Context, today: dict[NodeItem, Today]) -> Row:
-    plan, ceiling = context.plan, context.target.ceiling_usd
-    cost = plan.cost_usd
-    # Nodes alone change; their share of the 95th percentile is taken for that of the expectation.
-    change = dearer_by(plan, today)
-    factor = 1 + change * (cost.breakdown.compute / cost.expected if cost.expected else 0.0)
-    expected, p95 = cost.expected * factor, cost.p95 * factor
-    reserve = plan.reserve_usd * factor
-    needed = p95 + reserve
-    prices = "today's prices" if today else "the plan's prices, as none of today's is known"
+def _judge_budget(context: Context, quotes: dict[NodeItem, Quote]) -> Finding:
+    plan, cost = context.plan, context.plan.cost_usd
+    # Only node prices change; the nodes' share of the 95th percentile is taken to be their share of the expectation.
+    share = cost.breakdown.compute / cost.expected if cost.expected else 0.0
+    factor = 1 + price_rise(plan, quotes) * share
+    expected, p95, reserve = cost.expected * factor, cost.p95 * factor, plan.reserve_usd * factor
+    prices = "today's prices" if quotes else "the plan's prices, as none of today's is known"
     about = f"{expected:,.2f} USD expected and {p95:,.2f} at the 95th percentile at {prices} ({factor - 1:+.1%})"
-    limits = {"the budget": plan.job.budget_usd, "the ceiling": ceiling}
+    limits = {"the budget": plan.job.budget_usd, "the ceiling": context.target.ceiling_usd}
     name, limit = min(((n, usd) for n, usd in limits.items() if usd), key=lambda pair: pair[1], default=("", None))
     if limit is None:
-        return Row(
-            check="budget",
-            level="warning",
-            found=f"{about}; there is neither a budget nor a ceiling",
+        return Finding(
+            "budget",
+            "warning",
+            f"{about}; there is neither a budget nor a ceiling",
             value=round(p95, 2),
             why="nothing ends the spending of a run that never gets done",
             next_step="pulumi config set gpufleet:ceilingUsd USD",
         )
-    level: Level = "error" if expected + reserve > limit else "warning" if needed > limit else "ok"
-    return Row(
-        check="budget",
-        level=level,
-        found=f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
-        value=round(needed, 2),
+    level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit else "ok"
+    return judge(
+        "budget",
+        level,
+        f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
+        value=round(p95 + reserve, 2),
         limit=limit,
-        why="" if level == "ok" else "at the ceiling the fleet saves and stops, before the run is done",
-        next_step="" if level == "ok" else f"gpufleet recommend --budget {limit:g}, or raise it",
+        why="at the ceiling the fleet saves and stops, before the run is done",
+        next_step=f"gpufleet recommend --budget {limit:g}, or raise it",
     )
 
 
-def check_aws_budgets(context: Context) -> Iterator[Row]:
-    """Cost budgets of the account that the run's 95th percentile would exceed in their current period.
+def check_aws_budgets(context: Context) -> Iterator[Finding]:
+    """Check cost budgets of the account that the run's 95th percentile would exceed in their current period.
 
-    What a budget covers (services, tags, accounts) is not worked out, so one that is exceeded only may be.
+    The scope of a budget (services, tags, accounts) is not evaluated, so an exceeded budget is only a warning.
     """
     if context.account is None:
-        yield Row(
-            check="AWS budgets",
-            level="unknown",
-            found="the account's id is not known",
-            next_step="aws budgets describe-budgets",
-        )
+        text = "the account's id is not known"
+        yield Finding("AWS budgets", "unknown", text, next_step="aws budgets describe-budgets")
         return
     pages = clients.budgets().get_paginator("describe_budgets").paginate(AccountId=context.account.id)
     budgets: list[Any] = [budget for page in pages for budget in page.get("Budgets", ())]
-    p95, tripped, counted = context.plan.cost_usd.p95, 0, 0
+    p95, exceeded, counted = context.plan.cost_usd.p95, 0, 0
     for budget in budgets:
         limit = budget.get("BudgetLimit", {})
         if budget["BudgetType"] != "COST" or limit.get("Unit") != "USD":
@@ -188,11 +166,11 @@ def check_aws_budgets(context: Context) -> Iterator[Row]:
         left = float(limit["Amount"]) - spent
         if p95 <= left:
             continue
-        tripped += 1
-        yield Row(
-            check=f"AWS budget {budget['BudgetName']}",
-            level="warning",
-            found=f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
+        exceeded += 1
+        yield Finding(
+            f"AWS budget {budget['BudgetName']}",
+            "warning",
+            f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
             f"run costs {p95:,.2f} at the 95th percentile",
             value=p95,
             limit=round(left, 2),
@@ -200,12 +178,6 @@ def check_aws_budgets(context: Context) -> Iterator[Row]:
             next_step="aws budgets describe-budget-actions-for-budget --account-id "
             f"{context.account.id} --budget-name '{budget['BudgetName']}'",
         )
-    if not tripped:
-        yield Row(
-            check="AWS budgets",
-            level="ok",
-            found=f"none of the account's {counted} cost budgets is too small for the run"
-            if counted
-            else "the account has none",
-            value=counted,
-        )
+    if not exceeded:
+        some = f"none of the account's {counted} cost budgets is too small for the run"
+        yield Finding("AWS budgets", "ok", some if counted else "the account has none", value=counted)

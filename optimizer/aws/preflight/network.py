@@ -1,4 +1,4 @@
-"""Whether the network is there for the nodes: an existing VPC that reaches AWS, or room for one of the stack's own."""
+"""Check the network of the nodes: an existing VPC reaches AWS, or the region has room for one of the stack's own."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Level, Row, Unknown, ask
+from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
-# Of an account in a region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html
+# Per account and region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html
 PLACEMENT_GROUPS = 500
 
 
 def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]:
-    """Ids of the zones of ``subnet_ids``, in their order."""
+    """Return ids of the zones of ``subnet_ids``, in their order."""
     if not subnet_ids:
         return ()
     answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
@@ -26,52 +26,50 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
 
 
-def check_placement_groups(context: Context) -> Iterator[Row]:
-    """A gang gets a cluster placement group of its own, except in a reservation that may have one."""
+def check_placement_groups(context: Context) -> Iterator[Finding]:
+    """Check room for the gang's own cluster placement group; a reservation may have a group already."""
     if not context.target.gang or context.plan.purchase.capacity_reservation_id:
         return
     groups = context.ec2.describe_placement_groups()["PlacementGroups"]
-    full = len(groups) >= PLACEMENT_GROUPS
-    yield Row(
-        check="placement groups",
-        level="error" if full else "ok",
-        found=f"{len(groups)} of {PLACEMENT_GROUPS} are in use, and the fleet needs one",
+    yield judge(
+        "placement groups",
+        "error" if len(groups) >= PLACEMENT_GROUPS else "ok",
+        f"{len(groups)} of {PLACEMENT_GROUPS} are in use, and the fleet needs one",
         value=len(groups),
         limit=PLACEMENT_GROUPS,
-        why="the fleet's nodes start in a cluster placement group" if full else "",
-        next_step=f"aws ec2 delete-placement-group --region {context.region} --group-name UNUSED" if full else "",
+        why="the fleet's nodes start in a cluster placement group",
+        next_step=f"aws ec2 delete-placement-group --region {context.region} --group-name UNUSED",
     )
 
 
-def check_range(context: Context) -> Iterator[Row]:
-    """Whether another VPC of the region has the range of the one that the stack makes."""
-    target = context.target
-    if target.vpc_id:
+def check_range(context: Context) -> Iterator[Finding]:
+    """Check that no other VPC of the region overlaps the range of the VPC that the stack creates."""
+    if context.target.vpc_id:
         return
-    own, stack = ipaddress.ip_network(target.vpc_cidr), target.stack
-    taken = []
-    for page in context.ec2.get_paginator("describe_vpcs").paginate():
-        for vpc in page["Vpcs"]:
-            if stack and {"Key": stack.tag, "Value": stack.name} in vpc.get("Tags", []):
-                continue
-            for block in vpc.get("CidrBlockAssociationSet", ()):
-                if own.overlaps(ipaddress.ip_network(block["CidrBlock"])):
-                    taken.append(f"{vpc['VpcId']} ({block['CidrBlock']})")
-    if taken:
-        yield Row(
-            check="VPC range",
-            level="warning",
-            found=f"{own} overlaps {', '.join(taken)}",
+    own = ipaddress.ip_network(context.target.vpc_cidr)
+    overlapping = [
+        f"{vpc['VpcId']} ({block['CidrBlock']})"
+        for page in context.ec2.get_paginator("describe_vpcs").paginate()
+        for vpc in page["Vpcs"]
+        if not context.owns(vpc)
+        for block in vpc.get("CidrBlockAssociationSet", ())
+        if own.overlaps(ipaddress.ip_network(block["CidrBlock"]))
+    ]
+    if overlapping:
+        yield Finding(
+            "VPC range",
+            "warning",
+            f"{own} overlaps {', '.join(overlapping)}",
             value=str(own),
             why="AWS allows it, and the two can never be peered or share a transit gateway",
             next_step="pulumi config set gpufleet:vpcCidr RANGE",
         )
     else:
-        yield Row(check="VPC range", level="ok", found=f"{own} overlaps no other VPC of the region", value=str(own))
+        yield Finding("VPC range", "ok", f"{own} overlaps no other VPC of the region", value=str(own))
 
 
-def check_vpc(context: Context) -> Iterator[Row]:
-    """Whether the given VPC is there and resolves the private names of endpoints.
+def check_vpc(context: Context) -> Iterator[Finding]:
+    """Check that the given VPC exists and resolves the private names of endpoints.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
     """
@@ -84,16 +82,16 @@ def check_vpc(context: Context) -> Iterator[Row]:
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield _not_there("VPC", error, f"aws ec2 describe-vpcs --region {context.region}")
+        yield _missing("VPC", error, f"aws ec2 describe-vpcs --region {context.region}")
         return
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
     if not off:
-        yield Row(check="VPC", level="ok", found=f"{vpc_id} resolves names", value=vpc_id)
+        yield Finding("VPC", "ok", f"{vpc_id} resolves names", value=vpc_id)
         return
-    yield Row(
-        check="VPC",
-        level="warning" if support["Value"] else "error",
-        found=f"{vpc_id} has {' and '.join(off)} off",
+    yield Finding(
+        "VPC",
+        "warning" if support["Value"] else "error",
+        f"{vpc_id} has {' and '.join(off)} off",
         value=vpc_id,
         why="the private names of endpoints need both",
         # The call takes one attribute at a time.
@@ -104,60 +102,60 @@ def check_vpc(context: Context) -> Iterator[Row]:
     )
 
 
-def check_subnets(context: Context) -> Iterator[Row]:
-    """Whether the given subnets are of the VPC and have addresses for the nodes."""
-    given = context.target.subnet_ids
-    if not given:
+def check_subnets(context: Context) -> Iterator[Finding]:
+    """Check that the given subnets belong to the VPC and have addresses for the nodes."""
+    subnet_ids = context.target.subnet_ids
+    if not subnet_ids:
         return
     try:
-        subnets = context.ec2.describe_subnets(SubnetIds=list(given))["Subnets"]
+        subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield _not_there("subnets", error, f"aws ec2 describe-subnets --region {context.region}")
+        yield _missing("subnets", error, f"aws ec2 describe-subnets --region {context.region}")
         return
     for subnet in subnets:
-        yield from _subnet(context, subnet)
+        yield from _check_subnet(context, subnet)
 
 
-def _not_there(check: str, error: BaseException, next_step: str) -> Row:
-    return Row(check=check, level="error", found=errors.reason(error), why="the nodes start in it", next_step=next_step)
+def _missing(check: str, error: BaseException, next_step: str) -> Finding:
+    return Finding(check, "error", errors.reason(error), why="the nodes start in it", next_step=next_step)
 
 
-def _subnet(context: Context, subnet: Any) -> Iterator[Row]:
+def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
     target, id_ = context.target, subnet["SubnetId"]
     check = f"subnet {id_}"
     if subnet["VpcId"] != target.vpc_id:
-        yield Row(
-            check=check,
-            level="error",
-            found=f"{id_} is in {subnet['VpcId']}, and gpufleet:vpcId is {target.vpc_id}",
+        yield Finding(
+            check,
+            "error",
+            f"{id_} is in {subnet['VpcId']}, and gpufleet:vpcId is {target.vpc_id}",
             value=subnet["VpcId"],
             limit=target.vpc_id,
             why="the security group is of the one and the nodes would be in the other",
             next_step=f"pulumi config set gpufleet:vpcId {subnet['VpcId']}",
         )
     if subnet["State"] != "available":
-        yield Row(check=check, level="error", found=f"{id_} is {subnet['State']}", value=subnet["State"])
-    # Only a node's first card has an address; a replacement may start while its predecessor stops.
+        yield Finding(check, "error", f"{id_} is {subnet['State']}", value=subnet["State"])
+    # A node has an address on its first card only; a replacement may start while its predecessor stops.
     free, needed = subnet["AvailableIpAddressCount"], context.plan.node_count
     level: Level = "ok" if free >= 2 * needed else "warning"
     if free < needed and len(target.subnet_ids) == 1:
         level = "error"
-    yield Row(
-        check=check,
-        level=level,
-        found=f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {needed} nodes",
+    yield judge(
+        check,
+        level,
+        f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {needed} nodes",
         value=free,
         limit=needed if free < needed else 2 * needed,
-        why="" if level == "ok" else "a node needs an address, and a second while it is being replaced",
-        next_step="" if level == "ok" else "free addresses, or give a larger subnet in gpufleet:subnetIds",
+        why="a node needs an address, and a second while it is being replaced",
+        next_step="free addresses, or give a larger subnet in gpufleet:subnetIds",
     )
     if subnet.get("MapPublicIpOnLaunch"):
-        yield Row(
-            check=check,
-            level="warning",
-            found=f"{id_} gives public addresses",
+        yield Finding(
+            check,
+            "warning",
+            f"{id_} gives public addresses",
             why="a lone node gets none all the same; other machines in the subnet may face the internet",
             next_step="give a private subnet in gpufleet:subnetIds",
         )
@@ -165,19 +163,19 @@ def _subnet(context: Context, subnet: Any) -> Iterator[Row]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouteTable:
-    """Where a subnet's packets go.
+    """Routes of a subnet.
 
     Attributes:
         id: "rtb-…".
-        leads_out: whether it has a default route that private addresses can take.
+        leads_out: it has a default route that private addresses can take.
     """
 
     id: str
     leads_out: bool
 
 
-def check_reach(context: Context) -> Iterator[Row]:
-    """Whether nodes in the given subnets reach the services they call: by a way out, or by an endpoint for each."""
+def check_reach(context: Context) -> Iterator[Finding]:
+    """Check that nodes in the given subnets reach the services they call: by a way out, or by an endpoint for each."""
     target, region = context.target, context.region
     if not target.vpc_id:
         return
@@ -185,24 +183,25 @@ def check_reach(context: Context) -> Iterator[Row]:
     why = "a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price"
     tables = ask(lambda: _route_tables(context.ec2, target.vpc_id, target.subnet_ids))
     if isinstance(tables, Unknown):
-        yield tables.row(check, why=why)
+        yield tables.finding(check, why=why)
         return
     closed = {subnet_id: table for subnet_id, table in tables.items() if not (table and table.leads_out)}
     if not closed:
-        yield Row(check=check, level="ok", found="the subnets have a way out (NAT or the like)")
+        yield Finding(check, "ok", "the subnets have a way out (NAT or the like)")
         return
-    found = ask(lambda: _endpoints(context, {table.id for table in closed.values() if table}))
-    if isinstance(found, Unknown):
-        yield found.row(check, about=f"there is no way out of {', '.join(closed)}", why=why)
+    no_way_out = f"there is no way out of {', '.join(closed)}"
+    services = ask(lambda: _endpoint_services(context, {table.id for table in closed.values() if table}))
+    if isinstance(services, Unknown):
+        yield services.finding(check, about=no_way_out, why=why)
         return
-    missing = [service for service in ("s3", *target.endpoints) if service not in found]
+    missing = [service for service in ("s3", *target.endpoints) if service not in services]
     if not missing:
-        yield Row(check=check, level="ok", found=f"{target.vpc_id} has an endpoint for each service used")
+        yield Finding(check, "ok", f"{target.vpc_id} has an endpoint for each service used")
         return
-    yield Row(
-        check=check,
-        level="error",
-        found=f"there is no way out of {', '.join(closed)}, and no endpoint for {', '.join(missing)}",
+    yield Finding(
+        check,
+        "error",
+        f"{no_way_out}, and no endpoint for {', '.join(missing)}",
         value=", ".join(missing),
         why=why,
         next_step=f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {target.vpc_id} "
@@ -211,7 +210,7 @@ def check_reach(context: Context) -> Iterator[Row]:
 
 
 def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, RouteTable | None]:
-    """The table of each subnet: its own, or else the VPC's main one."""
+    """Return the table of each subnet: its own, or else the VPC's main one."""
     pages = ec2.get_paginator("describe_route_tables").paginate(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])
     main, own = None, {}
     for page in pages:
@@ -226,16 +225,16 @@ def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> d
 
 
 def _leads_out(route: Any) -> bool:
-    # An internet gateway carries only what has a public address, and the nodes have none.
+    # An internet gateway carries public addresses only, and the nodes have none.
     by_internet_gateway = str(route.get("GatewayId", "")).startswith("igw-")
     default = route.get("DestinationCidrBlock") == "0.0.0.0/0"
     return default and route.get("State") == "active" and not by_internet_gateway
 
 
-def _endpoints(context: Context, table_ids: set[str]) -> set[str]:
-    """Services ("s3", "ecr.api") that have an endpoint which answers by the service's own name.
+def _endpoint_services(context: Context, table_ids: set[str]) -> set[str]:
+    """Return services ("s3", "ecr.api") that have an endpoint which answers by the service's own name.
 
-    A gateway endpoint is reached by route: it counts where all of ``table_ids`` have it.
+    A gateway endpoint is reached by route: it counts if all of ``table_ids`` have it.
     """
     pages = context.ec2.get_paginator("describe_vpc_endpoints").paginate(
         Filters=[
@@ -243,9 +242,8 @@ def _endpoints(context: Context, table_ids: set[str]) -> set[str]:
             {"Name": "vpc-endpoint-state", "Values": ["available"]},
         ]
     )
-    own = f"com.amazonaws.{context.region}."
     return {
-        endpoint["ServiceName"].removeprefix(own)
+        endpoint["ServiceName"].removeprefix(f"com.amazonaws.{context.region}.")
         for page in pages
         for endpoint in page["VpcEndpoints"]
         if (

@@ -1,4 +1,4 @@
-"""Whether the capacity reservation or Capacity Block the plan runs in is there, is the right one, and lasts.
+"""Check that the plan's capacity reservation or Capacity Block exists, fits the plan and lasts.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-view.html
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-view.html
@@ -13,76 +13,77 @@ from typing import Any
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
-from optimizer.aws.preflight.model import Context, Row, Value
+from optimizer.aws.preflight.model import Context, Finding, Value, problems_or
 from optimizer.plan import FleetPlan
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
 BLOCK_INSTANCES = 64
-# How long a block may be: days up to 14, then weeks up to 26 (DescribeCapacityBlockOfferings, CapacityDurationHours).
+# Lengths of a block: days up to 14, then weeks up to 26 (CapacityDurationHours on the same page).
 _DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
 _TIME = "%Y-%m-%d %H:%M UTC"
 
 
-def check_reservation(context: Context) -> Iterator[Row]:
-    """State, type, zone, free instances and dates of the plan's reservation; what to buy where it has none."""
+def check_reservation(context: Context) -> Iterator[Finding]:
+    """Check state, type, zone, free instances and dates of the plan's reservation; say what to buy without one."""
     purchase = context.plan.purchase
     if purchase.option not in ("reserved", "capacity-block"):
         return
     if purchase.capacity_reservation_id:
-        yield from _existing(context, purchase.capacity_reservation_id)
+        yield from _check_existing(context, purchase.capacity_reservation_id)
     elif purchase.option == "capacity-block":
-        yield from _offerings(context)
+        yield _check_offerings(context)
     else:
-        yield Row(
-            check="reservation",
-            level="unknown",
-            found=f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
+        yield Finding(
+            "reservation",
+            "unknown",
+            f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
             "them shows when it is made",
             why="no call tells: CreateCapacityReservation has a dry run for permission only",
             next_step="pulumi up, which fails before any node is paid",
         )
 
 
-def _existing(context: Context, reservation_id: str) -> Iterator[Row]:
+def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
     check = f"reservation {reservation_id}"
     try:
-        found = context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
+        answer = context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield Row(
-            check=check,
-            level="error",
-            found=f"there is none of that id in {context.region}: {errors.reason(error)}",
+        yield Finding(
+            check,
+            "error",
+            f"there is none of that id in {context.region}: {errors.reason(error)}",
             value=reservation_id,
             why="every launch into it is refused",
             next_step=f"aws ec2 describe-capacity-reservations --region {context.region}",
         )
         return
-    (reservation,) = found["CapacityReservations"]
-    fits = True
-    for judge in (_kind, _room, _dates):
-        for problem in judge(context, check, reservation):
-            fits = False
-            yield problem
-    if fits:
-        end = reservation.get("EndDate")
-        yield Row(
-            check=check,
-            level="ok",
-            found=f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
-            f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
-            + (f"until {end.strftime(_TIME)}" if end else "without an end"),
-            value=quotas.unused(reservation),
-            limit=context.plan.node_count,
-        )
+    (reservation,) = answer["CapacityReservations"]
+    yield from problems_or(
+        (problem for find in (_kind, _room, _dates) for problem in find(context, check, reservation)),
+        lambda: _ok(context, check, reservation),
+    )
 
 
-def _error(check: str, found: str, value: Value, limit: Value, why: str, next_step: str) -> Row:
-    return Row(check=check, level="error", found=found, value=value, limit=limit, why=why, next_step=next_step)
+def _ok(context: Context, check: str, reservation: Any) -> Finding:
+    end = reservation.get("EndDate")
+    return Finding(
+        check,
+        "ok",
+        f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
+        f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
+        + (f"until {end.strftime(_TIME)}" if end else "without an end"),
+        value=quotas.unused(reservation),
+        limit=context.plan.node_count,
+    )
 
 
-def _kind(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+def _error(check: str, text: str, value: Value, limit: Value, why: str, next_step: str) -> Finding:
+    return Finding(check, "error", text, value=value, limit=limit, why=why, next_step=next_step)
+
+
+def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     plan, block = context.plan, quotas.is_block(reservation)
     if block != (plan.purchase.option == "capacity-block"):
         is_ = "a Capacity Block" if block else "an On-Demand Capacity Reservation"
@@ -123,10 +124,10 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Row]:
             f"pulumi config set gpufleet:zoneId {zone}",
         )
     if not block and reservation.get("InstanceMatchCriteria") == "open":
-        yield Row(
-            check=check,
-            level="warning",
-            found="it is open: any instance of its type and zone in the account takes from it",
+        yield Finding(
+            check,
+            "warning",
+            "it is open: any instance of its type and zone in the account takes from it",
             value="open",
             limit="targeted",
             why="its free instances may be gone when the nodes start",
@@ -134,7 +135,7 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Row]:
         )
 
 
-def _room(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     plan, state = context.plan, reservation["State"]
     states = ("active", "scheduled") if quotas.is_block(reservation) else ("active",)
     if state not in states:
@@ -147,32 +148,32 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Row]:
             f"aws ec2 describe-capacity-reservations --region {context.region} --capacity-reservation-ids "
             f"{reservation['CapacityReservationId']}",
         )
-    free = quotas.unused(reservation)
-    if free < plan.node_count <= reservation["TotalInstanceCount"]:
-        yield Row(
-            check=check,
-            level="warning" if context.target.stack else "error",
-            found=f"{free} of its {reservation['TotalInstanceCount']} instances are free, and the plan runs "
-            f"{plan.node_count}",
+    free, total = quotas.unused(reservation), reservation["TotalInstanceCount"]
+    if free < plan.node_count <= total:
+        stack = context.target.stack
+        yield Finding(
+            check,
+            "warning" if stack else "error",
+            f"{free} of its {total} instances are free, and the plan runs {plan.node_count}",
             value=free,
             limit=plan.node_count,
             why="the others are taken"
-            + (", perhaps by this stack's own nodes" if context.target.stack else "; a gang starts with all or none"),
+            + (", perhaps by this stack's own nodes" if stack else "; a gang starts with all or none"),
             next_step=f"aws ec2 describe-instances --region {context.region} --filters Name=capacity-reservation-id,"
             f"Values={reservation['CapacityReservationId']}",
         )
     elif free < plan.node_count:
         yield _error(
             check,
-            f"it is for {reservation['TotalInstanceCount']} instances, and the plan runs {plan.node_count}",
-            reservation["TotalInstanceCount"],
+            f"it is for {total} instances, and the plan runs {plan.node_count}",
+            total,
             plan.node_count,
             "a gang starts with all of its nodes or none",
-            f"gpufleet recommend --max-nodes {reservation['TotalInstanceCount']}",
+            f"gpufleet recommend --max-nodes {total}",
         )
 
 
-def _dates(context: Context, check: str, reservation: Any) -> Iterator[Row]:
+def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     plan, end = context.plan, reservation.get("EndDate")
     if end is None:
         return
@@ -191,14 +192,14 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Row]:
             "gpufleet recommend with the block's own times",
         )
     if hours < plan.hours.p95:
-        expected = hours < plan.hours.expected
-        yield Row(
-            check=check,
-            level="error" if expected else "warning",
-            found=f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
+        below_expected = hours < plan.hours.expected
+        yield Finding(
+            check,
+            "error" if below_expected else "warning",
+            f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
             f"{plan.hours.expected:.1f} h expected, {plan.hours.p95:.1f} h at the 95th percentile",
             value=round(hours, 1),
-            limit=plan.hours.expected if expected else plan.hours.p95,
+            limit=plan.hours.expected if below_expected else plan.hours.p95,
             why=f"AWS ends a block's instances 30 minutes before its end, and the controller begins to save "
             f"{plan.reserve_s / 60:.0f} minutes before that"
             if early
@@ -215,12 +216,12 @@ def _minute(time: datetime) -> datetime:
 
 
 def _early_h(plan: FleetPlan) -> float:
-    """Hours before a block's end in which its nodes train no more."""
+    """Return the hours before a block's end in which its nodes no longer train."""
     return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
 
 
 def block_hours(hours: float) -> int | None:
-    """The shortest Capacity Block that has ``hours``; None above the longest one."""
+    """Return the length of the shortest Capacity Block of at least ``hours``; None above the longest one."""
     days = math.ceil(hours / _DAY_H)
     if days <= _DAYS:
         return days * _DAY_H
@@ -228,11 +229,11 @@ def block_hours(hours: float) -> int | None:
     return weeks * _WEEK_H if weeks <= _WEEKS else None
 
 
-def _offerings(context: Context) -> Iterator[Row]:
+def _check_offerings(context: Context) -> Finding:
     plan, check = context.plan, "capacity block"
     hours = block_hours(plan.hours.p95 + _early_h(plan))
     if plan.node_count > BLOCK_INSTANCES:
-        yield _error(
+        return _error(
             check,
             f"the plan has {plan.node_count} nodes, and a Capacity Block up to {BLOCK_INSTANCES}",
             plan.node_count,
@@ -240,9 +241,8 @@ def _offerings(context: Context) -> Iterator[Row]:
             "a fleet runs in one reservation",
             f"gpufleet recommend --max-nodes {BLOCK_INSTANCES}",
         )
-        return
     if hours is None:
-        yield _error(
+        return _error(
             check,
             f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
             plan.hours.p95,
@@ -250,28 +250,26 @@ def _offerings(context: Context) -> Iterator[Row]:
             "no Capacity Block is that long",
             "gpufleet recommend --purchase on-demand",
         )
-        return
     pages = context.ec2.get_paginator("describe_capacity_block_offerings").paginate(
         InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours
     )
     offered = [(float(offer["UpfrontFee"]), offer) for page in pages for offer in page["CapacityBlockOfferings"]]
     # A fee of another currency cannot be compared with the plan's dollars.
     offered = [(usd, offer) for usd, offer in offered if offer["CurrencyCode"] == "USD" and math.isfinite(usd)]
-    what = f"{plan.node_count} x {plan.instance_type} for {hours} h"
+    wanted = f"{plan.node_count} x {plan.instance_type} for {hours} h"
     if not offered:
-        yield _error(
+        return _error(
             check,
-            f"none is bought, and AWS offers none of {what} in {context.region}",
+            f"none is bought, and AWS offers none of {wanted} in {context.region}",
             0,
             1,
             "a plan of option capacity-block runs in a block bought beforehand",
             "gpufleet recommend --region REGION, or ask again: offerings change within hours",
         )
-        return
     usd, cheapest = min(offered, key=lambda pair: (pair[0], pair[1]["StartDate"]))
-    yield _error(
+    return _error(
         check,
-        f"none is bought; the cheapest of {len(offered)} offered, {what}, costs {usd:,.2f} USD upfront, from "
+        f"none is bought; the cheapest of {len(offered)} offered, {wanted}, costs {usd:,.2f} USD upfront, from "
         f"{cheapest['StartDate'].strftime(_TIME)} to {cheapest['EndDate'].strftime(_TIME)} in "
         f"{cheapest['AvailabilityZone']}; the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
         usd,

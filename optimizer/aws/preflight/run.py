@@ -1,8 +1,8 @@
-"""Every check side by side; one that fails says so in a row and hides no other."""
+"""The list of checks, run side by side. A check that fails yields a finding and hides no other check."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,22 +22,11 @@ from optimizer.aws.preflight import (
     spot,
     zones,
 )
-from optimizer.aws.preflight.model import (
-    LEVELS,
-    UNREADABLE,
-    Account,
-    Context,
-    Level,
-    Row,
-    Target,
-    Unknown,
-    ask,
-    unknown,
-)
+from optimizer.aws.preflight.model import LEVELS, UNREADABLE, Account, Context, Finding, Target, Unknown, ask, explain
 
-Check = Callable[[Context], Iterator[Row]]
+Check = Callable[[Context], Iterator[Finding]]
 
-# In the order of reading within a level. The name is that of the row of a check which found out nothing at all.
+# In the order of printing within a level. The name is used where a check cannot name its own finding.
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("region", identity.check_region),
     ("hardware", hardware.check_hardware),
@@ -60,52 +49,52 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("prices", money.check_prices),
     ("AWS budgets", money.check_aws_budgets),
 )
-# EC2's describe calls are throttled by account and region; twice as many as the catalog's refresh asks at once are well
-# below it (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
+# Twice the calls of the catalog's refresh at once, and well below the rate at which EC2 throttles describe calls by
+# account and region (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
 CHECKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What was found, the worst first.
+class PreflightReport:
+    """The findings, errors first.
 
     Attributes:
-        account: whose account was asked; None where AWS did not say.
-        at: when the checks began, UTC.
-        rows: the answers.
+        account: the account; None where AWS did not say.
+        at: start of the checks, UTC.
+        findings: in the order of printing.
     """
 
     account: Account | None
     at: datetime
-    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
 
-    def count(self, level: Level) -> int:
-        """Rows of one level."""
-        return sum(row.level == level for row in self.rows)
+    def counts(self) -> dict[str, int]:
+        """Return the number of findings of each level."""
+        return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
 
 
-def preflight(target: Target, *, at: datetime | None = None) -> Report:
-    """Ask AWS everything that decides whether ``target`` can be carried out now. Every call reads.
+def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime | None = None) -> PreflightReport:
+    """Check with AWS whether ``target`` can be carried out now. Every call only reads.
 
     Args:
-        target: what is to be carried out.
+        target: the plan and the configuration to check.
+        offline: findings made without AWS, to report with the others.
         at: the time to judge by; now by default.
 
     Raises:
         optimizer.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     now, region = at or datetime.now(UTC), target.plan.region
-    who = identity.identify(region)
-    account = None if isinstance(who, Unknown) else who
-    first = (
-        who.row("identity", why="names of buckets and keys hold the account")
-        if isinstance(who, Unknown)
-        else Row(check="identity", level="ok", found=f"account {who.id} as {who.arn}", value=who.id)
-    )
+    account = identity.identify(region)
+    if isinstance(account, Unknown):
+        first, known_account = account.finding("identity", why="names of buckets and keys hold the account"), None
+    else:
+        text = f"account {account.id} as {account.arn}"
+        first, known_account = Finding("identity", "ok", text, value=account.id), account
     ec2 = clients.ec2(region)
     context = Context(
         target=target,
-        account=account,
+        account=known_account,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
         open_zones=ask(partial(zones.open_zones, ec2)),
@@ -113,18 +102,18 @@ def preflight(target: Target, *, at: datetime | None = None) -> Report:
         now=now,
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = pool.map(lambda check: run_check(check[0], check[1], context), CHECKS)
-        rows = [first, *(row for answer in answers for row in answer)]
-    rows.sort(key=lambda row: LEVELS.index(row.level))
-    return Report(account=account, at=now, rows=tuple(rows))
+        answers = pool.map(lambda check: run_check(*check, context), CHECKS)
+        findings = [*offline, first, *(finding for answer in answers for finding in answer)]
+    findings.sort(key=lambda finding: LEVELS.index(finding.level))
+    return PreflightReport(account=known_account, at=now, findings=tuple(findings))
 
 
-def run_check(name: str, check: Check, context: Context) -> list[Row]:
-    """The rows of one check: those it found before AWS failed it, and why it failed."""
-    rows: list[Row] = []
+def run_check(name: str, check: Check, context: Context) -> list[Finding]:
+    """Return the findings of one check: those before AWS failed it, and why it failed."""
+    findings: list[Finding] = []
     try:
-        for row in check(context):
-            rows.append(row)
+        for finding in check(context):
+            findings.append(finding)
     except UNREADABLE as error:
-        rows.append(unknown(error).row(name))
-    return rows
+        findings.append(explain(error).finding(name))
+    return findings

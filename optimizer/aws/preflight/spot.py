@@ -1,4 +1,4 @@
-"""How likely AWS says it is that the spot nodes come: the placement score of as many as the plan buys.
+"""Check how likely the spot nodes come: AWS's placement score of as many nodes as the plan buys.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.preflight.model import Context, Level, Row
+from optimizer.aws.preflight.model import Context, Finding, Level
 
-# AWS gives the ends of its scale a meaning, 10 "highly likely to succeed" and 1 "not likely", and nothing between. The
-# upper third is taken for likely, the lower for unlikely.
+_CHECK = "spot placement score"
+# AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
+# likely here, the lower third as unlikely.
 LIKELY = 7
 UNLIKELY = 3
 # With fewer types AWS answers with a low score whatever the capacity is:
@@ -19,8 +20,8 @@ UNLIKELY = 3
 TYPES_FOR_A_FAIR_SCORE = 3
 
 
-def check_spot_score(context: Context) -> Iterator[Row]:
-    """GetSpotPlacementScores at the plan's own number of spot nodes, of one zone for a gang."""
+def check_spot_score(context: Context) -> Iterator[Finding]:
+    """Check the score at the plan's own number of spot nodes, in one zone for a gang."""
     plan, target = context.plan, context.target
     nodes = target.spot_nodes
     if nodes == 0:
@@ -40,17 +41,16 @@ def check_spot_score(context: Context) -> Iterator[Row]:
             if not 1 <= score <= 10:
                 raise UnusableAnswerError(f"a spot placement score of {score}, and the scale is 1 to 10")
             scores[answer["AvailabilityZoneId"] if target.one_zone else answer["Region"]] = score
-    # Where no zone is chosen, the program takes one that offers the type: any of these.
-    asked = context.zone_ids[0] if target.one_zone and context.zone_ids else context.region
     best = max(scores, key=lambda place: scores[place], default="")
-    place = best if target.one_zone and not context.zone_ids else asked
-    what = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
+    # Without a chosen zone the Pulumi program takes any zone that offers the type.
+    zone = context.zone_ids[0] if context.zone_ids else best
+    place = zone if target.one_zone else context.region
+    wanted = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
     if place not in scores:
-        # The answer holds the ten best places; and zones without any chance are left out.
-        yield Row(
-            check="spot placement score",
-            level="unknown",
-            found=f"AWS gave no score for {what}" + (f"; {best} has {scores[best]} of 10" if best else ""),
+        yield Finding(
+            _CHECK,
+            "unknown",
+            f"AWS gave no score for {wanted}" + (f"; {best} has {scores[best]} of 10" if best else ""),
             why="a zone AWS leaves out is none of its ten best",
             next_step=f"pulumi config set gpufleet:zoneId {best}" if best else "gpufleet preflight another --plan N",
         )
@@ -60,9 +60,9 @@ def check_spot_score(context: Context) -> Iterator[Row]:
     level: Level = "ok" if likely else "warning"
     if score <= UNLIKELY and fair and plan.purchase.fallback == "none":
         level = "error"
-    found, next_step = f"{score} of 10 for {what}", "gpufleet recommend --purchase on-demand"
+    text, next_step = f"{score} of 10 for {wanted}", "gpufleet recommend --purchase on-demand"
     if target.one_zone and scores[best] > score:
-        found += f"; {best} has {scores[best]}"
+        text += f"; {best} has {scores[best]}"
         next_step = f"pulumi config set gpufleet:zoneId {best}"
     why = (
         "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
@@ -72,12 +72,4 @@ def check_spot_score(context: Context) -> Iterator[Row]:
         why += (
             f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
         )
-    yield Row(
-        check="spot placement score",
-        level=level,
-        found=found,
-        value=score,
-        limit=LIKELY,
-        why=why,
-        next_step="" if likely else next_step,
-    )
+    yield Finding(_CHECK, level, text, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)

@@ -12,7 +12,7 @@ import boto3
 
 from infra.naming import Names
 from optimizer.aws.actuals import Group, read_group
-from optimizer.commands.stack import write_stack_config
+from optimizer.commands.stack.file import write_stack_file
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import merged, sample_plan
 
@@ -34,7 +34,7 @@ class DeployedStack:
     def create(cls, *, stack: str, directory: Path) -> DeployedStack:
         """Deploy ``sample_plan`` as ``stack``: two nodes, in service and protected."""
         (directory / "Pulumi.yaml").write_text("name: gpufleet\n")
-        write_stack_config(directory / f"Pulumi.{stack}.yaml", sample_plan())
+        write_stack_file(directory / f"Pulumi.{stack}.yaml", sample_plan())
         names = Names(stack=stack, account_id=ACCOUNT, region=REGION, partition="aws")
         found = cls(
             names=names,

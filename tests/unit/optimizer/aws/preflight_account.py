@@ -21,7 +21,7 @@ from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
-from optimizer.aws.preflight import Account, Row, Stack, StackNames, Target
+from optimizer.aws.preflight import Account, Finding, Stack, StackNames, Target
 from optimizer.aws.preflight.model import Context, Unknown
 from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.plans import sample_plan
@@ -277,7 +277,7 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "vpc_cidr": "10.42.0.0/16",
         "nat": False,
         "endpoints": INTERFACE_ENDPOINTS,
-        "beside": {},
+        "system_nodes": {},
         "ami_id": "",
         "ami_name": IMAGE,
         "ami_problem": "",
@@ -311,8 +311,8 @@ def levels(rows: Any) -> list[tuple[str, str]]:
     return [(row.check, row.level) for row in rows]
 
 
-def only(rows: Any) -> Row:
+def only(rows: Any) -> Finding:
     """The one row there is."""
     (row,) = rows
-    assert isinstance(row, Row)
+    assert isinstance(row, Finding)
     return row

@@ -14,7 +14,7 @@ from optimizer.aws.preflight.capacity import (
     check_network_quotas,
     check_storage_quota,
 )
-from optimizer.aws.preflight.model import Row
+from optimizer.aws.preflight.model import Finding
 from optimizer.aws.preflight.reservation import block_hours, check_reservation
 from optimizer.aws.preflight.run import run_check
 from optimizer.aws.preflight.spot import check_spot_score
@@ -51,7 +51,7 @@ def bought(option: str, **changes: Any) -> FleetPlan:
     return sample_plan(purchase={"option": option, "on_demand_base": 0, **block, **changes})
 
 
-def by_check(rows: Any) -> dict[str, Row]:
+def by_check(rows: Any) -> dict[str, Finding]:
     return {row.check: row for row in rows}
 
 
@@ -85,7 +85,7 @@ def test_on_demand_and_spot_are_counted_apart(aws: FakeAws) -> None:
         {"Reservations": [{"Instances": [instance(InstanceLifecycle="capacity-block")]}]},
     ]
     rows = by_check(check_instance_quotas(context()))
-    assert (rows[RUNNING_P].level, rows[RUNNING_P].found) == (
+    assert (rows[RUNNING_P].level, rows[RUNNING_P].text) == (
         "ok",
         "96 vCPUs needed for an on-demand base of 1 x p4d.24xlarge, 288 free: quota 384 (L-417A185B), 96 in use",
     )
@@ -111,15 +111,15 @@ def test_nodes_of_the_stack_itself_are_what_the_plan_asks_for(aws: FakeAws) -> N
         "Reservations": [{"Instances": [instance(**own), instance(**other), instance(InstanceLifecycle="spot", **own)]}]
     }
     rows = by_check(check_instance_quotas(context()))
-    assert "96 in use" in rows[RUNNING_P].found and "0 in use" in rows[SPOT_P4].found
-    assert "192 in use" in by_check(check_instance_quotas(context(stack=None)))[RUNNING_P].found
+    assert "96 in use" in rows[RUNNING_P].text and "0 in use" in rows[SPOT_P4].text
+    assert "192 in use" in by_check(check_instance_quotas(context(stack=None)))[RUNNING_P].text
 
 
 def test_an_instance_that_does_not_say_its_cores_has_its_types(aws: FakeAws) -> None:
     aws.answers["DescribeInstances"] = {
         "Reservations": [{"Instances": [{"InstanceType": "p5.48xlarge"}, instance("p5.48xlarge")]}]
     }
-    assert "288 in use" in by_check(check_instance_quotas(context()))[RUNNING_P].found
+    assert "288 in use" in by_check(check_instance_quotas(context()))[RUNNING_P].text
     assert aws.asked("DescribeInstanceTypes")[0]["Filters"][0]["Values"] == ["p5.48xlarge"]
 
 
@@ -153,13 +153,13 @@ def test_unused_reservations_count_as_if_they_were_used(aws: FakeAws) -> None:
         ]
     }
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
-    assert "192 in use" in row.found
+    assert "192 in use" in row.text
 
 
 def test_open_spot_requests_count_too(aws: FakeAws) -> None:
     request = {"State": "open", "LaunchSpecification": {"InstanceType": "p4d.24xlarge"}}
     aws.answers["DescribeSpotInstanceRequests"] = {"SpotInstanceRequests": [request]}
-    assert "96 in use" in by_check(check_instance_quotas(context()))[SPOT_P4].found
+    assert "96 in use" in by_check(check_instance_quotas(context()))[SPOT_P4].text
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_open_spot_requests_count_too(aws: FakeAws) -> None:
 )
 def test_what_each_option_takes(aws: FakeAws, plan: FleetPlan, expected: list[tuple[str, str]]) -> None:
     rows = list(check_instance_quotas(context(plan)))
-    assert [(row.check, row.found.partition(",")[0]) for row in rows] == expected
+    assert [(row.check, row.text.partition(",")[0]) for row in rows] == expected
 
 
 def test_falling_back_needs_all_nodes_on_demand_and_is_a_warning(aws: FakeAws) -> None:
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 100.0})
     rows = list(check_instance_quotas(context(sample_plan(purchase={"fallback": "on-demand"}))))
     assert levels(rows) == [(RUNNING_P, "ok"), (RUNNING_P, "warning"), (SPOT_P4, "ok")]
-    assert rows[1].found.startswith("192 vCPUs needed for falling back to 2 x p4d.24xlarge on demand, 100 free")
+    assert rows[1].text.startswith("192 vCPUs needed for falling back to 2 x p4d.24xlarge on demand, 100 free")
 
 
 def test_a_further_spot_type_of_another_quota_is_a_warning(aws: FakeAws) -> None:
@@ -199,7 +199,7 @@ def test_a_quota_at_its_default_is_asked_for_as_such(aws: FakeAws) -> None:
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: Refusal("NoSuchResourceException")})
     aws.answers["GetAWSDefaultServiceQuota"] = quota_answer({ON_DEMAND: 0.0})
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
-    assert row.level == "error" and "0 free: quota 0" in row.found
+    assert row.level == "error" and "0 free: quota 0" in row.text
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_quota_at_its_default_is_asked_for_as_such(aws: FakeAws) -> None:
 def test_a_quota_that_cannot_be_read_is_unknown(aws: FakeAws, answer: Any, says: str) -> None:
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: answer})
     rows = by_check(check_instance_quotas(context()))
-    assert rows[RUNNING_P].level == "unknown" and says in rows[RUNNING_P].found
-    assert rows[RUNNING_P].found.startswith("96 vCPUs needed")
+    assert rows[RUNNING_P].level == "unknown" and says in rows[RUNNING_P].text
+    assert rows[RUNNING_P].text.startswith("96 vCPUs needed")
     assert rows[SPOT_P4].level == "ok"
 
 
@@ -231,7 +231,7 @@ def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws)
     aws.answers["DescribeInstances"] = DENIED_EC2
     rows = by_check(check_instance_quotas(context()))
     assert rows[RUNNING_P].level == "unknown"
-    assert "of a quota of 384, in use unknown; not permitted: ec2:DescribeInstances is missing" in rows[RUNNING_P].found
+    assert "of a quota of 384, in use unknown; not permitted: ec2:DescribeInstances is missing" in rows[RUNNING_P].text
     assert rows[RUNNING_P].next_step == "allow ec2:DescribeInstances (docs/preflight.md)"
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
@@ -244,7 +244,7 @@ def test_half_a_usage_is_no_usage(aws: FakeAws, operation: str) -> None:
     rows = by_check(check_instance_quotas(context()))
     touched, other = (RUNNING_P, SPOT_P4) if "Capacity" in operation else (SPOT_P4, RUNNING_P)
     assert (rows[touched].level, rows[other].level) == ("unknown", "ok")
-    assert operation in rows[touched].found
+    assert operation in rows[touched].text
 
 
 def test_blocks_have_a_quota_of_their_own(aws: FakeAws) -> None:
@@ -253,14 +253,14 @@ def test_blocks_have_a_quota_of_their_own(aws: FakeAws) -> None:
     }
     row = only(check_instance_quotas(context(bought("capacity-block"))))
     assert (row.check, row.level) == ("quota Concurrent P4d Capacity Blocks per account", "ok")
-    assert row.found.endswith("192 free: quota 384 (L-2C8F52B3), 192 in use")
+    assert row.text.endswith("192 free: quota 384 (L-2C8F52B3), 192 in use")
 
 
 def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
     aws.answers["DescribeVolumes"] = [{"Volumes": [{"Size": 30 * 1024}]}, {"Volumes": [{"Size": 20 * 1024 - 200}]}]
     row = only(check_storage_quota(context()))
     assert row.level == "error"
-    assert row.found.startswith("0.39 TiB needed for volumes of 2 nodes, 0.2 free: quota 50 (L-7A658B76), 49.8 in use")
+    assert row.text.startswith("0.39 TiB needed for volumes of 2 nodes, 0.2 free: quota 50 (L-7A658B76), 49.8 in use")
     assert row.next_step.endswith("--service-code ebs --quota-code L-7A658B76 --desired-value 51")
     own = [{"Key": "gpufleet:stack", "Value": "dev"}]
     aws.answers["DescribeVolumes"] = {"Volumes": [{"Size": 50 * 1024, "Tags": own}]}
@@ -286,11 +286,11 @@ def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
 
 def test_a_clusters_own_nodes_count_too(aws: FakeAws) -> None:
     aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [{"InstanceType": "m5.large"}]}]}
-    row = list(check_instance_quotas(context(beside={"t4g.small": 2})))[-1]
+    row = list(check_instance_quotas(context(system_nodes={"t4g.small": 2})))[-1]
     assert row.level == "error"
-    assert row.found.startswith("4 vCPUs needed for 2 x t4g.small beside the nodes, 3 free: quota 5 (L-1216C47A)")
+    assert row.text.startswith("4 vCPUs needed for 2 x t4g.small beside the nodes, 3 free: quota 5 (L-1216C47A)")
     aws.answers["DescribeInstanceTypes"] = DENIED_EC2
-    rows = list(check_instance_quotas(context(beside={"t4g.small": 2})))
+    rows = list(check_instance_quotas(context(system_nodes={"t4g.small": 2})))
     assert levels(rows)[0] == ("quota of what is beside the nodes", "unknown")
 
 
@@ -300,7 +300,7 @@ def test_a_network_that_is_there_needs_no_quota(aws: FakeAws) -> None:
     aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1", "Tags": tags}]}
     there = [endpoint(service) for service in INTERFACE_ENDPOINTS]
     aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [endpoint("s3", kind="Gateway"), *there]}
-    assert only(check_network_quotas(context())).found == "the stack's network is there already"
+    assert only(check_network_quotas(context())).text == "the stack's network is there already"
 
 
 OWN = ({"Key": "gpufleet:stack", "Value": "dev"},)
@@ -329,7 +329,7 @@ def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None
         ("quota Internet gateways per Region", "ok"),
         ("quota EC2-VPC Elastic IPs", "error"),
     ]
-    assert rows[1].found.startswith("2 interface endpoints needed for the stack's network, 1 free: quota 8")
+    assert rows[1].text.startswith("2 interface endpoints needed for the stack's network, 1 free: quota 8")
     # Once all of it is there, nothing is asked for twice.
     own = [{"Tags": list(OWN)}]
     aws.answers["DescribeAddresses"] = {"Addresses": [*own, *[{}] * 4]}
@@ -397,20 +397,20 @@ def test_a_better_zone_is_named(aws: FakeAws) -> None:
     scores(aws, use1_az6=9, use1_az2=2)
     row = only(check_spot_score(context()))
     assert (row.level, row.value) == ("warning", 2)
-    assert row.found.endswith("in use1-az2; use1-az6 has 9")
+    assert row.text.endswith("in use1-az2; use1-az6 has 9")
     assert row.next_step == "pulumi config set gpufleet:zoneId use1-az6"
 
 
 def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 8}]}
     row = only(check_spot_score(context(gang=False)))
-    assert (row.level, row.found) == ("ok", "8 of 10 for 1 spot p4d.24xlarge in us-east-1")
+    assert (row.level, row.text) == ("ok", "8 of 10 for 1 spot p4d.24xlarge in us-east-1")
     assert aws.asked("GetSpotPlacementScores")[0]["SingleAvailabilityZone"] is False
 
 
 def test_where_no_zone_is_known_the_best_counts(aws: FakeAws) -> None:
     scores(aws, use1_az4=5, use1_az6=8)
-    assert only(check_spot_score(context(sample_plan(zone_ids=[])))).found.endswith("in use1-az6")
+    assert only(check_spot_score(context(sample_plan(zone_ids=[])))).text.endswith("in use1-az6")
 
 
 @pytest.mark.parametrize("zones", [{}, {"use1_az4": 9}])
@@ -420,7 +420,7 @@ def test_no_score_is_unknown_and_never_made_up(aws: FakeAws, zones: dict[str, in
         scores(aws, **zones)
     row = only(check_spot_score(context()))
     assert (row.level, row.value) == ("unknown", None)
-    assert row.found.startswith("AWS gave no score for 1 spot p4d.24xlarge in use1-az2")
+    assert row.text.startswith("AWS gave no score for 1 spot p4d.24xlarge in use1-az2")
 
 
 def test_a_score_off_the_scale_is_not_believed(aws: FakeAws) -> None:
@@ -437,14 +437,14 @@ def test_on_demand_has_no_score(aws: FakeAws) -> None:
 ID = "cr-0123456789abcdef0"
 
 
-def reserved(aws: FakeAws, **changes: Any) -> list[Row]:
+def reserved(aws: FakeAws, **changes: Any) -> list[Finding]:
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(**changes)]}
     return list(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
 
 
 def test_a_reservation_that_fits(aws: FakeAws) -> None:
     row = only(reserved(aws))
-    assert (row.level, row.found) == ("ok", "active, 2 of 2 p4d.24xlarge free in use1-az2, without an end")
+    assert (row.level, row.text) == ("ok", "active, 2 of 2 p4d.24xlarge free in use1-az2, without an end")
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_everything_wrong_with_a_reservation_is_said(
     aws: FakeAws, changes: dict[str, Any], level: str, says: str
 ) -> None:
     row = only(reserved(aws, **changes))
-    assert row.level == level and says in row.found and row.next_step
+    assert row.level == level and says in row.text and row.next_step
 
 
 def test_all_that_is_wrong_is_said_at_once(aws: FakeAws) -> None:
@@ -485,7 +485,7 @@ def test_what_cannot_be_read_hides_nothing_that_was(aws: FakeAws) -> None:
     given = context(bought("reserved", capacity_reservation_id=ID))
     rows = run_check("reservation", check_reservation, given)
     assert levels(rows) == [(f"reservation {ID}", "error"), ("reservation", "unknown")]
-    assert "KeyError('AvailableInstanceCount')" in rows[1].found
+    assert "KeyError('AvailableInstanceCount')" in rows[1].text
 
 
 def test_a_taken_reservation_is_an_error_where_no_stack_can_have_taken_it(aws: FakeAws) -> None:
@@ -503,11 +503,11 @@ def test_a_reservation_that_is_not_there(aws: FakeAws, code: str) -> None:
 
 def test_a_reservation_the_stack_makes_is_unknown(aws: FakeAws) -> None:
     row = only(check_reservation(context(bought("reserved"))))
-    assert row.level == "unknown" and "makes one for 2 x p4d.24xlarge" in row.found
+    assert row.level == "unknown" and "makes one for 2 x p4d.24xlarge" in row.text
     assert list(check_reservation(context())) == []
 
 
-def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Row]:
+def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Finding]:
     end = START + timedelta(hours=hours)
     aws.answers["DescribeCapacityReservations"] = {
         "CapacityReservations": [
@@ -532,7 +532,7 @@ def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Row]:
 def test_a_block_that_is_yet_to_start_has_all_its_instances(aws: FakeAws) -> None:
     row = only(block(aws))
     assert (row.level, row.value) == ("ok", 2)
-    assert row.found == "scheduled, 2 of 2 p4d.24xlarge free in use1-az2, until 2026-11-23 12:00 UTC"
+    assert row.text == "scheduled, 2 of 2 p4d.24xlarge free in use1-az2, until 2026-11-23 12:00 UTC"
 
 
 def test_a_block_ends_its_instances_half_an_hour_early_and_saving_takes_nine_minutes(aws: FakeAws) -> None:
@@ -555,7 +555,7 @@ def test_a_block_of_other_times_than_the_plans_is_an_error(aws: FakeAws) -> None
 
 def test_a_reservation_in_place_of_a_block_is_an_error(aws: FakeAws) -> None:
     rows = block(aws, ReservationType="default", State="active", AvailableInstanceCount=2)
-    assert [row.found for row in rows] == [
+    assert [row.text for row in rows] == [
         "it is an On-Demand Capacity Reservation, and the plan's option is capacity-block"
     ]
 
@@ -589,7 +589,7 @@ def test_the_cheapest_block_offered_is_named_with_its_price(aws: FakeAws) -> Non
     ]
     row = only(check_reservation(context(bought("capacity-block"))))
     assert (row.level, row.value, row.limit) == ("error", 566.40, 95.0)
-    assert "the cheapest of 2 offered, 2 x p4d.24xlarge for 24 h, costs 566.40 USD upfront" in row.found
+    assert "the cheapest of 2 offered, 2 x p4d.24xlarge for 24 h, costs 566.40 USD upfront" in row.text
     assert row.next_step.startswith(
         "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-cheap"
     )
@@ -603,7 +603,7 @@ def test_the_cheapest_block_offered_is_named_with_its_price(aws: FakeAws) -> Non
 def test_no_block_offered_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
     row = only(check_reservation(context(bought("capacity-block"))))
-    assert row.level == "error" and "AWS offers none of 2 x p4d.24xlarge for 24 h" in row.found
+    assert row.level == "error" and "AWS offers none of 2 x p4d.24xlarge for 24 h" in row.text
 
 
 def test_no_block_has_more_than_64_nodes(aws: FakeAws) -> None:

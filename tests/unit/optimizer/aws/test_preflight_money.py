@@ -45,13 +45,13 @@ def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, ch
     aws.answers["DescribeSpotPriceHistory"] = {"SpotPriceHistory": [spot_price(today), spot_price("1", "us-east-1b")]}
     row = next(check_prices(context()))
     assert (row.check, row.level, row.value, row.limit) == (SPOT, level, float(today), 10.0)
-    assert row.found.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
-    assert row.found.endswith(change)
+    assert row.text.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
+    assert row.text.endswith(change)
 
 
 def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:
     row = next(check_prices(context(gang=False)))
-    assert (row.value, row.level) == (9.0, "ok") and "spot in use1-az6" in row.found
+    assert (row.value, row.level) == (9.0, "ok") and "spot in use1-az6" in row.text
 
 
 def test_every_kind_of_price_is_asked_for_by_itself(aws: FakeAws) -> None:
@@ -90,12 +90,12 @@ def test_every_kind_of_price_is_asked_for_by_itself(aws: FakeAws) -> None:
 def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, documents: list[str], says: str) -> None:
     aws.answers["GetProducts"] = {"PriceList": documents}
     row = next(check_prices(context(priced(("on-demand p4d.24xlarge", 20.0)))))
-    assert row.level == "unknown" and says in row.found
+    assert row.level == "unknown" and says in row.text
 
 
 def test_a_reserved_price_that_aws_does_not_sell_is_unknown(aws: FakeAws) -> None:
     row = next(check_prices(context(priced(("reserved, one year, no upfront, paid to its end p4d.24xlarge", 14.0)))))
-    assert row.level == "unknown" and "sells no one-year no-upfront term" in row.found
+    assert row.level == "unknown" and "sells no one-year no-upfront term" in row.text
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_reserved_price_that_aws_does_not_sell_is_unknown(aws: FakeAws) -> Non
 def test_an_unknown_price_leaves_the_budget_to_the_plans(aws: FakeAws, answer: Any, says: str) -> None:
     aws.answers["DescribeSpotPriceHistory"] = answer
     price, budget = check_prices(context(priced(ONLY_SPOT)))
-    assert price.level == "unknown" and says in price.found
-    assert budget.level == "ok" and "at the plan's prices, as none of today's is known" in budget.found
+    assert price.level == "unknown" and says in price.text
+    assert budget.level == "ok" and "at the plan's prices, as none of today's is known" in budget.text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_todays_price_moves_the_cost_by_the_share_of_the_nodes(aws: FakeAws) -> 
     aws.answers["DescribeSpotPriceHistory"] = {"SpotPriceHistory": [spot_price("20.00")]}
     plan = priced(ONLY_SPOT, purchase={"on_demand_base": 0})
     row = list(check_prices(context(plan)))[-1]
-    assert row.found.startswith("195.00 USD expected and 234.00 at the 95th percentile at today's prices (+95.0%)")
+    assert row.text.startswith("195.00 USD expected and 234.00 at the 95th percentile at today's prices (+95.0%)")
 
 
 def test_the_base_is_paid_at_its_own_price(aws: FakeAws) -> None:
@@ -151,7 +151,7 @@ def test_the_base_is_paid_at_its_own_price(aws: FakeAws) -> None:
     aws.answers["GetProducts"] = {"PriceList": [instance_document("p4d.24xlarge", on_demand="20")]}
     plan = priced(("spot p4d.24xlarge", 10.0), ("on-demand p4d.24xlarge", 20.0))
     row = list(check_prices(context(plan)))[-1]
-    assert row.found.startswith(f"{100 * (1 + 0.95 / 3):.2f} USD expected")
+    assert row.text.startswith(f"{100 * (1 + 0.95 / 3):.2f} USD expected")
 
 
 def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> None:
@@ -164,7 +164,7 @@ def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> No
     plan = priced(("spot p4d.24xlarge", 10.0), ("spot p4de.24xlarge", 15.0), purchase=purchase)
     rows = list(check_prices(context(plan)))
     assert [row.level for row in rows] == ["ok", "warning", "ok"]
-    assert "(+95.0%)" in rows[-1].found
+    assert "(+95.0%)" in rows[-1].text
 
 
 def budget(name: str, limit: str, spent: str, **changes: Any) -> dict[str, Any]:
@@ -191,14 +191,14 @@ def test_an_aws_budget_that_would_be_exceeded_is_a_warning(aws: FakeAws) -> None
     ]
     rows = list(check_aws_budgets(context()))
     assert levels(rows) == [("AWS budget tight", "warning"), ("AWS budget new", "warning")]
-    assert "119.99 USD of 1,000.00 are left of it (MONTHLY)" in rows[0].found
+    assert "119.99 USD of 1,000.00 are left of it (MONTHLY)" in rows[0].text
 
 
 def test_budgets_with_room_are_counted(aws: FakeAws) -> None:
     aws.answers["DescribeBudgets"] = {"Budgets": [budget("all", "1000", "0")]}
-    assert only(check_aws_budgets(context())).found == "none of the account's 1 cost budgets is too small for the run"
+    assert only(check_aws_budgets(context())).text == "none of the account's 1 cost budgets is too small for the run"
     aws.answers["DescribeBudgets"] = {"Budgets": []}
-    assert only(check_aws_budgets(context())).found == "the account has none"
+    assert only(check_aws_budgets(context())).text == "the account has none"
 
 
 def test_without_an_account_there_are_no_budgets_to_ask_for(aws: FakeAws) -> None:

@@ -108,7 +108,7 @@ def test_the_region_is_enabled(aws: FakeAws, status: str | None, level: str) -> 
 def test_the_type_is_as_planned(aws: FakeAws) -> None:
     row = only(check_hardware(context()))
     assert row.level == "ok"
-    assert row.found == "p4d.24xlarge has 8 A100 of 40 GiB and 4 EFA interfaces on 4 cards, as planned"
+    assert row.text == "p4d.24xlarge has 8 A100 of 40 GiB and 4 EFA interfaces on 4 cards, as planned"
 
 
 def test_every_difference_of_the_hardware_is_an_error_of_its_own(aws: FakeAws) -> None:
@@ -117,7 +117,7 @@ def test_every_difference_of_the_hardware_is_an_error_of_its_own(aws: FakeAws) -
     )
     rows = list(check_hardware(context(plan)))
     assert {row.level for row in rows} == {"error"}
-    assert [row.found for row in rows] == [
+    assert [row.text for row in rows] == [
         "p4d.24xlarge has A100 GPUs, the plan H100",
         "p4d.24xlarge has 96 vCPUs, the plan 192",
         "p4d.24xlarge has 4 network cards, the plan 8",
@@ -136,7 +136,7 @@ def _p4d(**changes: Any) -> dict[str, Any]:
 def test_a_type_that_is_not_sold_so_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeInstanceTypes"] = _p4d(SupportedUsageClasses=["on-demand"])
     row = only(check_hardware(context()))
-    assert row.level == "error" and "is sold as on-demand, and the plan buys spot" in row.found
+    assert row.level == "error" and "is sold as on-demand, and the plan buys spot" in row.text
     assert (
         only(check_hardware(context(sample_plan(purchase={"option": "on-demand", "on_demand_base": 0})))).level == "ok"
     )
@@ -155,14 +155,14 @@ def test_a_gang_needs_a_type_for_cluster_placement_groups(aws: FakeAws) -> None:
 def test_a_type_the_region_lacks_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeInstanceTypes"] = {"InstanceTypes": []}
     row = only(check_hardware(context()))
-    assert (row.level, row.found) == ("error", "us-east-1 has no p4d.24xlarge")
+    assert (row.level, row.text) == ("error", "us-east-1 has no p4d.24xlarge")
 
 
 def test_hardware_nobody_can_read_is_unknown(aws: FakeAws) -> None:
     gpu = {"Count": 8, "Manufacturer": "NVIDIA", "Name": "Z999", "MemoryInfo": {"SizeInMiB": 1024}}
     aws.answers["DescribeInstanceTypes"] = _p4d(GpuInfo={"Gpus": [gpu]})
     row = only(check_hardware(context()))
-    assert row.level == "unknown" and "'Z999'" in row.found
+    assert row.level == "unknown" and "'Z999'" in row.text
     aws.answers["DescribeInstanceTypes"] = _p4d(GpuInfo={})
     assert only(check_hardware(context())).level == "unknown"
 
@@ -194,7 +194,7 @@ def _offers(aws: FakeAws, **zones: str) -> None:
 
 def test_a_gang_goes_to_the_plans_first_open_zone(aws: FakeAws) -> None:
     row = only(check_zones(context()))
-    assert (row.level, row.found) == ("ok", "use1-az2 offers p4d.24xlarge; all nodes go there")
+    assert (row.level, row.text) == ("ok", "use1-az2 offers p4d.24xlarge; all nodes go there")
     row = only(check_zones(context(open_zones=frozenset({"use1-az6"}))))
     assert (row.level, row.value) == ("ok", "use1-az6")
     assert only(check_zones(context(zone_id="use1-az6"))).value == "use1-az6"
@@ -203,7 +203,7 @@ def test_a_gang_goes_to_the_plans_first_open_zone(aws: FakeAws) -> None:
 def test_a_gang_whose_zone_does_not_offer_the_type_is_told_one_that_does(aws: FakeAws) -> None:
     _offers(aws, p4d_24xlarge="use1-az4 use1-az6")
     row = only(check_zones(context()))
-    assert row.level == "error" and "use1-az2 does not offer p4d.24xlarge" in row.found
+    assert row.level == "error" and "use1-az2 does not offer p4d.24xlarge" in row.text
     assert row.next_step == "pulumi config set gpufleet:zoneId use1-az4"
     assert "in one zone" in row.why
 
@@ -217,7 +217,7 @@ def test_a_lone_node_may_miss_a_zone(aws: FakeAws) -> None:
 def test_nowhere_offered_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeInstanceTypeOfferings"] = {"InstanceTypeOfferings": []}
     row = only(check_zones(context(gang=False)))
-    assert row.level == "error" and "no zone does" in row.found and "gpufleet recommend" in row.next_step
+    assert row.level == "error" and "no zone does" in row.text and "gpufleet recommend" in row.next_step
 
 
 def test_a_further_spot_type_that_is_not_offered_is_a_warning(aws: FakeAws) -> None:
@@ -231,7 +231,7 @@ def test_a_further_spot_type_that_is_not_offered_is_a_warning(aws: FakeAws) -> N
 
 def test_closed_zones_count_for_nothing(aws: FakeAws) -> None:
     row = only(check_zones(context(open_zones=frozenset({"use1-az1"}))))
-    assert row.level == "error" and "no zone does" in row.found
+    assert row.level == "error" and "no zone does" in row.text
 
 
 def test_unknown_zones_are_said_and_the_offer_is_judged_all_the_same(aws: FakeAws) -> None:

@@ -70,7 +70,7 @@ def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
 def test_an_image_that_does_not_fit(aws: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
     aws.answers["DescribeImages"] = {"Images": [image(**changes)]}
     row = only(check_image(context()))
-    assert row.level == level and says in row.found and row.next_step
+    assert row.level == level and says in row.text and row.next_step
 
 
 def test_a_root_volume_cannot_be_smaller_than_the_images(aws: FakeAws) -> None:
@@ -96,7 +96,7 @@ def test_an_id_that_is_no_images(aws: FakeAws, code: str) -> None:
 
 def test_a_plan_without_an_image_is_an_error_without_a_call(aws: FakeAws) -> None:
     row = only(check_image(context(ami_problem="p3.2xlarge has V100 GPUs")))
-    assert (row.level, row.found, aws.calls) == ("error", "p3.2xlarge has V100 GPUs", [])
+    assert (row.level, row.text, aws.calls) == ("error", "p3.2xlarge has V100 GPUs", [])
 
 
 def test_an_encrypted_image_of_ones_own_needs_its_key(aws: FakeAws) -> None:
@@ -139,7 +139,7 @@ def test_rotation_and_policy_are_each_judged_or_unknown(aws: FakeAws) -> None:
     aws.answers["GetKeyPolicy"] = Refusal("AccessDeniedException")
     rows = list(check_key(context()))
     assert levels(rows) == [("KMS key", "ok"), ("KMS key rotation", "warning"), ("KMS grants", "unknown")]
-    assert "kms:GetKeyPolicy is missing" in rows[2].found
+    assert "kms:GetKeyPolicy is missing" in rows[2].text
     aws.answers["GetKeyRotationStatus"] = Refusal("AccessDeniedException")
     assert levels(check_key(context()))[1] == ("KMS key rotation", "unknown")
 
@@ -155,7 +155,7 @@ def test_rotation_and_policy_are_each_judged_or_unknown(aws: FakeAws) -> None:
 def test_a_policy_without_the_service_role_is_an_error(aws: FakeAws, policy: str, missing: str) -> None:
     aws.answers["GetKeyPolicy"] = {"Policy": policy}
     row = list(check_key(context()))[2]
-    assert (row.level, row.value) == ("error", missing) and ROLE in row.found
+    assert (row.level, row.value) == ("error", missing) and ROLE in row.text
 
 
 def test_a_denial_gives_nothing(aws: FakeAws) -> None:
@@ -202,7 +202,7 @@ def buckets(aws: FakeAws, listed: Any, head: Any) -> None:
 def test_whose_the_buckets_name_is(aws: FakeAws, listed: Any, head: Any, level: str, says: str) -> None:
     buckets(aws, listed, head)
     row = only(check_bucket(context()))
-    assert row.level == level and says in row.found and BUCKET in row.found
+    assert row.level == level and says in row.text and BUCKET in row.text
 
 
 def test_all_pages_of_buckets_are_read(aws: FakeAws) -> None:
@@ -227,7 +227,7 @@ def test_a_range_that_another_vpc_has_is_a_warning(aws: FakeAws, taken: str, lev
     ]
     row = only(check_range(context()))
     assert (row.check, row.level) == ("VPC range", level)
-    assert ("vpc-9" in row.found) == (level == "warning")
+    assert ("vpc-9" in row.text) == (level == "warning")
 
 
 def test_the_stacks_own_vpc_has_its_range_by_right(aws: FakeAws) -> None:
@@ -315,7 +315,7 @@ def test_a_vpc_without_a_way_out_needs_every_endpoint(vpc: FakeAws, gateway: str
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS[1:])
     row = only(check_reach(existing()))
     assert (row.level, row.value) == ("error", INTERFACE_ENDPOINTS[0])
-    assert row.found.startswith("there is no way out of subnet-1, and no endpoint for")
+    assert row.text.startswith("there is no way out of subnet-1, and no endpoint for")
     endpoints(vpc, "s3", *INTERFACE_ENDPOINTS)
     assert only(check_reach(existing())).level == "ok"
     cluster = existing(endpoints=(*INTERFACE_ENDPOINTS, "ecr.api"))
@@ -334,17 +334,17 @@ def test_an_endpoint_without_private_names_or_route_is_none(vpc: FakeAws) -> Non
 
 def test_one_subnet_of_two_without_a_way_out_is_an_error(vpc: FakeAws) -> None:
     row = only(check_reach(existing("subnet-1", "subnet-2")))
-    assert row.level == "error" and row.found.startswith("there is no way out of subnet-2, ")
+    assert row.level == "error" and row.text.startswith("there is no way out of subnet-2, ")
 
 
 def test_half_known_ways_are_unknown(vpc: FakeAws) -> None:
     routes(vpc, gateway="igw-1")
     vpc.answers["DescribeVpcEndpoints"] = DENIED_EC2
     row = only(check_reach(existing()))
-    assert row.level == "unknown" and "ec2:DescribeVpcEndpoints is missing" in row.found
+    assert row.level == "unknown" and "ec2:DescribeVpcEndpoints is missing" in row.text
     vpc.answers["DescribeRouteTables"] = DENIED_EC2
     row = only(check_reach(existing()))
-    assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.found
+    assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.text
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, leve
 def test_a_subnet_that_does_not_fit(vpc: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
     vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(**changes)]}
     row = only(row for row in check_subnets(existing()) if row.level != "ok")
-    assert row.level == level and says in row.found
+    assert row.level == level and says in row.text
 
 
 def test_one_of_several_subnets_may_be_full(vpc: FakeAws) -> None:
@@ -393,7 +393,7 @@ def test_one_of_several_subnets_may_be_full(vpc: FakeAws) -> None:
 def test_a_network_that_is_not_there(vpc: FakeAws, operation: str, code: str, check: Any) -> None:
     vpc.answers[operation] = Refusal(code, message="The id does not exist")
     row = only(check(existing()))
-    assert (row.level, row.found) == ("error", f"{code}: The id does not exist")
+    assert (row.level, row.text) == ("error", f"{code}: The id does not exist")
 
 
 def test_zones_come_in_the_order_of_the_subnets(aws: FakeAws) -> None:

@@ -20,7 +20,7 @@ from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
 from optimizer.aws.preflight import run as running
-from optimizer.aws.preflight.model import action_of
+from optimizer.aws.preflight.model import iam_action
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.aws.preflight_account import (
     ACCOUNT,
@@ -244,16 +244,16 @@ def test_aws_that_cannot_be_reached_is_one_clear_error(
 @pytest.mark.parametrize("refusal", [DENIED_EC2, THROTTLED], ids=lambda refusal: refusal.code)
 def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation: str, refusal: Refusal) -> None:
     """Whatever call is refused or throttled: at least a row says so, none is an error, and the rest is as it was."""
-    well = {row.check: row.level for row in running.preflight(target(), at=NOW).rows}
+    well = {row.check: row.level for row in running.preflight(target(), at=NOW).findings}
     assert set(well.values()) == {"ok"}
     aws.answers[operation] = refusal
     if operation == "ListBuckets":
         aws.answers["HeadBucket"] = refusal
-    rows = running.preflight(target(), at=NOW).rows
+    rows = running.preflight(target(), at=NOW).findings
     unknown = [row for row in rows if row.level == "unknown"]
     assert unknown and not [row for row in rows if row.level in ("error", "warning")]
-    said = action_of(operation) if refusal is DENIED_EC2 else "throttled"
-    assert any(said in row.found for row in unknown)
+    said = iam_action(operation) if refusal is DENIED_EC2 else "throttled"
+    assert any(said in row.text for row in unknown)
     kept = {row.check for row in rows if row.level == "ok"}
     assert len(kept) >= len(well) - 6
 
@@ -266,15 +266,15 @@ MAY_BE_EMPTY = {"DescribeBudgets", "ListBuckets"}
 def test_an_empty_answer_never_crashes(aws: FakeAws, operation: str) -> None:
     """Every field is optional in AWS's models; one that is missing is unknown, or an error of its own."""
     aws.answers[operation] = {}
-    rows = running.preflight(target(), at=NOW).rows
+    rows = running.preflight(target(), at=NOW).findings
     assert {row.level for row in rows} >= {"ok"} and any(row.level in ("unknown", "error") for row in rows)
-    assert all("Traceback" not in row.found for row in rows)
+    assert all("Traceback" not in row.text for row in rows)
 
 
 def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
     aws.answers["GetCallerIdentity"] = THROTTLED
     report = running.preflight(target(), at=NOW)
-    unknown = {row.check for row in report.rows if row.level == "unknown"}
+    unknown = {row.check for row in report.findings if row.level == "unknown"}
     assert report.account is None and unknown == {"identity", "KMS key", "bucket", "AWS budgets"}
 
 
@@ -316,7 +316,7 @@ def test_the_documented_policy_is_the_calls_that_are_made(aws: FakeAws, reposito
     }
     running.preflight(target(nat=True), at=NOW)
     running.preflight(target(block, vpc_id="vpc-1", subnet_ids=("subnet-1",)), at=NOW)
-    made = {action_of(operation) for operation, _ in aws.calls}
+    made = {iam_action(operation) for operation, _ in aws.calls}
     allowed: set[str] = set()
     for statement in policy_of(repository / "docs" / "preflight.md")["Statement"]:
         actions = statement["Action"]
@@ -424,21 +424,21 @@ def test_throttled_calls_are_tried_again(over_http: Callable[..., list[str]]) ->
     busy = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
     good = b"<DescribePlacementGroupsResponse><placementGroupSet/></DescribePlacementGroupsResponse>"
     sent = over_http("DescribePlacementGroups", (503, busy), (503, busy), (200, good))
-    rows = {row.check: row for row in running.preflight(target(), at=NOW).rows}
+    rows = {row.check: row for row in running.preflight(target(), at=NOW).findings}
     assert rows["placement groups"].level == "ok" and len(sent) == 3
 
 
 def test_a_proxys_page_in_place_of_an_answer_is_unknown(over_http: Callable[..., list[str]]) -> None:
     over_http("DescribePlacementGroups", (200, b"<!doctype html>\n<title>Sign in to the network</title>"))
-    rows = {row.check: row for row in running.preflight(target(), at=NOW).rows}
+    rows = {row.check: row for row in running.preflight(target(), at=NOW).findings}
     assert rows["placement groups"].level == "unknown"
-    assert rows["placement groups"].found.startswith("what answered is not AWS; is there a proxy in between?")
+    assert rows["placement groups"].text.startswith("what answered is not AWS; is there a proxy in between?")
     assert {row.level for check, row in rows.items() if check != "placement groups"} == {"ok"}
 
 
 def test_the_time_of_the_check_is_utc(aws: FakeAws) -> None:
     report = running.preflight(target())
-    assert abs(report.at - datetime.now(UTC)) < timedelta(hours=1) and report.count("ok") == len(report.rows)
+    assert abs(report.at - datetime.now(UTC)) < timedelta(hours=1) and report.counts()["ok"] == len(report.findings)
 
 
 def test_the_help_has_an_example(gpufleet: Gpufleet) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from infra import guardrails
 from optimizer.cli import cli
-from optimizer.commands.stack import write_stack_config
+from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import InvalidInputError
 from tests.plans import SPOT_P4D, merged, sample_plan
 
@@ -191,7 +191,7 @@ def test_against_the_same_plan_nothing_differs(tmp_path: Path) -> None:
 
 def test_against_a_stack_file_uses_its_configuration(tmp_path: Path) -> None:
     stack = tmp_path / "Pulumi.dev.yaml"
-    write_stack_config(stack, sample_plan())
+    write_stack_file(stack, sample_plan())
     stack.write_text(stack.read_text() + "  gpufleet:nat: true\n  gpufleet:alarmEmail: ops@example.com\n")
     rows = json.loads(preview(tmp_path, SPOT_P4D, "--against", str(stack), "--format", "json"))
     assert rows["difference"]["changes"] == []

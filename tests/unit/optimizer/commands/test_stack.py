@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from optimizer.cli import cli
-from optimizer.commands.stack import write_stack_config
+from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan
@@ -164,7 +164,7 @@ def test_a_broken_stack_file_is_left_alone(project: Path, text: str) -> None:
     path = project / "Pulumi.dev.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInputError, match=r"Pulumi\.dev\.yaml is not"):
-        write_stack_config(path, sample_plan())
+        write_stack_file(path, sample_plan())
     assert path.read_text() == text
     assert [entry.name for entry in project.iterdir() if entry.name.startswith("tmp")] == []
 
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_written_keeps_its_content(project: Path, monkeypa
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(GpufleetError, match="No space left"):
-        write_stack_config(path, sample_plan())
+        write_stack_file(path, sample_plan())
     assert path.read_text() == EXISTING
     assert {entry.name for entry in project.iterdir()} == {"Pulumi.yaml", "Pulumi.dev.yaml"}
 

@@ -1,0 +1,80 @@
+"""``gpufleet stack``: hand a plan to a Pulumi stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
+from optimizer.commands.stack.file import REGION_KEY, check_name, write_stack_file
+from optimizer.errors import InvalidInputError
+from optimizer.plan import FleetPlan
+
+
+@click.group()
+def command() -> None:
+    """Hand plans to Pulumi stacks."""
+
+
+@command.command(
+    "set",
+    epilog="""\b
+Example:
+  gpufleet recommend request.yaml --format json > plans.json
+  gpufleet stack set plans.json --stack dev
+  gpufleet recommend request.yaml --format json | gpufleet stack set - --stack dev --plan 2
+""",
+)
+@plan_arguments
+@stack_options
+def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
+    """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
+
+    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan and aws:region change; other
+    keys and comments stay. Nothing is written when the plan is wrong. Needs no Pulumi CLI.
+    """
+    from infra.config import plan_refusals
+
+    check_name(stack)
+    chosen = read_plan_argument(plan, plan_number)
+    refusals = plan_refusals(chosen)
+    if refusals:
+        raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
+    if not (directory / "Pulumi.yaml").is_file():
+        raise InvalidInputError(
+            f"{directory}/Pulumi.yaml is missing",
+            why="the stack's configuration belongs next to the project it configures",
+            next_step="run in gpufleet's checkout, or give it with --directory",
+        )
+    path = directory / f"Pulumi.{stack}.yaml"
+    before = write_stack_file(path, chosen)
+    click.echo(
+        f"{path}: gpufleet:plan is {chosen.node_count} x {chosen.instance_type} ({chosen.purchase.option}) training "
+        f"{chosen.job.model}, expected {chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; "
+        f"aws:region is {chosen.region}"
+    )
+    if before.get(REGION_KEY, chosen.region) != chosen.region:
+        click.echo(
+            f"aws:region was {before[REGION_KEY]}: resources do not move between regions, so where this stack is "
+            "deployed already, destroy it first or set this plan in another --stack",
+            err=True,
+        )
+    for line in _missing_settings(chosen, before):
+        click.echo(f"once: {line}")
+    click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
+
+
+def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that the configuration still needs for this plan."""
+    has_torch = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
+    reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
+    if not (has_torch or reaches_an_index or config.get("gpufleet:platform") == "eks"):
+        yield "pulumi config set gpufleet:wheels wheels.tar (docs/infrastructure.md, 'Before the first up')"
+    reservation = plan.purchase.capacity_reservation_id
+    if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
+        yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
+    if not config.get("gpufleet:trainCommand"):
+        yield "pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle"

@@ -1,0 +1,164 @@
+"""Pulumi.NAME.yaml: reads and writes a stack's configuration, and resolves the stack's physical names."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.plan import FleetPlan, PlanError, plan_from_dict
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+
+PLAN_KEY, REGION_KEY = "gpufleet:plan", "aws:region"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackFile:
+    """Contents of a Pulumi.NAME.yaml.
+
+    Attributes:
+        stack: the stack's name.
+        path: the file.
+        plan: the plan it carries out.
+        config: its whole configuration, with the plan.
+    """
+
+    stack: str
+    path: Path
+    plan: FleetPlan
+    config: Mapping[str, Any]
+
+    @property
+    def config_texts(self) -> dict[str, str]:
+        """The configuration without plan and region, as Pulumi hands it to a program: lists and objects as JSON."""
+        return {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in self.config.items()
+            if key not in (PLAN_KEY, REGION_KEY)
+        }
+
+
+def check_name(stack: str, next_step: str = "choose another --stack NAME") -> None:
+    """Raise InvalidInputError if ``stack`` is no name of a stack."""
+    from infra.naming import slug
+
+    try:
+        slug(stack)
+    except ValueError as error:
+        raise InvalidInputError(str(error), next_step=next_step) from error
+
+
+def read_stack(stack: str, directory: Path) -> StackFile:
+    """Read the configuration that ``gpufleet stack set`` wrote for a stack. Raises as ``read_stack_file``."""
+    return read_stack_file(directory / f"Pulumi.{stack}.yaml", stack=stack)
+
+
+def read_stack_file(path: Path, *, stack: str) -> StackFile:
+    """Read a stack's configuration from a file.
+
+    Raises:
+        InvalidInputError: the file is missing, no stack's configuration, or holds no plan that agrees with itself.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    write_it = f"gpufleet stack set PLAN --stack {stack}"
+    try:
+        data = YAML(typ="safe").load(path)
+    except FileNotFoundError as error:
+        raise InvalidInputError(
+            f"{path} is missing", limit="the configuration of a stack", next_step=f"{write_it}, or --directory FOLDER"
+        ) from error
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} cannot be read: {error}", next_step="repair it") from error
+    config = data.get("config") if isinstance(data, dict) else None
+    if not isinstance(config, dict) or PLAN_KEY not in config:
+        raise InvalidInputError(f"{path} holds no {PLAN_KEY}", next_step=write_it)
+    try:
+        plan = plan_from_dict(config[PLAN_KEY], origin=f"{PLAN_KEY} of {path}")
+    except PlanError as error:
+        raise InvalidInputError(str(error), next_step=write_it) from error
+    if config.get(REGION_KEY, plan.region) != plan.region:
+        raise InvalidInputError(
+            f"{path}: {REGION_KEY} is {config[REGION_KEY]} and the plan is for {plan.region}", next_step=write_it
+        )
+    return StackFile(stack=stack, path=path, plan=plan, config=config)
+
+
+def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
+    """Set plan and region in a stack's configuration; everything else, comments too, stays.
+
+    The file is replaced in one step, so that a full disk or a kill leaves the old one. Returns the configuration that
+    was there before.
+
+    Raises:
+        InvalidInputError: the file there is not YAML, or not a stack's configuration.
+        GpufleetError: it cannot be written.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 120
+    try:
+        data: Any = yaml.load(path) if path.exists() else None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} is not YAML: {error}", next_step="repair or delete it") from error
+    data = {} if data is None else data
+    config = data.setdefault("config", {}) if isinstance(data, dict) else None
+    if not isinstance(config, dict):
+        raise InvalidInputError(
+            f"{path} is not a stack's configuration",
+            limit="a mapping with a mapping named config",
+            next_step="repair it",
+        )
+    before = dict(config)
+    config[REGION_KEY] = plan.region
+    # An absent field means the same as null, which Pulumi's configuration does not know.
+    config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            temporary = Path(file.name)
+            yaml.dump(data, file)
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return before
+
+
+def resolve_names(file: StackFile) -> tuple[Names, str]:
+    """Return the stack's physical names and the caller's ARN, by STS GetCallerIdentity, which needs no permission.
+
+    Raises:
+        InvalidInputError: no stack name.
+        GpufleetError: AWS did not answer, so that no name is known.
+    """
+    from infra.naming import Names
+    from optimizer.aws import clients, errors
+
+    check_name(file.stack, next_step="name the stack as it was named to stack set")
+    try:
+        caller = clients.sts(file.plan.region).get_caller_identity()
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"AWS does not say whose account this is: {errors.reason(error)}",
+            why="the names of the stack's resources hold the account",
+            next_step="aws sts get-caller-identity",
+        ) from error
+    arn = caller["Arn"]
+    names = Names(stack=file.stack, account_id=caller["Account"], region=file.plan.region, partition=arn.split(":")[1])
+    return names, arn
