@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.stack import read_plan_argument
+from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ Example:
   pulumi stack output --json --stack dev > outputs.json && gpufleet manifest plans.json --outputs outputs.json
 """
 )
-@click.argument("plan")
-@click.option(
-    "--plan", "plan_number", type=click.IntRange(min=1), default=1, show_default=True, help="Which plan of PLAN."
-)
+@plan_arguments
 @click.option("--stack", metavar="NAME", help="Stack on platform eks; asks `pulumi stack output`.")
 @click.option(
     "--outputs",

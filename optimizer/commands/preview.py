@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.commands.preview_tables import write_cost, write_difference, write_lines, write_tree
-from optimizer.commands.stack import read_plan_argument
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -44,10 +44,7 @@ Example:
   pulumi stack export --stack dev > dev.json && gpufleet preview plans.json --stack dev --against dev.json
 """
 )
-@click.argument("plan")
-@click.option(
-    "--plan", "plan_number", type=click.IntRange(min=1), default=1, show_default=True, help="Which plan of PLAN."
-)
+@plan_arguments
 @click.option("--stack", default="dev", show_default=True, metavar="NAME", help="Stack name to preview under.")
 @click.option(
     "--config",

@@ -102,7 +102,7 @@ def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime |
         now=now,
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = pool.map(lambda check: run_check(*check, context), CHECKS)
+        answers = pool.map(lambda check: run_check(check[0], check[1], context), CHECKS)
         findings = [*offline, first, *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return PreflightReport(account=known_account, at=now, findings=tuple(findings))
