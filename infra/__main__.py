@@ -5,11 +5,12 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra import bundle, config, images
+from infra import bundle, images
+from infra.configuration import load
 from infra.controller import Controller, ControllerArgs
-from infra.eks import Cluster, ClusterArgs
 from infra.fleet import Fleet, FleetArgs
-from infra.manifests import plan_digest
+from infra.kubernetes.cluster import Cluster, ClusterArgs
+from infra.kubernetes.manifests import plan_digest
 from infra.naming import Names, tags
 from infra.network import Network, NetworkArgs
 from infra.observability import Observability, ObservabilityArgs
@@ -22,12 +23,12 @@ def main(*, starts_nodes: bool = True) -> None:
     """Declare every resource of the stack.
 
     Args:
-        starts_nodes: as ``config.load``; false for a preview.
+        starts_nodes: as ``configuration.load``; false for a preview.
 
     Raises:
-        infra.config.ConfigError: the configuration or plan cannot be carried out.
+        infra.settings.ConfigError: the configuration or plan cannot be carried out.
     """
-    settings = config.load(starts_nodes=starts_nodes)
+    settings = load(starts_nodes=starts_nodes)
     plan = settings.plan
     image = images.look_up(settings)
     names = Names(
@@ -140,7 +141,7 @@ def main(*, starts_nodes: bool = True) -> None:
     pulumi.export("log_group", observability.log_group)
     pulumi.export("image", {"id": image.id, "name": image.name})
     if cluster:
-        # What `gpufleet manifest` needs besides the plan (infra.manifests.ClusterFacts).
+        # What `gpufleet manifest` needs besides the plan (infra.kubernetes.manifests.ClusterFacts).
         pulumi.export(
             "kubernetes",
             {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.config import Settings
 from infra.naming import Names
+from infra.settings import Settings
 
 # Longer than launching, booting and testing a node takes, so that a replaced spot node alone rings no alarm.
 MISSING_NODES_MINUTES = 45

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra import bundle, eks, policies
-from infra.config import ConfigError, Settings
+from infra import bundle, policies
+from infra.control_settings import control_settings
 from infra.naming import Names
-from infra.network import NAT_USD_PER_HOUR
 from infra.observability import LOG_RETENTION_DAYS
-from optimizer.plan import FleetPlan, Market, PurchaseOption
+from infra.settings import Settings
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
 TIMEOUT_S = 55
 SCHEDULE = "rate(1 minute)"
-# What the meter sees of an instance is its lifecycle; one in a reservation has none and reads as on-demand:
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-LIFECYCLES: dict[PurchaseOption, str] = {
-    "on-demand": "on-demand",
-    "spot": "spot",
-    "reserved": "on-demand",
-    "capacity-block": "capacity-block",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,102 +32,6 @@ class ControllerArgs:
     queue_url: pulumi.Input[str]
     group_name: pulumi.Input[str]
     train_archive: pulumi.Input[str]
-
-
-def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
-    """Price of a node by lifecycle and instance type, USD per hour, from the prices the plan was made with.
-
-    Raises:
-        ConfigError: the plan has nodes whose price it does not say: they could not be metered.
-    """
-    purchase = plan.purchase
-    markets: list[Market]
-    # A reservation without a price of its own is billed at the on-demand price.
-    markets = ["owned-reservation", "reserved-1yr", "on-demand"] if purchase.option == "reserved" else [purchase.option]
-    by_lifecycle = {LIFECYCLES[purchase.option]: _first_priced(plan, markets)}
-    if purchase.on_demand_base or purchase.fallback == "on-demand":
-        by_lifecycle["on-demand"] = _first_priced(plan, ("on-demand",))
-    for lifecycle, by_type in by_lifecycle.items():
-        if plan.instance_type not in by_type:
-            raise ConfigError(
-                f"the plan has no hourly price of {lifecycle} {plan.instance_type} in {plan.region}, so nobody could "
-                "meter these nodes: make it anew with `gpufleet recommend`"
-            )
-    return dict(sorted(by_lifecycle.items()))
-
-
-def _first_priced(plan: FleetPlan, markets: Sequence[Market]) -> dict[str, float]:
-    """Prices by instance type, USD per hour, of the first of ``markets`` that the plan has prices of."""
-    for market in markets:
-        by_type = {
-            node.instance_type: usd for node, usd in plan.node_prices_usd_per_hour.items() if node.market == market
-        }
-        if by_type:
-            return by_type
-    return {}
-
-
-def job_id(plan: FleetPlan) -> str:
-    """12 hex digits that name what is trained: another layout, code or budget goes on with the same meter."""
-    job = plan.job.model_dump(mode="json", exclude={"budget_usd", "deadline_hours"})
-    return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def control_settings(
-    settings: Settings, names: Names, *, bucket: str, queue_url: str, group: str, train_archive: str
-) -> dict[str, Any]:
-    """What the controller is told, as JSON: the fields of bootstrap/contract/settings.py.
-
-    Raises:
-        ConfigError: as ``node_prices``.
-    """
-    plan, scaling = settings.plan, settings.scaling
-    cost, purchase = plan.cost_usd.breakdown, plan.purchase
-    hours = plan.hours.expected
-    gang = settings.mode == "training"
-    block = purchase.capacity_block
-    return {
-        "schema_version": 1,
-        "stack": names.stack,
-        "region": names.region,
-        "group": group,
-        "launch_hook": names.launch_hook,
-        "terminate_hook": names.terminate_hook,
-        "bucket": bucket,
-        "control_prefix": names.control_prefix,
-        "queue_url": queue_url,
-        "metric_namespace": names.metric_namespace,
-        "mode": settings.mode,
-        "run": settings.run_id(train_archive),
-        "job": job_id(plan),
-        "node_count": plan.node_count,
-        "min_nodes": settings.min_nodes,
-        "prices": node_prices(plan),
-        "volume_usd_per_node_hour": _rate(cost.volumes, hours * plan.node_count),
-        "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours)
-        + (eks.FIXED_USD_PER_HOUR if settings.platform == "eks" else 0.0)
-        + (NAT_USD_PER_HOUR if settings.nat else 0.0),
-        # An existing reservation is paid by whoever made it, used or not.
-        "reserved_nodes": plan.node_count
-        if purchase.option == "reserved" and not purchase.capacity_reservation_id
-        else 0,
-        "ceiling_usd": settings.ceiling_usd,
-        "gang_window_s": settings.gang_window_s,
-        "drain_s": plan.terminate_timeout_s,
-        "fallback_on_demand": purchase.fallback == "on-demand",
-        "on_demand_base": purchase.on_demand_base,
-        "scheduled": bool(gang and scaling and scaling.schedules),
-        "block": {"start": _time(block.start), "end": _time(block.end)} if block else None,
-    }
-
-
-def _rate(usd: float, hours: float) -> float:
-    # Nine digits: of dollars per hour, less than anybody can be billed.
-    return round(usd / hours, 9)
-
-
-def _time(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 class Controller(pulumi.ComponentResource):

@@ -9,9 +9,9 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import Settings
 from infra.images import Image
 from infra.naming import Names
+from infra.settings import Settings
 from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 import pulumi_aws as aws
 
-from infra.config import ConfigError, Platform, Settings
+from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
+from infra.settings import ConfigError, Platform, Settings
 from optimizer.plan import FleetPlan
 
 # Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12; arm64's
@@ -22,13 +23,6 @@ PINNED = {
     "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
     "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
 }
-
-# Of platform eks: Amazon Linux 2023 with driver 580.159.03, container toolkit 1.19.1, EFA's kernel module and the AWS
-# CLI; kubelet 1.35.6. Kubernetes 1.35 has EKS's standard support until 2027-03-27; the newest release whose notes were
-# at hand, read 2026-11-21: https://github.com/awslabs/amazon-eks-ami/releases/tag/v20260714
-# https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html
-KUBERNETES_VERSION = "1.35"
-EKS_RELEASE_VERSION = "1.35.6-20260714"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

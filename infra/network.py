@@ -12,24 +12,15 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
-from infra.config import ConfigError, Settings
+from infra.kubernetes import constants as kubernetes
 from infra.naming import Names
+from infra.settings import ConfigError, Settings
 from optimizer.plan import INTERFACE_ENDPOINTS
 
-# What Kubernetes nodes call besides: their images' registry, and EKS for the roles of service accounts (Pod Identity).
-# https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-KUBERNETES_ENDPOINTS = ("ecr.api", "ecr.dkr", "eks-auth")
-# Nodes of a cluster beside the GPU nodes; addresses of one node: its own, and those its CNI keeps for pods (eks.py).
-SYSTEM_NODES = 2
-KUBERNETES_NODE_ADDRESSES = 6
 # EKS puts its side of a cluster into subnets of two zones, and into none of these:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
 CONTROL_PLANE_ZONES = 2
 NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
-# What the meter counts of a NAT gateway from the stack's first hour to its last: itself 0.093, its address 0.005; the
-# dearest region the catalog has (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are
-# not counted: what goes through it nobody sees here.
-NAT_USD_PER_HOUR = 0.093 + 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,11 +134,11 @@ class Network(pulumi.ComponentResource):
     def _create(self, zones: list[Zone]) -> None:
         args, plan, eks = self._args, self._args.settings.plan, self._args.settings.platform == "eks"
         prefix, tags = args.names.prefix, args.tags
-        endpoints = INTERFACE_ENDPOINTS + (KUBERNETES_ENDPOINTS if eks else ())
+        endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
         # Only a node's first interface has an address (the other EFA cards are efa-only), twice over for replacements
         # that start while their predecessors stop; endpoints take one each in the first subnet.
         nodes = 2 * plan.node_count
-        addresses = (nodes + SYSTEM_NODES) * KUBERNETES_NODE_ADDRESSES if eks else nodes
+        addresses = (nodes + kubernetes.SYSTEM_NODES) * kubernetes.NODE_ADDRESSES if eks else nodes
         ranges = subnet_ranges(args.settings.vpc_cidr, ZONES, addresses + len(endpoints))
         # Always all, so that turning the gateway or the platform changes no other subnet's range.
         services = service_ranges(args.settings.vpc_cidr, ZONES, 2 * ZONES)

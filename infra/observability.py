@@ -11,8 +11,8 @@ import pulumi_aws as aws
 
 from infra import dashboard, policies
 from infra.alarms import Alarm, alarms
-from infra.config import Settings
 from infra.naming import PROJECT, Names
+from infra.settings import Settings
 
 # A two-minute notice is worthless tomorrow; what could not be handled is kept for whoever looks into it.
 EVENT_RETENTION_S = 86_400

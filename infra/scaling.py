@@ -13,9 +13,9 @@ import pulumi
 import pulumi_aws as aws
 
 from bootstrap.contract.timings import BLOCK_TAIL
-from infra import refusals
-from infra.config import Queue, Settings
+from infra import clock
 from infra.naming import Names
+from infra.settings import Queue, Settings
 
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"
@@ -187,7 +187,7 @@ class Scaling(pulumi.ComponentResource):
         # Its hook ends before AWS ends the node.
         at = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
         # Auto Scaling takes no time in the past, and forgets an action that has run.
-        if at > refusals.now():
+        if at > clock.now():
             self._schedule("block-end", 0, start_time=f"{at:%Y-%m-%dT%H:%M:%SZ}")
 
 

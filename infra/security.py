@@ -9,8 +9,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.config import Settings
 from infra.naming import Names
+from infra.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.bundle import Bundle
-from infra.config import Settings
 from infra.naming import Names
+from infra.settings import Settings
 
 # What was deleted or overwritten can be brought back for a day, S3's shortest; longer would bill every pruned
 # checkpoint, and a version a minute of the controller's state.

@@ -126,7 +126,7 @@ def user_data(plan: FleetPlan, facts: NodeFacts, node_config: str = "") -> str:
     Args:
         plan: the plan.
         facts: what a node must know besides.
-        node_config: what nodeadm reads (infra.eks.node_config); empty on platform ec2.
+        node_config: what nodeadm reads (infra.kubernetes.cluster.node_config); empty on platform ec2.
 
     Raises:
         ValueError: a value has a control character, or the script is too long.

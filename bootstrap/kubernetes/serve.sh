@@ -92,7 +92,7 @@ pass_state_on() {
   if tell_controller $state; then told=$state; fi
 }
 
-# send_container_log: the end of the newest log of the training container (infra/manifests.py has the names), as kubelet
+# send_container_log: the end of the newest log of the training container (infra/kubernetes/manifests.py has the names), as kubelet
 # keeps it: https://kubernetes.io/docs/concepts/cluster-administration/logging/#log-location-node
 send_container_log() {
   local file

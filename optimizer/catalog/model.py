@@ -63,7 +63,7 @@ UNIT_PER: dict[UnitItem, str] = {
     "lambda-compute": "GiB-second on arm64",
     "sqs-request": "request",
     "eks-cluster": "cluster-hour",
-    # What a cluster needs besides its GPU nodes (infra/eks.py): t4g.small, on demand.
+    # What a cluster needs besides its GPU nodes (infra/kubernetes/cluster.py): t4g.small, on demand.
     "system-node": "t4g.small-hour",
 }
 

@@ -14,7 +14,7 @@ from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
-    from infra.manifests import ClusterFacts, Kind
+    from infra.kubernetes.manifests import ClusterFacts, Kind
 
 
 @click.command(
@@ -51,7 +51,7 @@ def command(
     chosen = read_plan_argument(plan, plan_number)
     facts = _facts(_outputs(stack, outputs))
 
-    from infra.manifests import default_image, manifests, plan_digest
+    from infra.kubernetes.manifests import default_image, manifests, plan_digest
 
     if plan_digest(chosen) != facts.plan_sha256:
         raise InvalidInputError(
@@ -113,7 +113,7 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
 def _facts(outputs: Any) -> ClusterFacts:
     from pydantic import ValidationError
 
-    from infra.manifests import ClusterFacts
+    from infra.kubernetes.manifests import ClusterFacts
 
     found = outputs.get("kubernetes") if isinstance(outputs, dict) else None
     if found is None:

@@ -84,10 +84,9 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
     """Return plan and configuration for the checks; a refused configuration as far as it can be read."""
-    from infra.config import DEFAULT_VPC_CIDR, ConfigError
-    from infra.eks import SYSTEM_INSTANCE_TYPE
     from infra.images import pinned_name
-    from infra.network import KUBERNETES_ENDPOINTS, SYSTEM_NODES
+    from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
+    from infra.settings import ConfigError, keys
     from optimizer.aws.preflight import Target
 
     config = file.config if file else {}
@@ -114,9 +113,9 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         zone_id=text("zoneId"),
         vpc_id=text("vpcId"),
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
-        vpc_cidr=text("vpcCidr", DEFAULT_VPC_CIDR),
+        vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=INTERFACE_ENDPOINTS + (KUBERNETES_ENDPOINTS if eks else ()),
+        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ()),
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,
@@ -129,8 +128,9 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     """Let the Pulumi program itself judge plan and configuration."""
     from pulumi import RunError
 
-    from infra.config import ConfigError, load
-    from infra.preview import stand_in
+    from infra.configuration import load
+    from infra.offline.preview import stand_in
+    from infra.settings import ConfigError
     from optimizer.aws.preflight import Finding
 
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})

@@ -18,7 +18,7 @@ from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
-    from infra.preview import Known, Resource
+    from infra.offline.preview import Known, Resource
     from optimizer.catalog import Catalog
     from optimizer.commands.preview_cost import Line, Totals
     from optimizer.commands.preview_diff import Before, Change
@@ -75,8 +75,8 @@ def command(
     configuration file, with its configuration. --against also shows what would be added, changed, replaced and removed,
     and the dollars an hour and a month before and after.
     """
-    from infra.guardrails import violations
-    from infra.preview import PLACEHOLDERS
+    from infra.offline.guardrails import violations
+    from infra.offline.preview import PLACEHOLDERS
     from optimizer.catalog import load
     from optimizer.commands.preview_cost import cost_lines, totals
     from optimizer.commands.preview_diff import changes, read_before
@@ -118,7 +118,7 @@ def command(
     answer["violations"] = broken
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
     answer["notes"] = notes = [
-        *(f"Breaks a rule of infra/guardrails.py: {each}." for each in broken),
+        *(f"Breaks a rule of infra/offline/guardrails.py: {each}." for each in broken),
         *_warnings(chosen),
         *NOTES,
         f"Offline, so {placeholders}.",
@@ -141,7 +141,7 @@ def command(
 def _declared(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
     from pulumi import RunError
 
-    from infra.preview import resources
+    from infra.offline.preview import resources
 
     try:
         return resources(plan, stack=stack, config=config, known=known)

@@ -14,7 +14,7 @@ from optimizer.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
-    from infra.preview import Resource
+    from infra.offline.preview import Resource
     from optimizer.catalog import Catalog, UnitItem
 
 # always: from creation to destroy, with or without nodes. nodes: while they run. usage: by what is done with it, so a

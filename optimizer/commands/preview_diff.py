@@ -13,8 +13,8 @@ from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan, PlanError, read_plan
 
 if TYPE_CHECKING:
-    from infra.exported import Export
-    from infra.preview import Resource
+    from infra.offline.exported import Export
+    from infra.offline.preview import Resource
 
 Kind = Literal["added", "changed", "replaced", "removed"]
 
@@ -101,7 +101,7 @@ def read_before(path: Path, *, stack: str) -> Before:
     Raises:
         InvalidInputError: it is none of these.
     """
-    from infra.exported import ExportError, is_export, read_export
+    from infra.offline.exported import ExportError, is_export, read_export
 
     if path.suffix in (".yaml", ".yml"):
         file = read_stack_file(path, stack=stack)
@@ -124,7 +124,7 @@ def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Chang
 
     Components are no resources of AWS's, and are left out.
     """
-    from infra.exported import flat
+    from infra.offline.exported import flat
 
     was = {(resource.type, resource.name): resource for resource in before if resource.parent}
     found = []

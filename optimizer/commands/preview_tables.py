@@ -12,7 +12,7 @@ from optimizer.plan import FleetPlan
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
-    from infra.preview import Resource
+    from infra.offline.preview import Resource
     from optimizer.commands.preview_cost import Line, Totals
     from optimizer.commands.preview_diff import Change
 

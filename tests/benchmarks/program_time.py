@@ -62,7 +62,7 @@ def largest_plan() -> FleetPlan:
 
 def program() -> Counter[str]:
     """Run the program once in the mock engine; how many resources of each type it declares."""
-    from infra.preview import resources
+    from infra.offline.preview import resources
 
     return Counter(found.type for found in resources(largest_plan(), stack="largest", config=CONFIG))
 

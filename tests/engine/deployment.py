@@ -14,8 +14,8 @@ from typing import Any, get_args
 import yaml
 from click.testing import CliRunner
 
-from infra.config import Platform
 from infra.images import PINNED, pinned_name
+from infra.settings import Platform
 from optimizer.cli import cli
 from optimizer.plan import FleetPlan
 from tests.engine import pulumi_cli

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.preview import Resource, resources
+from infra.offline.preview import Resource, resources
 from tests.plans import SPOT_P4D, sample_plan
 
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}

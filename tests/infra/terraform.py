@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infra.preview import Resource
+from infra.offline.preview import Resource
 from tests.engine.plugin.naming import terraform_type
 from tests.engine.plugin.schema import Block
 from tests.engine.plugin.terraform import TerraformProvider
@@ -37,7 +37,7 @@ def terraform(found: Sequence[Resource], provider: TerraformProvider) -> str:
     """A Terraform configuration of ``found``, one block a resource.
 
     Args:
-        found: what the program declares, as ``infra.preview.resources`` returns it.
+        found: what the program declares, as ``infra.offline.preview.resources`` returns it.
         provider: whose schema names things.
 
     Raises:
@@ -66,7 +66,7 @@ def terraform(found: Sequence[Resource], provider: TerraformProvider) -> str:
 
 
 def _references(found: Sequence[Resource], kinds: Mapping[str, str]) -> dict[str, str]:
-    """Terraform's reference for each stand-in identifier and ARN (``infra.preview.Answers``)."""
+    """Terraform's reference for each stand-in identifier and ARN (``infra.offline.preview.Answers``)."""
     references = {}
     for resource in found:
         kind = kinds.get(resource.type, "")

@@ -14,8 +14,8 @@ import botocore.session
 import pytest
 from botocore.model import ServiceModel
 
-from infra.guardrails import kind_of
-from infra.preview import Resource
+from infra.offline.guardrails import kind_of
+from infra.offline.preview import Resource
 from tests.infra.deployed import ALARM, deploy
 from tests.infra.test_guardrails import EKS, FULL, VARIANTS
 
@@ -63,7 +63,7 @@ STACK = "Team_A.Llama-" + 87 * "x"
 
 @cache
 def declared() -> list[Resource]:
-    from infra.preview import resources
+    from infra.offline.preview import resources
     from tests.plans import sample_plan
 
     found = [resource for changes, config in VARIANTS.values() for resource in deploy(changes, config).found]

@@ -11,7 +11,7 @@ from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.controller.decide import decide
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Member, Observation
-from infra.preview import resources
+from infra.offline.preview import resources
 from optimizer.catalog.snapshot import load
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.plan import FleetPlan

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from infra.guardrails import Declared, _listed, _statements, kind_of
-from infra.preview import Resource
+from infra.offline.guardrails import Declared, _listed, _statements, kind_of
+from infra.offline.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
 from tests.engine.plugin.terraform import TerraformProvider

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import config, images, refusals
-from infra.config import ConfigError
-from infra.preview import Answers, stand_in
+from infra import clock, images, settings
+from infra.configuration import load as load_configuration
+from infra.offline.preview import Answers, stand_in
+from infra.settings import ConfigError
 from tests.infra.deployed import (
     EXISTING_VPC,
     LONE_NODE,
@@ -24,6 +25,7 @@ from tests.infra.deployed import (
     workers,
 )
 from tests.plans import SPOT_P4D, sample_plan
+from tools.pulumi_keys import project
 
 
 @pytest.mark.parametrize(
@@ -61,15 +63,15 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:vpcId": "vpc-1"}, "go together"),
         ({"gpufleet:subnetIds": '["subnet-1"]'}, "go together"),
         ({**EXISTING_VPC, "gpufleet:subnetIds": '["subnet-1", "subnet-2"]'}, "one zone.*keep one"),
-        ({"gpufleet:subnetIds": '"subnet-1"'}, "must be a list of strings"),
+        ({"gpufleet:subnetIds": '"subnet-1"'}, "subnetIds is 'subnet-1': must be a list"),
         ({"gpufleet:vpcCidr": "10.0.0.0/8"}, "/8 mask"),
         ({"gpufleet:vpcCidr": "10.0.0.1/16"}, "host bits set"),
-        ({"gpufleet:vpcCidr": "ten"}, "not an IPv4 range"),
+        ({"gpufleet:vpcCidr": "ten"}, "vpcCidr is 'ten': Expected 4 octets"),
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, "'latest' is not an AMI id"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
         ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),
-        ({"gpufleet:tags": '["a"]'}, "must map tag to value"),
+        ({"gpufleet:tags": '["a"]'}, "tags is \\['a'\\]: must be an object"),
         ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
         ({"gpufleet:tags": '{"team": "a&b"}'}, "has a character that AWS refuses in tags"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
@@ -93,7 +95,7 @@ def test_a_block_that_was_not_bought_is_refused() -> None:
 
 
 def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
+    monkeypatch.setattr(clock, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
     with pytest.raises(ConfigError, match=r"Capacity Block cr-0123456789abcdef0 ended at 2099-06-02 09:00 UTC"):
         deploy_anew(capacity_block())
     assert deploy_anew(capacity_block(), {"gpufleet:forceDestroy": "true"}).all("Group")
@@ -132,7 +134,7 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
         (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
         (WORKERS, workers(scaling=UTILIZATION | QUEUE), "two policies would pull the group two ways"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 60}), "a group without nodes has no utilisation"),
-        (WORKERS, workers(scaling={"gpuUtilizationPercent": 100}), "gpuUtilizationPercent: .*less than 100"),
+        (WORKERS, workers(scaling={"gpuUtilizationPercent": 100}), "gpuUtilizationPercent is 100: .*less than 100"),
         (WORKERS, workers(scaling={"queue": {"name": "a b", "messagesPerNode": 1}}), "queue.name"),
         (WORKERS, workers(scaling=UTILIZATION | at("0 8 * * *", 0)), "asks for 0 nodes: the group has 1 .* to 2"),
         (WORKERS, workers(scaling=at("0 8 * * *", 3)), "asks for 3 nodes"),
@@ -195,9 +197,9 @@ def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
     assert deploy(option).one("Group")["maxSize"] == 2
 
 
-def load(settings: dict[str, str], **changes: Any) -> config.Settings:
+def load(settings: dict[str, str], **changes: Any) -> settings.Settings:
     stand_in(sample_plan(**changes), stack="dev", config=settings)
-    return config.load(starts_nodes=True)
+    return load_configuration(starts_nodes=True)
 
 
 @pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
@@ -238,19 +240,20 @@ def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
         assert load({**EXISTING_VPC, **way_out}, **unlimited).stack == "dev"
 
 
-def test_the_defaults_are_those_pulumi_yaml_describes(repository: Path) -> None:
-    """The CLI fills in Pulumi.yaml's defaults, other programs the code's: they must be the same, and no key unknown."""
-    described = yaml.safe_load((repository / "Pulumi.yaml").read_text())["config"]
+def test_pulumi_yaml_has_the_keys_of_the_settings(repository: Path) -> None:
+    text = (repository / "Pulumi.yaml").read_text()
+    assert project(text) == text
     # Pulumi refuses a project with any other type, and has none for a number with a fraction.
     types = {None, "string", "integer", "boolean", "array", "object"}
-    assert all(entry["description"] and entry.get("type") in types for entry in described.values())
+    entries = yaml.safe_load(text)["config"]
+    assert {entry.get("type") for entry in entries.values()} <= types
+    # The CLI hands a program the defaults as if a user had set them.
     defaults = {
         key: entry["default"] if isinstance(entry["default"], str) else json.dumps(entry["default"])
-        for key, entry in described.items()
+        for key, entry in entries.items()
         if "default" in entry
     }
-    assert described.keys() - defaults.keys() == {"gpufleet:plan"}
-    assert described.keys() == config.KEYS
+    assert entries.keys() - defaults.keys() == {"gpufleet:plan"}
     assert load({**defaults, **EXISTING_VPC}) == load(EXISTING_VPC)
 
 
@@ -258,7 +261,7 @@ def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
     assert images.PINNED.keys() == {"x86_64", "arm64"}
     assert all(name[-8:].isdigit() and "*" not in name for name in images.PINNED.values())
     stand_in(sample_plan(node={"cpu_architecture": "arm64"}), stack="dev")
-    image = images.look_up(config.load(starts_nodes=False))
+    image = images.look_up(load_configuration(starts_nodes=False))
     assert (image.name, image.kind) == (images.PINNED["arm64"], "dlami")
 
 
@@ -281,7 +284,7 @@ def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.I
     answers = _Image(plan)
     answers.changes = changes
     stand_in(plan, stack="dev", config=settings, answers=answers)
-    return images.look_up(config.load(starts_nodes=False)), answers.asked
+    return images.look_up(load_configuration(starts_nodes=False)), answers.asked
 
 
 def test_the_image_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from infra import bundle
-from infra.config import ConfigError
-from infra.controller import job_id, node_prices
+from infra.control_settings import job_id, node_prices
 from infra.naming import Names
+from infra.settings import ConfigError
 from optimizer import catalog
 from optimizer.plan import PurchaseOption
 from optimizer.search import plan_builder

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from infra.config import ConfigError
-from infra.eks import FIXED_USD_PER_HOUR, LOG_TYPES, node_config, pod_identity_trust, statements
-from infra.images import EKS_RELEASE_VERSION, KUBERNETES_VERSION
-from infra.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
+from infra.control_settings import CLUSTER_USD_PER_HOUR
+from infra.kubernetes.cluster import LOG_TYPES, node_config, pod_identity_trust, statements
+from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
+from infra.kubernetes.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
 from infra.naming import Names
 from infra.policies import node_policy
+from infra.settings import ConfigError
 from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, deploy, on_demand, reserved
 
 ADMIN = "arn:aws:iam::111122223333:role/ml"
@@ -218,8 +219,8 @@ def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
         for stack in (cluster, deploy(config={"gpufleet:nat": "true"}))
     )
     # A control plane, two small nodes, three endpoints.
-    assert with_cluster - without == pytest.approx(FIXED_USD_PER_HOUR)
-    assert 0.14 < FIXED_USD_PER_HOUR < 0.2
+    assert with_cluster - without == pytest.approx(CLUSTER_USD_PER_HOUR)
+    assert 0.14 < CLUSTER_USD_PER_HOUR < 0.2
 
 
 def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> None:

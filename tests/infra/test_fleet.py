@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra import refusals
+from infra import clock
 from infra.fleet import Fleet, interfaces
 from infra.naming import Names
 from tests.infra.deployed import (
@@ -128,7 +128,7 @@ def test_a_block_with_an_offset_is_drained_at_the_same_moment() -> None:
 
 def test_the_last_minutes_of_a_block_declare_no_action_in_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto Scaling refuses a time in the past, and drops an action that has run."""
-    monkeypatch.setattr(refusals, "now", lambda: datetime(2099, 6, 2, 8, 25, tzinfo=UTC))
+    monkeypatch.setattr(clock, "now", lambda: datetime(2099, 6, 2, 8, 25, tzinfo=UTC))
     assert not deploy_anew(capacity_block()).all("Schedule")
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from infra import guardrails
-from infra.config import ConfigError
-from infra.guardrails import Declared, violations
-from infra.preview import Resource, resources
+from infra.offline import guardrails
+from infra.offline.guardrails import Declared, violations
+from infra.offline.preview import Resource, resources
+from infra.settings import ConfigError
 from tests.infra.deployed import (
     ALARM,
     EXISTING_VPC,

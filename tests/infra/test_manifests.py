@@ -18,7 +18,7 @@ import moto
 import pytest
 
 from infra import bundle
-from infra.manifests import (
+from infra.kubernetes.manifests import (
     FETCH,
     GAVE_UP,
     GPU_TAINT,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.config import ConfigError
+from infra.settings import ConfigError
 from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import ALARM, EXISTING_VPC, LONE_NODE, Deployed, capacity_block, deploy, on_demand, reserved
 from tests.infra.test_guardrails import EKS

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from infra.bundle import ENTRY_POINT, build, pack
-from infra.config import ConfigError
 from infra.naming import Names
 from infra.policies import bucket_policy
+from infra.settings import ConfigError
 from tests.infra.deployed import Deployed, deploy
 
 GUARDS = ("BucketServerSideEncryptionConfiguration", "BucketVersioning", "BucketPolicy", "BucketPublicAccessBlock")

@@ -36,7 +36,7 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
     PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan and aws:region change; other
     keys and comments stay. Nothing is written when the plan is wrong. Needs no Pulumi CLI.
     """
-    from infra.config import plan_refusals
+    from infra.refusals.plan import plan_refusals
 
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)

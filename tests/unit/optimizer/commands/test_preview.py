@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from infra import guardrails
+from infra.offline import guardrails
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import InvalidInputError
@@ -252,7 +252,10 @@ def test_a_config_entry_without_a_value_ends_with_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("entry", "message"),
-    [("nat=maybe", "'gpufleet:nat' value 'maybe' is not a valid"), ("ceilingUSD=500", "gpufleet:ceilingUSD is no key")],
+    [
+        ("nat=maybe", "gpufleet:nat is 'maybe': must be true or false"),
+        ("ceilingUSD=500", "gpufleet:ceilingUSD is no key"),
+    ],
 )
 def test_a_config_entry_the_program_cannot_read_ends_with_2(tmp_path: Path, entry: str, message: str) -> None:
     path = tmp_path / "plan.json"
@@ -266,8 +269,8 @@ def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.M
     # What a changed infra/ would do: nothing is excused.
     monkeypatch.setattr(guardrails, "BEYOND_THE_STACK", {})
     assert (
-        "- Breaks a rule of infra/guardrails.py: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches *"
-        in (preview(tmp_path, SPOT_P4D))
+        "- Breaks a rule of infra/offline/guardrails.py: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"
+        in preview(tmp_path, SPOT_P4D)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.preview import Resource, resources
+from infra.offline.preview import Resource, resources
 from optimizer.catalog import Catalog, load
 from optimizer.commands.preview_cost import FREE, Line, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.exported import SIGNATURE, ExportError, read_export
-from infra.preview import resources
+from infra.offline.exported import SIGNATURE, ExportError, read_export
+from infra.offline.preview import resources
 from optimizer.commands.preview_diff import Before, changes, read_before
 from tests.plans import sample_plan
 

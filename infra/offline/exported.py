@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from infra.preview import PLACEHOLDER_ACCOUNT, Known, Resource
+from infra.offline.preview import PLACEHOLDER_ACCOUNT, Known, Resource
 
 # How Pulumi marks secrets, assets and archives inside JSON:
 # https://github.com/pulumi/pulumi/blob/master/sdk/go/common/resource/sig/sig.go

@@ -1,7 +1,8 @@
 """Policies as code: what must hold for every stack, checked over the resources the program declares.
 
-Pure rules over ``infra.preview.Resource``; the tests run them over every variant of the program, and break each of them
-once to see it fail. What a rule lets pass is listed here with its reason; docs/security.md says the same to a reviewer.
+Pure rules over ``infra.offline.preview.Resource``; the tests run them over every variant of the program, and break
+each of them once to see it fail. What a rule lets pass is listed here with its reason; docs/security.md says the same
+to a reviewer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import pulumi_aws
 
 from infra.naming import PROJECT, slug
-from infra.preview import Resource
+from infra.offline.preview import Resource
 from infra.secret_text import secrets_in
 
 Found = Iterator[tuple[Resource, str]]
@@ -177,7 +178,7 @@ def violations(resources: Sequence[Resource]) -> list[Violation]:
     """Every violation among a stack's resources; empty where all rules hold.
 
     Args:
-        resources: as ``infra.preview.resources`` returns them.
+        resources: as ``infra.offline.preview.resources`` returns them.
     """
     declared = Declared(resources=[resource for resource in resources if resource.type.startswith("aws:")])
     return [
@@ -202,7 +203,10 @@ def encrypted_at_rest(declared: Declared) -> Found:
             if not given.get(_KEY_ARGUMENTS[kind]):
                 yield resource, f"{_KEY_ARGUMENTS[kind]} is not set"
         elif kind not in _ENCRYPTED_ELSEWHERE | _HOLDS_NO_DATA:
-            yield resource, "nobody has said whether this type holds data: put it into a list of infra/guardrails.py"
+            yield (
+                resource,
+                "nobody has said whether this type holds data: put it into a list of guardrails.py",
+            )
     for template in declared.all("LaunchTemplate"):
         for mapping in template.inputs.get("blockDeviceMappings", []):
             volume = mapping.get("ebs", {})

@@ -273,7 +273,7 @@ def _pod(
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{_share(node.memory_gib) // 2}Gi"}},
     ]
     if node.nvme_gb:
-        # kubelet's own folder lies on the instance-store disks (infra.eks.node_config).
+        # kubelet's own folder lies on the instance-store disks (infra.kubernetes.cluster.node_config).
         mounts.append({"name": "scratch", "mountPath": SCRATCH_DIR})
         volumes.append({"name": "scratch", "emptyDir": {}})
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

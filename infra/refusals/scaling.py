@@ -1,15 +1,11 @@
-"""What cannot be bought or scaled as asked, each with the value, the limit, the reason and a way out."""
+"""Refusals of sizes that cannot be right: gang window, layout of workers, scaling, warm pool and schedules."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from zoneinfo import available_timezones
 
+from infra.settings import Schedule, Settings
 from optimizer.plan import FleetPlan
-
-if TYPE_CHECKING:
-    from infra.config import Schedule, Settings
 
 # A node boots, installs what its image lacks and is tested in up to half an hour; a window below half of that gives up
 # every gang, and one of more than a day waits for nodes at full price.
@@ -18,105 +14,31 @@ GANG_WINDOW_MINUTES = (15, 1440)
 SCHEDULES = 125
 
 
-def now() -> datetime:
-    """The time, UTC; a test puts another in its place."""
-    return datetime.now(UTC)
-
-
-def purchase_refusals(plan: FleetPlan) -> list[str]:
-    """What the plan's purchase lacks, whatever the configuration says."""
-    purchase, block = plan.purchase, plan.purchase.capacity_block
-    found = []
-    if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
-        found.append(f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}")
-    if block:
-        if not purchase.capacity_reservation_id:
-            found.append(
-                "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
-                "already (`aws ec2 purchase-capacity-block`): its id belongs into the request's existing_reservations"
-            )
-        usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
-        if plan.hours.p95 > usable_hours:
-            found.append(
-                f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
-                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable_hours, 0):.1f} h to train in: AWS ends "
-                "its instances from 30 minutes before the end on, and the last checkpoint is saved before; buy a "
-                "longer block, or choose a faster plan with --plan N"
-            )
-    return found
-
-
-def block_refusals(settings: Settings) -> list[str]:
-    """Whether the Capacity Block is over."""
-    purchase, block = settings.plan.purchase, settings.plan.purchase.capacity_block
-    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
-    if block is None or now() < block.end or settings.force_destroy:
-        return []
-    return [
-        f"the Capacity Block {purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its nodes "
-        f"cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
-    ]
-
-
-def start_refusals(settings: Settings) -> list[str]:
-    """What would make nodes that start fail, wait or idle at full price; no harm to a stack that is only looked at."""
-    found = []
-    ec2 = settings.platform == "ec2"
-    if ec2 and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat):
-        found.append(
-            "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
-            "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
-            "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
-        )
-    found += _zone_refusals(settings)
-    if ec2 and not settings.train_command and settings.ceiling_usd is None:
-        found.append(
-            "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
-            "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
-            "`pulumi config set gpufleet:ceilingUsd 100`"
-        )
-    return found
-
-
-def _zone_refusals(settings: Settings) -> list[str]:
-    """Whether it is known in which zone an existing reservation is."""
-    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
-    if not reservation or settings.zone_id or settings.subnet_ids or len(zones) == 1:
-        return []
-    return [
-        f"gpufleet:zoneId is not set: reservation {reservation} is in one zone, the plan has "
-        f"{', '.join(zones) or 'none'}, and nodes in another never start while it is paid for. `aws ec2 "
-        f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
-        "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
-    ]
-
-
 def scaling_refusals(settings: Settings) -> list[str]:
     """Whether a group of this kind can scale as asked."""
-    found = _window_refusals(settings)
+    problems = _window_refusals(settings)
     if settings.mode == "workers":
-        found += _layout_refusals(settings.plan)
-        found += _worker_refusals(settings)
+        problems += _layout_refusals(settings.plan)
+        problems += _worker_refusals(settings)
     else:
-        found += _gang_refusals(settings)
+        problems += _gang_refusals(settings)
     schedules = settings.scaling.schedules if settings.scaling else ()
     if len(schedules) > SCHEDULES:
-        found.append(f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group")
+        problems.append(f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group")
     for schedule in schedules:
-        found += [f"gpufleet:scaling schedule {schedule.cron!r}: {reason}" for reason in _cron_refusals(schedule)]
+        problems += [f"gpufleet:scaling schedule {schedule.cron!r}: {reason}" for reason in _cron_refusals(schedule)]
     times = [(schedule.cron, schedule.timezone) for schedule in schedules]
     for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
-        found.append(f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size")
-    return found
+        problems.append(f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size")
+    return problems
 
 
 def _window_refusals(settings: Settings) -> list[str]:
-    minutes, (least, most) = settings.gang_window_s / 60, GANG_WINDOW_MINUTES
+    minutes, (least, most) = settings.gang_window_minutes, GANG_WINDOW_MINUTES
     if least <= minutes <= most:
         return []
     return [
-        f"gpufleet:gangWindowMinutes is {minutes:g}: a node's set-up and tests take up to 30 minutes, and a fleet that "
+        f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet that "
         f"waits for its last node is paid for; use {least} to {most}"
     ]
 
@@ -138,78 +60,78 @@ def _layout_refusals(plan: FleetPlan) -> list[str]:
 def _gang_refusals(settings: Settings) -> list[str]:
     scaling, nodes = settings.scaling, settings.plan.node_count
     given = [f"warmPool {settings.warm_pool}"] if settings.warm_pool else []
-    found = []
+    problems = []
     if scaling:
         given += [f"scaling.minNodes {scaling.min_nodes}"] if scaling.min_nodes else []
         given += ["scaling.gpuUtilizationPercent"] if scaling.gpu_utilization_percent is not None else []
         given += ["scaling.queue"] if scaling.queue else []
         for schedule in scaling.schedules:
             if schedule.nodes not in (0, nodes):
-                found.append(
+                problems.append(
                     f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or "
                     f"{nodes}: fewer cannot train, and would be paid for"
                 )
     if given:
-        found.append(
+        problems.append(
             f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
             "controller and has one size; schedules of 0 and all nodes may pause it"
         )
-    return found
+    return problems
 
 
 def _worker_refusals(settings: Settings) -> list[str]:
     scaling, plan, pool = settings.scaling, settings.plan, settings.warm_pool
-    found = []
+    problems = []
     if plan.purchase.fallback == "on-demand":
-        found.append(
+        problems.append(
             "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
             "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
         )
     if scaling:
         if scaling.min_nodes > plan.node_count:
-            found.append(
+            problems.append(
                 f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {plan.node_count} nodes, the most "
                 "there can be: set a plan of more nodes"
             )
         if scaling.gpu_utilization_percent is not None and scaling.queue:
-            found.append(
+            problems.append(
                 "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
                 "starting the nodes that the other ends; keep one"
             )
         woken = scaling.min_nodes > 0 or any(schedule.nodes for schedule in scaling.schedules)
         if scaling.gpu_utilization_percent is not None and not woken:
-            found.append(
+            problems.append(
                 "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
                 "grow by; set minNodes 1, or a schedule that brings nodes"
             )
         for schedule in scaling.schedules:
             if not scaling.min_nodes <= schedule.nodes <= plan.node_count:
-                found.append(
+                problems.append(
                     f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
                     f"{scaling.min_nodes} (minNodes) to {plan.node_count} (the plan's)"
                 )
     if pool:
-        found += [f"gpufleet:warmPool {pool}: {reason}" for reason in _pool_refusals(settings)]
-    return found
+        problems += [f"gpufleet:warmPool {pool}: {reason}" for reason in _pool_refusals(settings)]
+    return problems
 
 
 def _pool_refusals(settings: Settings) -> list[str]:
     """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
     option, nodes = settings.plan.purchase.option, settings.plan.node_count
-    found = []
+    problems = []
     if not 0 < settings.warm_pool <= nodes:
-        found.append(f"it takes 1 to {nodes} nodes, the plan's, or 0 for none")
+        problems.append(f"it takes 1 to {nodes} nodes, the plan's, or 0 for none")
     if option == "spot":
-        found.append("AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand")
+        problems.append("AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand")
     elif option != "on-demand":
-        found.append(
+        problems.append(
             f"a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
         )
     if not settings.scaling:
-        found.append("without gpufleet:scaling the group has one size, and nothing takes a node from the pool")
+        problems.append("without gpufleet:scaling the group has one size, and nothing takes a node from the pool")
     if not settings.train_command:
-        found.append("without gpufleet:trainCommand a node has no work to be ready for")
-    return found
+        problems.append("without gpufleet:trainCommand a node has no work to be ready for")
+    return problems
 
 
 # What Auto Scaling is sure to take of crontab(5); some write 7 for Sunday, and a step without a range.
@@ -222,19 +144,19 @@ _NAMES = {
 
 
 def _cron_refusals(schedule: Schedule) -> list[str]:
-    found = []
+    problems = []
     fields = schedule.cron.split()
     if len(fields) != len(_CRON):
-        found.append(f"it has {len(fields)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
+        problems.append(f"it has {len(fields)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
     else:
         for text, (name, least, most) in zip(fields, _CRON, strict=True):
             if not _in_range(text, name, least, most):
-                found.append(f"{name} is {text!r}, and takes {least} to {most}, lists, ranges, steps or *")
+                problems.append(f"{name} is {text!r}, and takes {least} to {most}, lists, ranges, steps or *")
     # A machine without a time zone database knows none, and leaves the check to AWS.
     known = available_timezones()
     if known and schedule.timezone not in known:
-        found.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
-    return found
+        problems.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
+    return problems
 
 
 def _in_range(text: str, name: str, least: int, most: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
-from infra.details import detail
+from infra.offline.details import detail
 from optimizer.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT = "000000000000"
@@ -223,7 +223,7 @@ def resources(
         known: what a deployed stack knows; by default everything is made up.
 
     Raises:
-        infra.config.ConfigError: the program refuses the plan or configuration.
+        infra.settings.ConfigError: the program refuses the plan or configuration.
     """
     from infra.__main__ import main
 

@@ -16,21 +16,20 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.config import Settings
-from infra.images import EKS_RELEASE_VERSION, KUBERNETES_VERSION
-from infra.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
+from infra.kubernetes.constants import (
+    EKS_RELEASE_VERSION,
+    KUBERNETES_VERSION,
+    NODE_ADDRESSES,
+    SYSTEM_INSTANCE_TYPE,
+    SYSTEM_NODES,
+    SYSTEM_VOLUME_GIB,
+)
+from infra.kubernetes.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
 from infra.naming import Names, slug
-from infra.network import KUBERNETES_NODE_ADDRESSES, SYSTEM_NODES
+from infra.settings import Settings
 
-# For CoreDNS and controllers, on two nodes, so that one may go. Arm, as the cheapest with the 2 GiB they need.
-SYSTEM_INSTANCE_TYPE = "t4g.small"
 SYSTEM_AMI_TYPE = "AL2023_ARM_64_STANDARD"
-SYSTEM_VOLUME_GIB = 20
 LOG_RETENTION_DAYS = 90
-# What the meter counts of the cluster from the stack's first hour to its last: control plane 0.10, two t4g.small at
-# 0.0184 with 20 GiB of gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 as
-# the catalog has them (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21). GPU nodes outweigh it a hundredfold.
-FIXED_USD_PER_HOUR = 0.10 + SYSTEM_NODES * (0.0184 + SYSTEM_VOLUME_GIB * 0.088 / 730) + 3 * 0.011
 # All there are: https://docs.aws.amazon.com/eks/latest/userguide/control-plane-logs.html
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 # What a node does for itself, besides being a node of the cluster (policies.node_policy).
@@ -455,5 +454,5 @@ _NODE_POLICIES = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOn
 # A GPU node runs a handful of pods; by default its CNI would keep two interfaces' addresses, up to a hundred a node.
 # https://github.com/aws/amazon-vpc-cni-k8s/blob/master/docs/eni-and-ip-target.md
 _CNI_CONFIGURATION = {
-    "env": {"MINIMUM_IP_TARGET": str(KUBERNETES_NODE_ADDRESSES - 2), "WARM_IP_TARGET": "1"},
+    "env": {"MINIMUM_IP_TARGET": str(NODE_ADDRESSES - 2), "WARM_IP_TARGET": "1"},
 }

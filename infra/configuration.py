@@ -1,0 +1,94 @@
+"""Reads a stack's configuration, and refuses the stack before anything is created where it cannot be deployed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pulumi
+from pydantic import ValidationError
+
+from infra.refusals.stack import refusals, start_refusals
+from infra.settings import ConfigError, Settings, keys
+from optimizer.plan import FleetPlan, PlanError, plan_from_dict
+
+
+def load(*, starts_nodes: bool) -> Settings:
+    """Read and check the current stack's configuration.
+
+    Args:
+        starts_nodes: refuse also what is only wrong once nodes start (``start_refusals``); false to look only.
+
+    Raises:
+        ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
+    """
+    stack = pulumi.get_stack()
+    values = {"stack": stack, "plan": _plan(stack), **_values()}
+    problems = _unknown_keys()
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        problems += [_sentence(dict(problem)) for problem in error.errors()]
+    else:
+        problems += refusals(settings, region=pulumi.Config("aws").get("region") or "")
+        problems += start_refusals(settings) if starts_nodes else []
+        if not problems:
+            return settings
+    raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
+
+
+def _plan(stack: str) -> FleetPlan:
+    data = pulumi.Config("gpufleet").get_object("plan")
+    if data is None:
+        raise ConfigError(f"stack {stack} has no gpufleet:plan: run `gpufleet stack set PLAN --stack {stack}` first")
+    try:
+        return plan_from_dict(data, origin="gpufleet:plan")
+    except PlanError as error:
+        raise ConfigError(f"{error}\nwrite it anew: gpufleet stack set PLAN --stack {stack}") from error
+
+
+def _values() -> dict[str, Any]:
+    """Values of the keys that are set to something; Pulumi keeps each as text, all but strings as JSON."""
+    config = pulumi.Config("gpufleet")
+    values: dict[str, Any] = {}
+    for key, entry in keys().items():
+        value: Any = config.get(key)
+        if value is None or key == "plan":
+            continue
+        if entry.get("type") != "string":
+            # Text that is no JSON stays, and the model refuses it.
+            value = _json(value)
+        elif not value:
+            continue
+        if value == "" or value:
+            values[key] = value
+    return values
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _unknown_keys() -> list[str]:
+    # Pulumi silently ignores unknown keys, and a misspelled ceilingUsd would be no ceiling.
+    given = pulumi.runtime.get_config_env() | pulumi.runtime.config.CONFIG.get()
+    known = {f"gpufleet:{key}" for key in keys()}
+    return [
+        f"{key} is no key that the program reads: Pulumi.yaml lists all keys; a key inside an object is set with "
+        f"`pulumi config set --path`; `pulumi config rm '{key}'` removes this one"
+        for key in sorted(given.keys() - known)
+        if key.startswith("gpufleet:")
+    ]
+
+
+# pydantic's words for these name Python's types.
+_REASONS = {"tuple_type": "must be a list", "dict_type": "must be an object", "model_type": "must be an object"}
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    name = "gpufleet:" + ".".join(map(str, problem["loc"]))
+    reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    return f"{name}: {reason}" if problem["type"] == "missing" else f"{name} is {problem['input']!r}: {reason}"
