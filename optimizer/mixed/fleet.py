@@ -14,7 +14,7 @@ MEASURE_SHARES = "shares follow predicted speeds: time the first steps and set t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class NodeGroup:
     """Nodes of one type, bought in one way.
 
     Attributes:
@@ -81,7 +81,7 @@ class MixedFleet:
 
     region: str
     zone_ids: tuple[str, ...]
-    groups: tuple[Group, Group]
+    groups: tuple[NodeGroup, NodeGroup]
     parallelism: dict[str, Any]
     global_batch: int
     steps: int
@@ -119,7 +119,7 @@ class MixedFleet:
         return text
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: NodeGroup) -> dict[str, Any]:
     data = asdict(group)
     purchase = {name: data.pop(name) for name in ("option", "capacity_reservation_id", "usd_per_hour")}
     return data | {"purchase": purchase}

@@ -1,4 +1,4 @@
-"""A mix that was weighed, with everything the answer says of it."""
+"""``Mix``: two node groups with the configuration they train with, and their hours and dollars."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from dataclasses import dataclass
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
-from optimizer.mixed.sources import group_name
 from optimizer.search.purchases import Purchase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix:
-    """Two groups of nodes; tuples are of the groups, ``run`` and ``cost`` hold single numbers.
+    """Two node groups; tuples are over the groups, ``outcome`` and ``cost`` hold single numbers.
 
     Attributes:
-        ways, nodes, ranks: how the nodes are had, how many, and their GPUs.
-        layout: data, tensor, pipeline, context, expert, sequence_parallel and virtual_stages, as in Grid, of both
-            groups together.
+        purchases, nodes, ranks: how the nodes are paid for, how many there are, and their GPUs.
+        layout: data, tensor, pipeline, context, expert, sequence_parallel and virtual_stages, as in Grid, of both.
         sharding: as in Grid.
         checkpointing, micro_batch, grad_accum: as in Grid, of each group.
         global_batch, steps: samples of a step, and optimizer steps.
-        step_time_s: one step; computed_s of it is each group's own computation.
+        step_time_s: one step.
+        computed_s: computation of each group in a step.
         peak_gib, limit_gib: memory of a rank.
-        run, cost: hours and dollars.
-        log_error: of the speed, standard deviation of the log.
+        outcome, cost: hours and dollars.
+        relative_error: of the speed.
     """
 
-    ways: tuple[Purchase, Purchase]
+    purchases: tuple[Purchase, Purchase]
     nodes: tuple[int, int]
     ranks: tuple[int, int]
     layout: Mapping[str, int]
@@ -42,9 +41,9 @@ class Mix:
     computed_s: tuple[float, float]
     peak_gib: tuple[float, float]
     limit_gib: tuple[float, float]
-    run: Outcome
+    outcome: Outcome
     cost: FleetCost
-    log_error: float
+    relative_error: float
 
     @property
     def usd(self) -> float:
@@ -52,12 +51,12 @@ class Mix:
         return float(self.cost.expected)
 
     @property
-    def name(self) -> frozenset[tuple[str, bool]]:
-        """What its groups are: of mixes of one name, an answer lists the best."""
-        return frozenset(group_name(way) for way in self.ways)
+    def type_names(self) -> frozenset[tuple[str, bool]]:
+        """Instance type of each group, and whether it is owned; an answer lists the best mix of each."""
+        return frozenset((p.offer.instance.name, p.reservation is not None) for p in self.purchases)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Orders mixes: expected cost, expected hours, nodes, what the groups are, region."""
-        names = tuple((*group_name(way), way.option) for way in self.ways)
-        return self.usd, float(self.run.hours_expected), sum(self.nodes), names, self.ways[0].offer.region
+    def rank(self) -> tuple[object, ...]:
+        """Sort key: expected cost, expected hours, nodes, then names."""
+        names = tuple((p.offer.instance.name, p.reservation is not None, p.option) for p in self.purchases)
+        return self.usd, float(self.outcome.hours_expected), sum(self.nodes), names, self.purchases[0].offer.region
