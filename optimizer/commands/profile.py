@@ -9,7 +9,8 @@ import click
 
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.workload.profile import ModuleProfile, check_out, is_function, profile_function, write_profile
+from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
+from optimizer.workload.profile.records import ModuleProfile
 
 MIB = 2**20
 
@@ -23,14 +24,8 @@ COLUMNS = {
     "traffic_bytes_per_sample": "traffic MiB",
     "kernels": "kernels",
 }
-# What a table shows in another unit, and what it divides by.
-_SHOWN_BY = {
-    "flops_per_sample": 1e9,
-    "saved_bytes_per_sample": MIB,
-    "peak_bytes_per_sample": MIB,
-    "fixed_bytes": MIB,
-    "traffic_bytes_per_sample": MIB,
-}
+# Units of the table's columns; CSV has bytes and FLOPs.
+UNITS = {name: 1e9 if "flops" in name else MIB for name in COLUMNS if "flops" in name or "bytes" in name}
 
 
 @click.command(
@@ -56,10 +51,10 @@ Example:
 )
 @format_option
 def command(target: str, batch_size: int, out: Path | None, output_format: str) -> None:
-    """Count parameters, FLOPs and memory of a torch module of your own, without a GPU and without its memory.
+    """Count parameters, FLOPs and memory of your own torch module, without a GPU and without its memory.
 
     FUNCTION takes a batch size and returns (module, inputs) or (module, inputs, loss); docs/profile.md has the rules.
-    It is your code, and it is run; what it builds has shapes and no values, so a model of any size fits. Needs torch
+    This runs your code; its tensors have shapes and no values, so a model of any size fits. Needs torch
     (pip install 'gpufleet[torch]').
     """
     if not is_function(target):
@@ -69,7 +64,7 @@ def command(target: str, batch_size: int, out: Path | None, output_format: str) 
             next_step="gpufleet profile --help",
         )
     if out is not None:
-        check_out(out)
+        check_out_path(out)
     profile = profile_function(target, batch_size=batch_size, progress=lambda line: click.echo(line, err=True))
     if out is not None:
         write_profile(out, profile)
@@ -88,16 +83,16 @@ def _rows(profile: ModuleProfile) -> list[dict[str, Any]]:
             "name": profile.name,
             "parameters": profile.total_parameters,
             "trainable_parameters": profile.trainable_parameters,
-            "width": one.width,
-            "checkpointing": one.checkpointing,
-            "flops_per_sample": one.flops.total,
-            "saved_bytes_per_sample": one.saved.bytes_per_sample,
-            "peak_bytes_per_sample": one.peak[-1].bytes_per_sample,
-            "fixed_bytes": one.peak[0].fixed_bytes,
-            "traffic_bytes_per_sample": one.traffic.bytes_per_sample,
-            "kernels": one.kernels,
+            "width": traced.width,
+            "checkpointing": traced.checkpointing,
+            "flops_per_sample": traced.flops.total,
+            "saved_bytes_per_sample": traced.saved.bytes_per_sample,
+            "peak_bytes_per_sample": traced.peak[-1].bytes_per_sample,
+            "fixed_bytes": traced.peak[0].fixed_bytes,
+            "traffic_bytes_per_sample": traced.traffic.bytes_per_sample,
+            "kernels": traced.kernels,
         }
-        for one in profile.passes
+        for traced in profile.passes
     ]
 
 
@@ -124,7 +119,7 @@ def _print(profile: ModuleProfile) -> None:
         {"kind": "GFLOP of a sample", "forward": "forward", "backward": "backward"},
     )
     click.echo()
-    rows = [{name: _shown(name, value) for name, value in row.items()} for row in _rows(profile)]
+    rows = [row | {name: row[name] / unit for name, unit in UNITS.items()} for row in _rows(profile)]
     write_table(rows, COLUMNS, title="One sample, forward and backward")
     click.echo(
         "\nsaved: alive at the loss; peak: at the highest moment; + once: whatever the batch (16-bit copies of the "
@@ -141,7 +136,3 @@ def _blocks(profile: ModuleProfile) -> str:
     return (
         f"{blocks.count} x {' and '.join(blocks.class_names)}, the largest of {blocks.largest_parameters:,} parameters"
     )
-
-
-def _shown(name: str, value: Any) -> Any:
-    return value / _SHOWN_BY[name] if name in _SHOWN_BY else value

@@ -21,7 +21,7 @@ from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
 
 if TYPE_CHECKING:
-    from optimizer.workload.profile import ModuleProfile
+    from optimizer.workload.profile.records import ModuleProfile
 
 Number = Any  # a float, or an array of floats: numpy's own types do not say "either" without noise
 

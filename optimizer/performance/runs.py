@@ -19,7 +19,7 @@ from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, Inputs, checkpointing_code, make_inputs, sharding_code
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import Grid, Hardware, Recipe
-from optimizer.workload.model import Architecture, ModelSpec, check_shape, count_parameters
+from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import model_of_size
@@ -235,19 +235,12 @@ def _transformer(row: Mapping[str, Any], architecture: str) -> ModelSpec:
     experts = _count(row, "experts", default=0, least=0)
     used = _count(row, "experts_per_token", default=min(2, experts), least=0)
     given = _amount(row, "parameters", default=0.0, least=0)
-    details = Architecture(norm_bias=not gated)
 
     def model(tied: bool) -> ModelSpec:
-        total, active = count_parameters(
-            layers=layers, hidden_size=hidden, ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads,
-            head_dim=max(1, hidden // heads), vocab_size=vocab, tied_embeddings=tied, experts=experts,
-            experts_per_token=used, details=details,
-        )  # fmt: skip
-        return ModelSpec(
+        return build_model(
+            BiasesAndNorms(norm_bias=not gated),
             name=name,
             architecture="encoder" if architecture == "encoder" else "decoder",
-            parameters=total,
-            active_parameters=active,
             layers=layers,
             hidden_size=hidden,
             ffn_size=ffn,

@@ -17,7 +17,7 @@ from optimizer.performance.inputs import Inputs, Number
 from optimizer.performance.types import FULL, ZERO2
 
 if TYPE_CHECKING:
-    from optimizer.workload.profile import ArithmeticWidth, ModuleProfile, Pass
+    from optimizer.workload.profile.records import ArithmeticWidth, ModuleProfile, Pass
 
 # A CNN saves each convolution's input and output (the norm's input), in elements a published activation.
 SAVED_PER_ACTIVATION = 2.0

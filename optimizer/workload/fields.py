@@ -1,4 +1,4 @@
-"""Architecture fields of a request (``model: {layers: 32, …}``) as a ModelSpec."""
+"""Build a ModelSpec from the architecture fields of a request (``model: {layers: 32, …}``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from optimizer.errors import InvalidInputError
-from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, check_shape, count_parameters
+from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
 
 Size = Annotated[int, Field(ge=1)]
 
 
 class _Fields(BaseModel):
-    """What each means is ModelSpec's."""
+    """Fields of ModelSpec, which explains them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class _Fields(BaseModel):
 
 
 def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
-    """The model that a mapping of architecture fields describes.
+    """Validate architecture fields and build their model.
 
     Raises:
         InvalidInputError: every wrong field at once, or fields that no model can have.
@@ -61,37 +61,17 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             limit="a CNN is given by its preset's name, a module by its function or its profile",
             why="their FLOPs and activations are counted, not derived from fields",
         )
-    heads = given.attention_heads
-    if given.head_dim is None and given.hidden_size % heads:
+    if given.head_dim is None and given.hidden_size % given.attention_heads:
         raise InvalidInputError(
-            f"model.hidden_size is {given.hidden_size} and model.attention_heads is {heads}",
+            f"model.hidden_size is {given.hidden_size} and model.attention_heads is {given.attention_heads}",
             limit="a whole number of hidden dimensions a head",
             next_step="give model.head_dim",
         )
-    shape: dict[str, Any] = {
-        "layers": given.layers,
-        "hidden_size": given.hidden_size,
-        "ffn_size": given.ffn_size,
-        "gated_mlp": given.gated_mlp,
-        "attention_heads": heads,
-        "kv_heads": given.kv_heads or heads,
-        "head_dim": given.head_dim or given.hidden_size // heads,
-        "vocab_size": given.vocab_size,
-        "tied_embeddings": given.tied_embeddings,
-        "experts": given.experts,
-        "experts_per_token": given.experts_per_token or min(2, given.experts),
-        "learned_positions": given.learned_positions,
-    }
-    total, active = count_parameters(**shape, details=Architecture())
-    # A given count knows of biases and norms that the fields do not name.
-    dense = not given.experts
-    model = ModelSpec(
-        name=given.name,
-        architecture=given.architecture,
-        parameters=given.parameters or total,
-        active_parameters=(given.parameters or total) if dense else active,
-        **shape,
-        max_seq_len=given.max_seq_len,
-        source="architecture fields of the request",
+    experts_per_token = given.experts_per_token or min(2, given.experts)
+    return check_shape(
+        build_model(
+            **given.model_dump(exclude={"experts_per_token"}),
+            experts_per_token=experts_per_token,
+            source="architecture fields of the request",
+        )
     )
-    return check_shape(model)

@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json`` as a ModelSpec: one table of field names, one entry a ``model_type``.
+"""Read a Hugging Face ``config.json`` as a ModelSpec: one table of field names, one entry a ``model_type``.
 
 The names are those of the ``transformers`` configuration classes
 (https://github.com/huggingface/transformers, src/transformers/models/<model_type>/configuration_<model_type>.py).
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from optimizer.errors import InvalidInputError
-from optimizer.workload.model import Architecture, ModelArchitecture, ModelSpec, count_parameters
+from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, ModelSpec, build_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
-    """How one ``model_type`` names its fields, and what it fixes without naming it.
+    """Field names of one ``model_type``, and the facts it fixes without naming them.
 
     Attributes:
-        names: our field to the configuration's.
-        ffn_multiple: ffn_size / hidden_size where the configuration leaves it out; 0 where it must not.
+        names: the configuration's name of each ModelSpec field.
+        ffn_multiple: ffn_size / hidden_size where the configuration may leave ffn_size out; else 0.
         gated, tied: feed-forward with three matrices; tie_word_embeddings where the configuration is silent.
         learned_positions: max_position_embeddings counts rows of an embedding (plus ``position_offset``).
     """
@@ -34,7 +34,7 @@ class _Family:
     tied: bool = True
     learned_positions: bool = False
     position_offset: int = 0
-    details: Architecture = field(default_factory=Architecture)
+    details: BiasesAndNorms = PLAIN
 
 
 _USUAL = {
@@ -65,18 +65,10 @@ _MPT = {
     "max_seq_len": "max_seq_len",
 }
 _OPT = {**_USUAL, "ffn_size": "ffn_dim"}
-_BIASED = Architecture(attention_bias="all", mlp_bias=True, norm_bias=True)
-_BERT = Architecture(
-    attention_bias="all",
-    mlp_bias=True,
-    norm_bias=True,
-    final_norm=False,
-    token_types=2,
-    embedding_norm=True,
-    mlm_head=True,
-)
+_BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
+_BERT = replace(_BIASED, final_norm=False, token_types=2, embedding_norm=True, mlm_head=True)
 _LLAMA = _Family(names=_USUAL, gated=True, tied=False)
-_QWEN2 = _Family(names=_USUAL, gated=True, tied=False, details=Architecture(attention_bias="qkv"))
+_QWEN2 = _Family(names=_USUAL, gated=True, tied=False, details=BiasesAndNorms(attention_bias="qkv"))
 
 FAMILIES: dict[str, _Family] = {
     "llama": _LLAMA,
@@ -84,33 +76,25 @@ FAMILIES: dict[str, _Family] = {
     "mixtral": _LLAMA,
     "phi3": _LLAMA,
     "qwen2": _QWEN2,
-    "qwen3": _Family(names=_USUAL, gated=True, tied=False, details=Architecture(head_norms=True)),
+    "qwen3": _Family(names=_USUAL, gated=True, tied=False, details=BiasesAndNorms(head_norms=True)),
     "gpt2": _Family(names=_GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED),
     "gpt_neox": _Family(names=_USUAL, tied=False, details=_BIASED),
     "mpt": _Family(names=_MPT, ffn_multiple=4),
     "opt": _Family(names=_OPT, learned_positions=True, position_offset=2, details=_BIASED),
     "bert": _Family(names=_USUAL, architecture="encoder", learned_positions=True, details=_BERT),
     "roberta": _Family(
-        names=_USUAL,
-        architecture="encoder",
-        learned_positions=True,
-        details=Architecture(
-            attention_bias="all",
-            mlp_bias=True,
-            norm_bias=True,
-            final_norm=False,
-            token_types=1,
-            embedding_norm=True,
-            mlm_head=True,
-        ),
+        names=_USUAL, architecture="encoder", learned_positions=True, details=replace(_BERT, token_types=1)
     ),
 }
 
 _REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size")
 
 
+_NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"
+
+
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """Parse a JSON file.
 
     Raises:
         InvalidInputError: the file cannot be read, or holds no JSON.
@@ -123,14 +107,11 @@ def read_json(path: Path) -> Any:
         raise InvalidInputError(f"{path} is not JSON: {error}", next_step=_NEXT) from error
 
 
-_NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"
-
-
 def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
-    """A configuration that was read from ``origin``, as a ModelSpec.
+    """Build the ModelSpec of a configuration that was read from ``origin``.
 
     Raises:
-        InvalidInputError: it is not a model's; the message names what is missing.
+        InvalidInputError: not a model's configuration; the message names the missing fields.
     """
     if not isinstance(data, dict) or "model_type" not in data:
         kind = "an object without model_type" if isinstance(data, dict) else f"a JSON {type(data).__name__}"
@@ -144,7 +125,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
         raise InvalidInputError(
             f"{origin}: model_type is {data['model_type']!r}",
             limit=f"one of {', '.join(FAMILIES)}",
-            why="each kind names its fields and places its biases in its own way",
+            why="every kind has its own field names and biases",
             next_step="give the architecture's fields in a request (model: {layers: …, hidden_size: …})",
         )
     values = {ours: _whole(data, theirs, origin) for ours, theirs in family.names.items()}
@@ -157,42 +138,28 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             limit=f"a {data['model_type']} configuration gives each as a whole number above 0",
             next_step=_NEXT,
         )
-    hidden, heads = values["hidden_size"], values["attention_heads"]
-    expansion = family.ffn_multiple
+    expansion, details = family.ffn_multiple, family.details
     if data["model_type"] == "mpt":
         expansion = _whole(data, "expansion_ratio", origin) or expansion
-    experts = values.get("experts", 0)
-    details = family.details
     if data["model_type"] == "llama" and data.get("attention_bias"):
-        details = Architecture(attention_bias="all")
-    shape: dict[str, Any] = {
-        "layers": values["layers"],
-        "hidden_size": hidden,
-        "ffn_size": values.get("ffn_size") or expansion * hidden,
-        "gated_mlp": family.gated,
-        "attention_heads": heads,
-        "kv_heads": values.get("kv_heads") or heads,
-        "head_dim": values.get("head_dim") or hidden // heads,
-        "vocab_size": values["vocab_size"],
-        "tied_embeddings": bool(data.get("tie_word_embeddings", family.tied)),
-        "experts": experts,
-        "experts_per_token": values.get("experts_per_token", 0) if experts else 0,
-        "learned_positions": values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
-    }
-    total, active = count_parameters(**shape, details=details)
-    return ModelSpec(
+        details = BiasesAndNorms(attention_bias="all")
+    values["ffn_size"] = values.get("ffn_size") or expansion * values["hidden_size"]
+    if not values.get("experts"):
+        values["experts_per_token"] = 0
+    return build_model(
+        details,
         name=name,
         architecture=family.architecture,
-        parameters=total,
-        active_parameters=active,
-        **shape,
-        max_seq_len=values["max_seq_len"],
+        **values,
+        gated_mlp=family.gated,
+        tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
+        learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
         source=f"{origin} ({data['model_type']})",
     )
 
 
 def _whole(data: Mapping[str, Any], key: str, origin: str) -> int:
-    """The whole number at ``key``, 0 where there is none."""
+    """Read the whole number at ``key``; 0 without one."""
     value = data.get(key)
     if value is None:
         return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optimizer.workload.profile import ModuleProfile
+    from optimizer.workload.profile.records import ModuleProfile
 
 ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
 
@@ -17,13 +17,13 @@ ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
 class ModelSpec:
     """One model.
 
-    A field that has no meaning for the architecture is 0 (a CNN has no heads, a dense model no experts).
+    A field without a meaning for the architecture is 0 (a CNN has no heads, a dense model no experts).
 
     Attributes:
-        name: what the user called it.
+        name: the user's name of the model.
         architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "cnn", or "module": the
-            user's own, of which only ``profile`` is known.
-        parameters: all parameters; all of them are trained, but for a module's (its profile says which).
+            user's own, described by ``profile`` only.
+        parameters: all parameters; all are trained, except a module's frozen ones (see its profile).
         active_parameters: parameters one token passes through; below ``parameters`` for a mixture of experts.
         layers: transformer blocks.
         hidden_size: width of the residual stream.
@@ -35,11 +35,11 @@ class ModelSpec:
         experts, experts_per_token: of a mixture of experts.
         max_seq_len: longest sequence the model was built for, tokens; 0 where the source does not say.
         learned_positions: rows of a learned position embedding.
-        flops_per_sample: of a CNN: published forward FLOPs of one image (a multiply-add counts as two).
-        activations_per_sample: of a CNN: published elements of all convolution outputs of one image.
-        convolutions: of a CNN.
-        profile: of a module: what ``gpufleet profile`` counted.
-        source: where the numbers come from.
+        flops_per_sample: published forward FLOPs of one image (a multiply-add counts as two), CNN only.
+        activations_per_sample: published elements of all convolution outputs of one image, CNN only.
+        convolutions: number of convolutions, CNN only.
+        profile: counts of ``gpufleet profile``, module only.
+        source: origin of the numbers.
     """
 
     name: str
@@ -67,21 +67,21 @@ class ModelSpec:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether its work is counted in samples (images) and not in tokens: a CNN, and a module."""
+        """True where work is counted in samples and not in tokens: a CNN, and a module."""
         return self.architecture in ("cnn", "module")
 
     @property
     def convolutional(self) -> bool:
-        """Whether convolutions are most of its arithmetic."""
+        """True where convolutions are most of the arithmetic."""
         if self.profile is not None:
             return 2 * self.profile.forward_flops.convolution > self.profile.forward_flops.total
         return self.architecture == "cnn"
 
     @property
     def checkpointings(self) -> tuple[str, ...]:
-        """Kinds of activation checkpointing there is an estimate for: a module's where it has blocks, none of a CNN."""
+        """Kinds of activation checkpointing with an estimate: a module's where it has blocks, none for a CNN."""
         if self.profile is not None:
-            return tuple(dict.fromkeys(one.checkpointing for one in self.profile.passes))
+            return tuple(dict.fromkeys(traced.checkpointing for traced in self.profile.passes))
         return ("none",) if self.architecture == "cnn" else ("none", "selective", "full")
 
     @property
@@ -96,18 +96,18 @@ class ModelSpec:
 
     @property
     def active_layer_matrix_parameters(self) -> int:
-        """Weights one token is multiplied with in one layer, router included."""
+        """Weights that one token is multiplied with in one layer, router included."""
         used = max(1, self.experts_per_token)
         return self.attention_matrix_parameters + used * self.expert_matrix_parameters + self.experts * self.hidden_size
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of one layer: all of the model that is not embedding or output projection, spread evenly."""
+        """Parameters of one layer: all but embeddings and output projection, spread evenly."""
         return (self.parameters - self.embedding_parameters) / self.layers if self.layers else 0.0
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters outside the layers: embeddings and an output projection of its own; all of a CNN."""
+        """Parameters outside the layers: embeddings and an output projection of its own; all parameters of a CNN."""
         if not self.layers:
             return self.parameters
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + self.learned_positions
@@ -115,7 +115,7 @@ class ModelSpec:
 
 
 def check_shape(model: ModelSpec) -> ModelSpec:
-    """``model``, if its heads and experts go together.
+    """Return ``model`` if its heads and experts go together.
 
     Raises:
         InvalidInputError: the field, its value, its limit and why.
@@ -124,20 +124,20 @@ def check_shape(model: ModelSpec) -> ModelSpec:
         raise InvalidInputError(
             f"kv_heads is {model.kv_heads}",
             limit=f"a divisor of attention_heads, {model.attention_heads}",
-            why="each key-value head serves as many query heads",
+            why="every key-value head serves the same number of query heads",
         )
     if model.experts_per_token > model.experts or (model.experts and not model.experts_per_token):
         raise InvalidInputError(
             f"experts_per_token is {model.experts_per_token}",
             limit=f"from 1 to experts, {model.experts}" if model.experts else "0 without experts",
-            why="a token goes to that many of the experts",
+            why="a token passes through that many experts",
         )
     return model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """What ``count_parameters`` needs beyond ModelSpec to be exact: where the model has biases and norms.
+class BiasesAndNorms:
+    """Biases and norms of a transformer, for an exact parameter count.
 
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
@@ -162,44 +162,70 @@ class Architecture:
     mlm_head: bool = False
 
 
-def count_parameters(
+PLAIN = BiasesAndNorms()  # RMSNorm, no biases: Llama
+
+
+def build_model(
+    details: BiasesAndNorms = PLAIN,
     *,
-    layers: int,
-    hidden_size: int,
-    ffn_size: int,
-    gated_mlp: bool,
+    parameters: int | None = None,
     attention_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocab_size: int,
-    tied_embeddings: bool,
-    experts: int = 0,
-    experts_per_token: int = 0,
-    learned_positions: int = 0,
-    details: Architecture,
-) -> tuple[int, int]:
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    hidden_size: int,
+    **fields: Any,
+) -> ModelSpec:
+    """Build a ModelSpec: heads filled in, parameters counted.
+
+    Args:
+        details: biases and norms.
+        parameters: published count, which knows biases and norms that the fields do not name; else the derived count.
+        attention_heads: query heads.
+        kv_heads: by default ``attention_heads``.
+        head_dim: by default ``hidden_size`` shared out among the query heads.
+        hidden_size: width of the residual stream.
+        fields: other fields of ModelSpec.
+    """
+    model = ModelSpec(
+        parameters=0,
+        active_parameters=0,
+        attention_heads=attention_heads,
+        kv_heads=kv_heads or attention_heads,
+        head_dim=head_dim or (hidden_size // attention_heads if attention_heads else 0),
+        hidden_size=hidden_size,
+        **fields,
+    )
+    total, active = count_parameters(model, details)
+    total = parameters or total
+    return replace(model, parameters=total, active_parameters=active if model.experts else total)
+
+
+def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, int]:
     """Count a transformer's parameters from its architecture.
 
     Returns:
         All parameters, and those one token passes through (equal without experts).
     """
-    h, query, kv = hidden_size, attention_heads * head_dim, kv_heads * head_dim
+    h, query, kv = model.hidden_size, model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     norm = h * (2 if details.norm_bias else 1)
-    attention = h * (2 * query + 2 * kv)
+    attention = model.attention_matrix_parameters
     if details.attention_bias != "none":
         attention += query + 2 * kv
     if details.attention_bias == "all":
         attention += h
     if details.head_norms:
-        attention += 2 * head_dim
-    expert = h * ffn_size * (3 if gated_mlp else 2)
+        attention += 2 * model.head_dim
+    expert = model.expert_matrix_parameters
     if details.mlp_bias:
-        expert += ffn_size * (2 if gated_mlp else 1) + h
-    shared = attention + details.norms_per_layer * norm + experts * h  # the router is one row an expert
-    outside = h * (vocab_size * (1 if tied_embeddings else 2) + learned_positions + details.token_types)
+        expert += model.ffn_size * (2 if model.gated_mlp else 1) + h
+    shared = attention + details.norms_per_layer * norm + model.experts * h  # the router is one row an expert
+    tables = model.vocab_size * (1 if model.tied_embeddings else 2) + model.learned_positions + details.token_types
+    outside = h * tables
     outside += norm * (int(details.final_norm) + int(details.embedding_norm))
     if details.mlm_head:
-        outside += h * h + h + norm + vocab_size
-    total = outside + layers * (shared + max(1, experts) * expert)
-    active = outside + layers * (shared + max(1, experts_per_token) * expert)
+        outside += h * h + h + norm + model.vocab_size
+    total, active = (
+        outside + model.layers * (shared + max(1, experts) * expert)
+        for experts in (model.experts, model.experts_per_token)
+    )
     return total, active

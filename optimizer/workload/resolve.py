@@ -1,7 +1,6 @@
-"""From what the user wrote for a model to a ModelSpec.
+"""Find the model that a user means: preset, config.json, profile, function, parameter count or architecture fields.
 
-The readers of profiles, configurations and fields are imported where they are called: each builds classes, and a
-preset's name must not wait for them.
+Readers other than presets' are imported where they are called: they build classes, and a preset must not wait for them.
 """
 
 from __future__ import annotations
@@ -9,13 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import InvalidInputError
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
 from optimizer.workload.size_rule import model_of_size
+
+if TYPE_CHECKING:
+    from optimizer.workload.profile.records import ModuleProfile
 
 
 def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
@@ -27,8 +29,8 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
             parameter count ("7B"), a mapping of architecture fields, or what such a JSON file holds.
 
     Raises:
-        InvalidInputError: none of these; the message lists near names, or what is missing.
-        DataMissingError: a function, and torch is not installed.
+        InvalidInputError: none of these; the message lists near names, or the missing fields.
+        DataMissingError: a function without torch installed.
     """
     if isinstance(spec, Mapping):
         return _from_mapping(spec)
@@ -50,11 +52,9 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
 
 
 def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
-    """The model of a request's mapping: a profile, a Hugging Face configuration, or architecture fields."""
+    """Model of a request's mapping: a profile, a Hugging Face configuration, or architecture fields."""
     if "kind" in spec:
-        from optimizer.workload.profile import profile_from_dict
-
-        return profile_from_dict(spec, origin="the request's model").model()
+        return _from_profile(spec, origin="the request's model")
     if "model_type" in spec:
         from optimizer.workload.huggingface import model_from_config
 
@@ -65,13 +65,13 @@ def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
 
 
 def _from_function(text: str) -> ModelSpec:
-    """The model that a function builds; text that names none is no model at all."""
+    """Model that a function builds; any other text is unknown."""
     import difflib
 
-    from optimizer.workload.profile import is_function, profile_function
+    from optimizer.workload.profile.profiler import is_function, profile_function
 
     if is_function(text):
-        return profile_function(text).model()
+        return model_from_profile(profile_function(text))
     known = presets()
     near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)
     raise InvalidInputError(
@@ -89,12 +89,28 @@ _NEXT = "presets are listed in the documentation of gpufleet estimate"
 
 
 def _from_file(path: Path) -> ModelSpec:
-    """The model of a JSON file: a profile, or a Hugging Face configuration."""
+    """Model of a JSON file: a profile, or a Hugging Face configuration."""
     from optimizer.workload.huggingface import model_from_config, read_json
 
     data = read_json(path)
     if isinstance(data, dict) and "kind" in data and "model_type" not in data:
-        from optimizer.workload.profile import profile_from_dict
-
-        return profile_from_dict(data, origin=str(path)).model()
+        return _from_profile(data, origin=str(path))
     return model_from_config(data, name=path.parent.name if path.name == "config.json" else path.stem, origin=str(path))
+
+
+def _from_profile(data: Any, *, origin: str) -> ModelSpec:
+    from optimizer.workload.profile.profiler import parse_profile
+
+    return model_from_profile(parse_profile(data, origin=origin))
+
+
+def model_from_profile(profile: ModuleProfile) -> ModelSpec:
+    """Build the ModelSpec of a profiled module."""
+    return ModelSpec(
+        name=profile.name,
+        architecture="module",
+        parameters=profile.total_parameters,
+        active_parameters=profile.total_parameters,
+        profile=profile,
+        source=f"profile of {profile.module_class} by torch {profile.torch}, {profile.as_of.isoformat()}",
+    )

@@ -1,4 +1,4 @@
-"""A model from nothing but its parameter count ("7B"): a rule for depth and width, fitted to published decoders.
+"""Build a model from its parameter count alone ("7B"), by a rule for depth and width fitted to published decoders.
 
 Depth grows as a power of the parameter count, fitted by least squares of logarithms to RULE_MODELS; width then follows
 from the count. The rest is Llama 3's: SwiGLU with ffn/hidden 3.5, 8 key-value heads of 128, 128,256 tokens, embeddings
@@ -8,10 +8,11 @@ tied below 4B as in Llama 3.2. A large vocabulary errs on the side of more memor
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import numpy as np
 
 from optimizer.errors import InvalidInputError
-from optimizer.workload.model import Architecture, ModelSpec, count_parameters
+from optimizer.workload.model import ModelSpec, build_model
 
 # (parameters, layers) of published dense decoders: GPT-3 family (arXiv:2005.14165, table 2.1), Llama (arXiv:2302.13971,
 # table 2), Llama 3 (arXiv:2407.21783, table 3) and Llama 3.2 (its config.json files).
@@ -32,18 +33,16 @@ MAX_SEQ_LEN = 131072
 
 def depth(parameters: float) -> int:
     """Layers of a model of ``parameters``: the power law fitted to RULE_MODELS."""
-    x = [math.log(count) for count, _ in RULE_MODELS]
-    y = [math.log(layers) for _, layers in RULE_MODELS]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
-    return max(1, round(math.exp(mean_y + slope * (math.log(parameters) - mean_x))))
+    counts, layers = np.log(np.array(RULE_MODELS)).T
+    slope, intercept = np.polyfit(counts, layers, 1)
+    return max(1, round(math.exp(intercept + slope * math.log(parameters))))
 
 
 def model_of_size(parameters: int, name: str) -> ModelSpec:
-    """A decoder of exactly ``parameters``, with the rule's depth and the width that comes nearest.
+    """Build a decoder of exactly ``parameters``, with the rule's depth and the width that comes nearest.
 
     Raises:
-        InvalidInputError: outside the sizes the rule was fitted to, with some margin.
+        InvalidInputError: outside the sizes of RULE_MODELS, with a margin.
     """
     if not SMALLEST <= parameters <= LARGEST:
         raise InvalidInputError(
@@ -52,43 +51,38 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
             why="the depth and width rule is fitted to published models of 125M to 405B",
             next_step="give a preset, a config.json or architecture fields",
         )
+
+    def candidate(layers: int, heads: int, parameters: int | None = None, source: str = "") -> ModelSpec:
+        return build_model(
+            name=name,
+            architecture="decoder",
+            parameters=parameters,
+            layers=layers,
+            hidden_size=heads * HEAD_DIM,
+            ffn_size=round(FFN_RATIO * heads * HEAD_DIM),
+            gated_mlp=True,
+            attention_heads=heads,
+            kv_heads=math.gcd(heads, KV_HEADS),
+            vocab_size=VOCAB_SIZE,
+            tied_embeddings=tied,
+            max_seq_len=MAX_SEQ_LEN,
+            source=source,
+        )
+
     tied = parameters < TIED_BELOW
 
-    def shape(layers: int, heads: int) -> dict[str, Any]:
-        hidden = heads * HEAD_DIM
-        return {
-            "layers": layers,
-            "hidden_size": hidden,
-            "ffn_size": round(FFN_RATIO * hidden),
-            "gated_mlp": True,
-            "attention_heads": heads,
-            "kv_heads": math.gcd(heads, KV_HEADS),
-            "head_dim": HEAD_DIM,
-            "vocab_size": VOCAB_SIZE,
-            "tied_embeddings": tied,
-        }
-
-    def layers_of(heads: int) -> int:
-        one, two = (count_parameters(**shape(layers, heads), details=Architecture())[0] for layers in (1, 2))
+    def layers_for(heads: int) -> int:
+        one, two = (candidate(layers, heads).parameters for layers in (1, 2))
         return max(1, round(1 + (parameters - one) / (two - one)))
 
-    # Heads in eights above 16, as published models have them, so that the eight tensor ranks of a node divide them: the
-    # width whose depth, made up to the count, comes nearest to the rule's.
+    # Above 16 heads in steps of eight, as in published models, so that the eight tensor ranks of a node divide them.
+    # The best width needs the number of layers nearest to the rule's depth.
     rule = depth(parameters)
-    heads = min(
-        [*range(1, 16), *range(16, 40, 4), *range(40, 520, 8)],
-        key=lambda candidate: abs(math.log(layers_of(candidate) / rule)),
+    widths = [*range(1, 16), *range(16, 40, 4), *range(40, 520, 8)]
+    heads = min(widths, key=lambda heads: abs(math.log(layers_for(heads) / rule)))
+    layers = layers_for(heads)
+    source = (
+        f"derived from the parameter count alone: {layers} layers of {heads * HEAD_DIM}, by the rule of "
+        "optimizer/workload/size_rule.py; a preset or config.json is more exact"
     )
-    layers = layers_of(heads)
-    return ModelSpec(
-        name=name,
-        architecture="decoder",
-        parameters=parameters,
-        active_parameters=parameters,
-        **shape(layers, heads),
-        max_seq_len=MAX_SEQ_LEN,
-        source=(
-            f"derived from the parameter count alone: {layers} layers of {heads * HEAD_DIM}, by the rule of "
-            "optimizer/workload/size_rule.py; a preset or config.json is more exact"
-        ),
-    )
+    return candidate(layers, heads, parameters, source)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.workload.profile import ModuleProfile
+from optimizer.workload.profile.records import ModuleProfile
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
@@ -265,7 +265,7 @@ def test_a_torch_that_cannot_be_imported_is_told_of(
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torch" or "workload.profile_" in name]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch" or "workload.profile." in name]:
         monkeypatch.delitem(sys.modules, name)
     code, out, err = gpufleet("profile", f"{MODULES}:mlp")
     assert (code, out) == (4, "")

@@ -14,7 +14,7 @@ TRANSFORMERS = [name for name, preset in presets().items() if preset.architectur
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_count_derived_from_the_architecture_is_the_published_one(name: str) -> None:
     preset = presets()[name]
-    assert count_parameters(**preset.shape(), details=preset.details)[0] == preset.parameters
+    assert count_parameters(preset.model(name), preset.details)[0] == preset.parameters
 
 
 @pytest.mark.parametrize("name", presets())

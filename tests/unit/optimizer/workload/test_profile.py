@@ -9,10 +9,12 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="a profile needs torch: pip install 'gpufleet[torch]'")
 
 from optimizer.errors import InvalidInputError  # noqa: E402
-from optimizer.workload import profile_trace  # noqa: E402
 from optimizer.workload.presets import presets  # noqa: E402
-from optimizer.workload.profile import ModuleProfile, Pass, profile_from_dict  # noqa: E402
-from optimizer.workload.profile_module import profile_module  # noqa: E402
+from optimizer.workload.profile import cuda_dispatch  # noqa: E402
+from optimizer.workload.profile.measure import profile_module  # noqa: E402
+from optimizer.workload.profile.passes import trace_batch  # noqa: E402
+from optimizer.workload.profile.profiler import parse_profile  # noqa: E402
+from optimizer.workload.profile.records import ModuleProfile, Pass  # noqa: E402
 from tests.unit.optimizer.workload import modules  # noqa: E402
 
 MODULES = "tests.unit.optimizer.workload.modules"
@@ -113,11 +115,9 @@ def test_checkpointing_keeps_the_inputs_of_blocks_and_repeats_their_forward_pass
 
 def test_peak_is_the_highest_moment_at_every_batch() -> None:
     """The lines of two small batches give the peak of a batch that was never traced."""
-    from optimizer.workload.profile_module import _run
-
     profile = of("blocks")
-    with profile_trace.as_on_cuda():
-        run = _run("blocks", modules.blocks, 96, only_plain=False)
+    with cuda_dispatch.as_on_cuda():
+        run = trace_batch("blocks", modules.blocks, 96, only_plain=False)
     for key, counts in run.passes.items():
         assert passed(profile, *key).peak_bytes(96) == pytest.approx(max(counts.alive_bytes), rel=1e-6)
 
@@ -145,7 +145,7 @@ def test_what_user_code_prints_is_no_result(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_profile_survives_json() -> None:
     profile = of("mlp")
-    assert profile_from_dict(json.loads(profile.model_dump_json()), origin="here") == profile
+    assert parse_profile(json.loads(profile.model_dump_json()), origin="here") == profile
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ OTHERWISE = {
 
 
 def test_every_operator_that_autocast_treats_otherwise_on_cuda_is_known() -> None:
-    listed = {*profile_trace.FP32_ON_CUDA, *profile_trace.FP32_UNLESS_GIVEN}
+    listed = {*cuda_dispatch.FP32_ON_CUDA, *cuda_dispatch.FP32_UNLESS_GIVEN}
     only_cuda = {name for name in _kernels("AutocastCUDA") - _kernels("AutocastCPU") if "imname" not in name}
     assert only_cuda - OTHERWISE - {"norm.names_ScalarOpt_dim", "sum.dim_DimnameList"} == listed
 
@@ -220,7 +220,7 @@ def test_autocast_and_dropout_are_put_back() -> None:
     norm, x = torch.nn.LayerNorm(8), torch.randn(2, 8, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         before = norm(x).dtype, torch.nn.functional.cross_entropy(x, torch.zeros(2, dtype=torch.long)).dtype
-        with profile_trace.as_on_cuda():
+        with cuda_dispatch.as_on_cuda():
             assert norm(x).dtype == torch.float32
         assert (norm(x).dtype, torch.nn.functional.cross_entropy(x, torch.zeros(2, dtype=torch.long)).dtype) == before
     assert before[0] == torch.bfloat16

@@ -1,0 +1,97 @@
+"""Front door of profiling: profile a function where torch is installed, read and write profiles; imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.workload.profile.records import ModuleProfile
+
+INSTALL_TORCH = "pip install 'gpufleet[torch]'"
+
+
+def is_function(text: str) -> bool:
+    """Return True for the form "package.module:function"."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text) is not None
+
+
+def profile_function(
+    target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
+) -> ModuleProfile:
+    """Profile the module that a function builds: ``profile_module`` where torch is installed.
+
+    Raises:
+        DataMissingError: torch is not installed, or broken.
+        InvalidInputError: the function breaks its contract, or the module fails.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise _torch_needed(target, "torch is not installed", INSTALL_TORCH)
+    try:
+        from optimizer.workload.profile.measure import SMALLEST_BATCH, profile_module
+    except (ImportError, OSError) as error:  # OSError: a library of it is missing
+        next_step = f"{INSTALL_TORCH} in a fresh environment, or python -c 'import torch' to see the whole error"
+        raise _torch_needed(target, f"torch cannot be imported: {error}", next_step) from error
+
+    return profile_module(target, batch_size=batch_size or SMALLEST_BATCH, progress=progress)
+
+
+def _torch_needed(target: str, problem: str, next_step: str) -> DataMissingError:
+    return DataMissingError(
+        f"{target} is a function that builds a torch module, and {problem}",
+        limit="torch in the Python that runs gpufleet",
+        why="its own operators count parameters, FLOPs and memory",
+        next_step=next_step,
+    )
+
+
+def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
+    """Validate ``data`` as a profile.
+
+    Raises:
+        InvalidInputError: every wrong field, with its place.
+    """
+    try:
+        return ModuleProfile.model_validate(data)
+    except ValidationError as error:
+        places = [f"{'.'.join(str(part) for part in p['loc']) or 'profile'}: {p['msg']}" for p in error.errors()]
+        raise InvalidInputError(
+            f"{origin} is not a module profile:\n    " + "\n    ".join(places),
+            limit="what gpufleet profile --format json prints (schema 1)",
+            next_step="gpufleet profile MODULE:FUNCTION --out model.json",
+        ) from error
+
+
+def check_out_path(path: Path) -> None:
+    """Check that ``write_profile`` can write to ``path``, before minutes of tracing.
+
+    Raises:
+        InvalidInputError: the name does not end in .json, or the folder does not exist.
+    """
+    if path.suffix != ".json":
+        raise InvalidInputError(
+            f"--out is {path}",
+            limit="a name that ends in .json",
+            why="--model tells a profile by the suffix",
+            next_step=f"--out {path}.json",
+        )
+    if not path.absolute().parent.is_dir():
+        raise InvalidInputError(f"--out is {path}", limit="a file in a folder that exists", next_step="make the folder")
+
+
+def write_profile(path: Path, profile: ModuleProfile) -> None:
+    """Write ``profile`` as JSON; ``--model PATH`` reads it.
+
+    Raises:
+        GpufleetError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="give another --out") from error

@@ -1,0 +1,164 @@
+"""Trace: counts the FLOPs, traffic and memory of every operator of a forward and a backward pass."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+_CONVOLUTION = {aten.convolution, aten.convolution_backward}
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_backward,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward,
+}
+_EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+# Index of is_causal among the arguments of the attention operators (native_functions.yaml).
+_CAUSAL_INDEX = {
+    aten._scaled_dot_product_flash_attention: 4,
+    aten._scaled_dot_product_flash_attention_backward: 11,
+    aten._scaled_dot_product_efficient_attention: 6,
+    aten._scaled_dot_product_efficient_attention_backward: 11,
+}
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators while active; ``start`` begins a new count.
+
+    Attributes:
+        alive_bytes: after each operator, memory of all tensors alive, without those given to ``leave_out``.
+        flops: useful FLOPs by kind ("matmul", "convolution", "attention"), by phase.
+        traffic_bytes: reads and writes of operators other than products.
+        product_elements: elements of operands and results of matrix products.
+        convolution_outputs: elements of the results of forward convolutions.
+        kernels: operators that launch a kernel.
+        uncounted: custom operators without a FLOP formula.
+        phase: "forward" or "backward", the key of ``flops``; set by the caller.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._now = 0
+        self.start()
+
+    def mark(self) -> int:
+        """Append the memory alive now to ``alive_bytes`` and return its index."""
+        self.alive_bytes.append(self._now)
+        return len(self.alive_bytes) - 1
+
+    def start(self) -> None:
+        """Reset the counts, not the memory alive."""
+        self.alive_bytes: list[int] = [self._now]
+        self.flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
+        self.traffic_bytes = 0
+        self.product_elements = 0
+        self.convolution_outputs = 0
+        self.kernels = 0
+        self.uncounted: set[str] = set()
+        self.phase = "forward"
+
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """Stop counting this tensor's memory."""
+        key = self._watch(tensor)
+        self._now -= self._sizes[key]
+        self._sizes[key] = 0
+
+    def _watch(self, tensor: torch.Tensor) -> int:
+        """Count the memory of the tensor's storage until it is freed; several tensors may share one."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes()
+            self._watched[key] = weakref.ref(storage, lambda _: self._freed(key))
+            self._now += self._sizes[key]
+        return key
+
+    def _freed(self, key: int) -> None:
+        self._now -= self._sizes.pop(key)
+        del self._watched[key]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace == "prim":  # a query for the device
+            return out
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        read = {id(tensor.untyped_storage()) for tensor in inputs}
+        for tensor in outputs:
+            self._watch(tensor)
+        self.mark()
+        packet = func._overloadpacket
+        is_view = not func._schema.is_mutable and all(id(tensor.untyped_storage()) in read for tensor in outputs)
+        if not outputs or is_view or packet in _EMPTY:
+            return out
+        self.kernels += 1
+        kind, flops = _flops(func, packet, args, kwargs, out)
+        if kind:
+            self.flops[self.phase][kind] += flops
+        if kind == "matmul":
+            self.product_elements += sum(tensor.numel() for tensor in [*inputs, *outputs] if tensor.dim() > 1)
+        if packet is aten.convolution:
+            self.convolution_outputs += outputs[0].numel()
+        if not kind:
+            self.traffic_bytes += sum(_moved(tensor) for tensor in [*inputs, *outputs])
+            if func.namespace not in ("aten", "prims"):
+                self.uncounted.add(str(packet))
+        return out
+
+
+def _moved(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor that one kernel reads or writes; a broadcast one is read once."""
+    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
+
+
+def _flops(func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, int]:
+    """Kind and useful FLOPs of one operator; the kind is empty for operators other than products."""
+    if packet in _CONVOLUTION:
+        return "convolution", _convolution_flops(packet, args, out)
+    if packet in _ATTENTION:
+        return "attention", _attention_flops(packet, args, kwargs)
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return "", 0
+    return "matmul", int(formula(*args, **kwargs, out_val=out))
+
+
+def _convolution_flops(packet: Any, args: Any, out: Any) -> int:
+    """A multiply-add as two; torch's own formula counts the backward pass of a grouped convolution ``groups`` times."""
+    backward = packet is aten.convolution_backward
+    small, weight = (args[1], args[2]) if backward else (args[0], args[1])
+    large = args[0] if backward else out
+    transposed = args[7] if backward else args[6]
+    places = math.prod((small if transposed else large).shape[2:])
+    once = int(2 * small.shape[0] * places * weight.numel())
+    return once * sum(args[10][:2]) if backward else once
+
+
+def _attention_flops(packet: Any, args: Any, kwargs: Any) -> int:
+    """Two products of all queries with all keys; half of it under a causal mask.
+
+    The backward pass counts as two forward passes: recomputing the scores is not useful work.
+    """
+    backward = packet in (
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._scaled_dot_product_efficient_attention_backward,
+    )
+    query, key, value = args[1:4] if backward else args[:3]
+    index = _CAUSAL_INDEX[packet]
+    causal = kwargs.get("is_causal", args[index] if len(args) > index else False)
+    batch, heads, queries, width = query.shape
+    scores = batch * heads * queries * key.shape[2]
+    once = int(2 * scores * (width + value.shape[3]))
+    return (once // 2 if causal else once) * (2 if backward else 1)
