@@ -85,7 +85,7 @@ class InstanceType:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
+class HourlyPrice:
     """A price in USD per instance-hour, with where and when it was read.
 
     ``zone_id`` is the zone it holds in ("use1-az6"); empty for a price of the whole region.
@@ -113,7 +113,7 @@ class Offer:
     instance: InstanceType
     region: str
     zone_ids: tuple[str, ...]
-    on_demand: Price | None
-    reserved_1yr: Price | None
-    spot: Price | None
+    on_demand: HourlyPrice | None
+    reserved_1yr: HourlyPrice | None
+    spot: HourlyPrice | None
     interruption_band: tuple[float, float | None] | None

@@ -240,7 +240,7 @@ class PlanPrice(_Model):
         return NodeItem.parse(self.item) if self.per == "hour" else None
 
 
-class Calibration(_Model):
+class SpeedSource(_Model):
     """Where the speed estimate's efficiency comes from."""
 
     source: str
@@ -297,7 +297,7 @@ class FleetPlan(_Model):
     cost_usd: Cost
     interruption: Interruption
     prices: tuple[PlanPrice, ...]
-    calibration: Calibration
+    calibration: SpeedSource
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -58,3 +58,13 @@ def parse_hours(text: str | float) -> float:
     if not math.isfinite(hours) or hours <= 0:
         raise ValueError(f"{text!r} is not a duration above 0")
     return hours
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more than any estimate has, and short to read."""
+    return float(f"{float(value):.6g}")
+
+
+def cents(value: float) -> float:
+    """USD to the cent."""
+    return round(float(value), 2)

@@ -12,7 +12,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.errors import GpufleetError
-from optimizer.hardware import InstanceType, Offer, Price
+from optimizer.hardware import HourlyPrice, InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 HAS_NETWORK = "a type has a network"
@@ -119,7 +119,7 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
 
 def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
     """Rule and value of each violation in an offer's prices; none may be dated after ``latest``."""
-    prices: dict[str, Price | None] = {
+    prices: dict[str, HourlyPrice | None] = {
         "on-demand": offer.on_demand,
         "reserved": offer.reserved_1yr,
         "spot": offer.spot,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from optimizer.catalog.model import Catalog, unknown
 from optimizer.errors import InvalidInputError
-from optimizer.hardware import Offer, Price
+from optimizer.hardware import HourlyPrice, Offer
 
 PricedAs = Literal["on-demand", "reserved", "spot"]
 SortKey = Literal["price", "price-per-gpu", "type", "region"]
@@ -108,7 +108,7 @@ def sort(offers: Iterable[Offer], key: SortKey, priced_as: PricedAs) -> list[Off
     return sorted(offers, key=lambda offer: (*keys[key](offer), offer.instance.name, offer.region))  # type: ignore[type-var, unused-ignore]
 
 
-def price_of(offer: Offer, priced_as: PricedAs) -> Price | None:
+def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
     """The price of that kind, or None where nobody published one."""
     return {"on-demand": offer.on_demand, "reserved": offer.reserved_1yr, "spot": offer.spot}[priced_as]
 

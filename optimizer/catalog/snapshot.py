@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, UNIT_PER, Catalog, Source, UnitItem, UnitPrice
 from optimizer.errors import DataMissingError
-from optimizer.hardware import CpuArchitecture, InstanceType, Interconnect, Offer, Price
+from optimizer.hardware import CpuArchitecture, HourlyPrice, InstanceType, Interconnect, Offer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -324,12 +324,12 @@ def _offer(row: Mapping[str, Any], types: Mapping[str, InstanceType], origin: st
     )
 
 
-def _price(row: Mapping[str, Any], kind: str) -> Price | None:
+def _price(row: Mapping[str, Any], kind: str) -> HourlyPrice | None:
     usd, source, as_of = row[f"{kind}_usd_per_hour"], row[f"{kind}_source"], row[f"{kind}_as_of"]
     if usd is None:
         return None
     zone_id = row["spot_zone_id"] or "" if kind == "spot" else ""
-    return Price(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
+    return HourlyPrice(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
 
 
 def _unit_price(row: Mapping[str, Any], origin: str) -> UnitPrice:

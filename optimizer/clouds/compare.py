@@ -18,11 +18,11 @@ from optimizer.clouds.offers import NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOf
 from optimizer.clouds.providers import CLOUDS
 from optimizer.economics.outcome import lognormal_percentiles
 from optimizer.performance.calibration import Calibration
-from optimizer.plan import FleetPlan, Parallelism
+from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
-from optimizer.search.candidates import Table, search_types
-from optimizer.search.plan_builder import cents, parallelism, rounded
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.units import cents, rounded
 
 BASIS = (
     "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "
@@ -131,7 +131,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
             compared[name] = [_with_kernel_bypass(other) for other in priced]
     every_offer = CloudOffers(offers=tuple(other for offers in compared.values() for other in offers))
     catalog = join_catalog(problem.catalog, every_offer, aws=False)
-    tables = search_types(
+    tables = find_candidates(
         replace(
             problem,
             request=on_demand_request,
@@ -142,7 +142,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
     )
     rows = []
     for offers, table in zip(compared.values(), tables, strict=True):
-        if isinstance(table, Table):
+        if isinstance(table, CandidateTable):
             row = _best_fleet(offers[0], table, request, problem.calibration)
             rows.append(
                 replace(
@@ -150,7 +150,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
                 )
             )
         else:
-            left_out.append({"cloud": offers[0].cloud, **{key: table[key] for key in ("instance_type", "reason")}})
+            left_out.append({"cloud": offers[0].cloud, "instance_type": table.instance_type, "reason": table.reason})
     left_out.sort(key=lambda entry: CLOUDS[entry["cloud"]].place)
     by_time = request.objective == "time"
     rows.sort(key=lambda row: (not row.feasible, row.hours_expected if by_time else row.compute_usd_expected))
@@ -175,17 +175,19 @@ def _with_kernel_bypass(other: CloudOffer) -> CloudOffer:
     return replace(other, offer=replace(other.offer, instance=instance))
 
 
-def _best_fleet(other: CloudOffer, table: Table, request: FleetRequest, calibration: Calibration) -> CloudFleet:
+def _best_fleet(
+    other: CloudOffer, table: CandidateTable, request: FleetRequest, calibration: Calibration
+) -> CloudFleet:
     """The best of one type's candidates, without its ratios."""
     instance, limits = other.offer.instance, request.constraints
-    run, usd = table.run, table.cost.compute
-    usd_p95 = lognormal_percentiles(usd, usd * run.hours_std / run.hours_expected)[1]
+    outcome, usd = table.outcome, table.cost.compute
+    usd_p95 = lognormal_percentiles(usd, usd * outcome.hours_std / outcome.hours_expected)[1]
     keeps_budget = usd_p95 <= (math.inf if limits.budget_usd is None else limits.budget_usd)
-    keeps_deadline = run.hours_p95 <= (math.inf if limits.deadline_hours is None else limits.deadline_hours)
-    keys = (run.hours_expected, usd) if request.objective == "time" else (usd, run.hours_expected)
+    keeps_deadline = outcome.hours_p95 <= (math.inf if limits.deadline_hours is None else limits.deadline_hours)
+    keys = (outcome.hours_expected, usd) if request.objective == "time" else (usd, outcome.hours_expected)
     row = int(np.lexsort((*keys[::-1], ~(keeps_budget & keeps_deadline)))[0])
     offer = table.purchases[table.purchase[row]].offer
-    config = int(table.config[row])
+    configuration = int(table.configuration[row])
     price = offer.on_demand
     assert price is not None  # only priced offers are compared
     return CloudFleet(
@@ -196,10 +198,10 @@ def _best_fleet(other: CloudOffer, table: Table, request: FleetRequest, calibrat
         gpu=instance.gpu.name,
         gpu_count=int(instance.gpu_count),
         fabric=other.fabric,
-        node_count=int(table.fastest.nodes[config]),
-        parallelism=Parallelism.model_validate(parallelism(table.fastest, config)).model_dump(),
-        hours_expected=rounded(run.hours_expected[row]),
-        hours_p95=rounded(run.hours_p95[row]),
+        node_count=int(table.fastest.nodes[configuration]),
+        parallelism=table.fastest.parallelism(configuration).model_dump(),
+        hours_expected=rounded(outcome.hours_expected[row]),
+        hours_p95=rounded(outcome.hours_p95[row]),
         compute_usd_expected=cents(usd[row]),
         compute_usd_p95=cents(usd_p95[row]),
         usd_per_node_hour=price.usd_per_hour,

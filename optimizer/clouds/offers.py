@@ -16,7 +16,7 @@ from optimizer.clouds import tables
 from optimizer.clouds.providers import CLOUDS
 from optimizer.clouds.tables import PriceRow, RateRow, TypeRow
 from optimizer.errors import DataMissingError
-from optimizer.hardware import InstanceType, Offer, Price
+from optimizer.hardware import HourlyPrice, InstanceType, Offer
 
 # A type whose page gives no bandwidth is listed, and not compared.
 UNKNOWN_GBIT_PER_S = 0.0
@@ -137,12 +137,12 @@ def _instance_type(facts: TypeRow) -> InstanceType:
     )
 
 
-def _price(value: float | None, row: PriceRow, rates: dict[str, RateRow]) -> Price | None:
+def _price(value: float | None, row: PriceRow, rates: dict[str, RateRow]) -> HourlyPrice | None:
     if value is None:
         return None
     assert row.as_of is not None  # checked by PriceRow
     if row.currency == "USD":
-        return Price(usd_per_hour=value, source=row.source, as_of=row.as_of)
+        return HourlyPrice(usd_per_hour=value, source=row.source, as_of=row.as_of)
     rate = rates.get(row.currency)
     if rate is None:
         raise DataMissingError(
@@ -150,7 +150,7 @@ def _price(value: float | None, row: PriceRow, rates: dict[str, RateRow]) -> Pri
             why="a price in another currency cannot be compared",
             next_step="add the currency's rate, with its source and date",
         )
-    return Price(
+    return HourlyPrice(
         usd_per_hour=round(value / rate.per_usd, 4),
         source=f"{row.source}: {value:g} {row.currency} at {rate.per_usd:g} {row.currency}/USD ({rate.source})",
         as_of=row.as_of,

@@ -232,7 +232,8 @@ def _estimate_one(
     reserve = {part: float(value) for part, value in reserve_gib(found).items()}
     speed = float(found.tokens_per_second)
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
-    residual, source = speed_source(calibration, hardware.gpu, precision, recipe.framework, spec, ranks)
+    splits = [name for name, count in ranks.items() if count > 1]
+    residual, source = speed_source(calibration, hardware.gpu, precision, recipe.framework, spec, splits)
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,

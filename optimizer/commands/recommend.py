@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,7 +265,8 @@ def _print_tables(answer: Recommendation, *, explain: bool) -> None:
         click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
     if answer.rejected:
         click.echo()
-        write_table(answer.rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
+        rejected = [asdict(rejection) for rejection in answer.rejected]
+        write_table(rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
     click.echo(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
         f"{answer.problem.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
@@ -321,7 +323,7 @@ def _counted(answer: Recommendation) -> str:
     """How many types each constraint rejects: "3 memory, 2 budget"."""
     counts: dict[str, int] = {}
     for entry in answer.rejected:
-        counts[entry["binding_constraint"]] = counts.get(entry["binding_constraint"], 0) + 1
+        counts[entry.binding_constraint] = counts.get(entry.binding_constraint, 0) + 1
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
@@ -368,7 +370,7 @@ def _explain_nothing(answer: Recommendation) -> None:
     """
     limits = answer.problem.request.constraints
     model = answer.problem.request.model if isinstance(answer.problem.request.model, str) else "this model"
-    if answer.rejected and all(entry["binding_constraint"] == "price" for entry in answer.rejected):
+    if answer.rejected and all(entry.binding_constraint == "price" for entry in answer.rejected):
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
             why="a fleet without a price cannot be held to a budget",

@@ -18,7 +18,7 @@ GP3_INCLUDED_MIB_PER_S = 125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
+class HourlyRates:
     """What a fleet pays by the hour or month; USD, elementwise over candidates or scalar.
 
     Attributes:
@@ -65,7 +65,7 @@ class FleetCost:
     reserve: Floats
 
 
-def fleet_cost(run: Outcome, rates: Rates) -> FleetCost:
+def fleet_cost(run: Outcome, rates: HourlyRates) -> FleetCost:
     """Cost of a run.
 
     While the job waits for a reclaimed node, every other node is paid. A one-year commitment is paid to its end whether

@@ -20,7 +20,7 @@ _Z95 = 1.6448536269514722
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidates:
+class Fleets:
     """Fleets to cost, one an element.
 
     Attributes:
@@ -72,7 +72,7 @@ class Outcome:
     lost_hours: Floats
 
 
-def outcome(c: Candidates) -> Outcome:
+def predict_outcome(c: Fleets) -> Outcome:
     """Expected wall hours and their spread.
 
     With r interruptions an hour, each costing a restart and half a checkpoint interval, M useful hours need

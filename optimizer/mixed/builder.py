@@ -9,9 +9,9 @@ from optimizer.mixed.mix import Mix
 from optimizer.performance.calibration import model_kind
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 from optimizer.plan import FleetPlan
-from optimizer.search.plan_builder import cents, node_prices, rounded, unit_prices
+from optimizer.search.plan_builder import list_node_prices, list_unit_prices
 from optimizer.search.problem import Problem
-from optimizer.units import HOURS_PER_MONTH
+from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 
 def build_fleet(mix: Mix, problem: Problem, best: FleetPlan | None) -> MixedFleet:
@@ -101,5 +101,9 @@ def build_fleet(mix: Mix, problem: Problem, best: FleetPlan | None) -> MixedFlee
             "option": best.purchase.option,
             "cost_usd": best.cost_usd.expected,
         },
-        prices=(*node_prices(mix.purchases[0]), *node_prices(mix.purchases[1]), *unit_prices(region, problem.catalog)),
+        prices=(
+            *list_node_prices(mix.purchases[0]),
+            *list_node_prices(mix.purchases[1]),
+            *list_unit_prices(region, problem.catalog),
+        ),
     )

@@ -9,17 +9,17 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.economics.fleet_cost import FleetCost, Rates, fleet_cost
-from optimizer.economics.outcome import Candidates, Outcome, outcome
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
+from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.calibration import model_kind
 from optimizer.search.problem import Problem
-from optimizer.search.purchases import Purchase, purchases
+from optimizer.search.purchases import PricedPurchase, list_purchases
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def zones(purchase: Purchase) -> tuple[str, ...]:
+def zones(purchase: PricedPurchase) -> tuple[str, ...]:
     """Zones that have the nodes at this price."""
     return (purchase.price.zone_id,) if purchase.price.zone_id else purchase.offer.zone_ids
 
@@ -39,7 +39,7 @@ class NodeGroups:
     """
 
     problem: Problem
-    purchases: tuple[Purchase, ...]
+    purchases: tuple[PricedPurchase, ...]
     most_nodes: Ints
     usd_per_hour: Floats
     hazard_rate: Floats
@@ -68,7 +68,7 @@ class NodeGroups:
             purchase
             for offer in problem.catalog.offers
             if offer.instance.name in types and offer.region in regions and offer.zone_ids
-            for purchase in purchases(offer, limits)
+            for purchase in list_purchases(offer, limits)
             if not purchase.committed and not purchase.base and purchase.option != "capacity-block"
         )
         kind, hazards = model_kind(problem.model), [purchase.hazard for purchase in choices]
@@ -137,8 +137,8 @@ class NodeGroups:
         share = np.divide(rates, rate[:, None], out=np.zeros(rates.shape), where=rate[:, None] > 0)
         all_nodes = nodes.sum(axis=1).astype(float)
         price = self.usd_per_hour[pair]
-        hours = outcome(
-            Candidates(
+        hours = predict_outcome(
+            Fleets(
                 train_hours=train_hours,
                 log_error=self.relative_error[pair].max(axis=1) if relative_error is None else relative_error,
                 nodes=all_nodes,
@@ -154,7 +154,7 @@ class NodeGroups:
         nothing = np.zeros(all_nodes.size)
         cost = fleet_cost(
             hours,
-            Rates(
+            HourlyRates(
                 # All nodes at their mean price; of spot nodes only the price that stops while the job waits for one.
                 base_nodes=all_nodes,
                 base_usd_per_hour=(price * nodes).sum(axis=1) / all_nodes,

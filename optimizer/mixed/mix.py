@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
-from optimizer.search.purchases import Purchase
+from optimizer.search.purchases import PricedPurchase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Mix:
         relative_error: of the speed.
     """
 
-    purchases: tuple[Purchase, Purchase]
+    purchases: tuple[PricedPurchase, PricedPurchase]
     nodes: tuple[int, int]
     ranks: tuple[int, int]
     layout: Mapping[str, int]

@@ -12,9 +12,10 @@ import numpy as np
 
 from optimizer.mixed.groups import NodeGroups
 from optimizer.mixed.mix import Mix
-from optimizer.search.candidates import keeps_limits, part_of, reserve_hours_of
-from optimizer.search.fastest import Fastest, estimates_of
+from optimizer.search.candidates import keeps_limits
+from optimizer.search.fastest import Fastest, estimate_configurations
 from optimizer.search.problem import Problem
+from optimizer.search.tables import take_rows
 
 _LAYOUT = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
 
@@ -47,7 +48,7 @@ def _cheapest(problem: Problem, groups: NodeGroups, pair: tuple[int, int], faste
         nodes,
         fastest.train_hours[config],
         fastest.checkpoint_writers[config],
-        reserve_hours_of(fastest, problem.checkpoint_gib)[config],
+        fastest.reserve_hours(problem.checkpoint_gib)[config],
         fastest.relative_error[config],
     )
     keeps = np.flatnonzero(keeps_limits(outcome, cost, problem.request.constraints))
@@ -55,28 +56,28 @@ def _cheapest(problem: Problem, groups: NodeGroups, pair: tuple[int, int], faste
         return None
     row = int(keeps[np.lexsort((outcome.hours_expected[keeps], cost.expected[keeps]))[0]])
     at = int(config[row])
-    estimates = estimates_of(problem, [(fastest, at)])
+    estimates = estimate_configurations(problem, [(fastest, at)])
     computed_s = float((estimates.step_time_s - estimates.time_s["data_communication"])[0])
     first, second = nodes[row].tolist()
     ranks = fastest.instance.ranks
-    micro_batch, grad_accum = int(fastest.rows.micro_batch[at]), int(fastest.rows.grad_accum[at])
+    micro_batch, grad_accum = int(fastest.layouts.micro_batch[at]), int(fastest.layouts.grad_accum[at])
     peak_gib, limit_gib = float(estimates.peak_memory_gib[0]), float(estimates.limit_gib[0])
     return Mix(
         purchases=(groups.purchases[pair[0]], groups.purchases[pair[1]]),
         nodes=(first, second),
         ranks=(first * ranks, second * ranks),
-        layout={name: int(getattr(fastest.rows, name)[at]) for name in _LAYOUT},
+        layout={name: int(getattr(fastest.layouts, name)[at]) for name in _LAYOUT},
         sharding=int(fastest.sharding[at]),
         checkpointing=(int(fastest.checkpointing[at]),) * 2,
         micro_batch=(micro_batch, micro_batch),
         grad_accum=(grad_accum, grad_accum),
-        global_batch=int(fastest.rows.batch[at]),
+        global_batch=int(fastest.layouts.batch[at]),
         steps=int(fastest.steps[at]),
         step_time_s=float(estimates.step_time_s[0]),
         computed_s=(computed_s, computed_s),
         peak_gib=(peak_gib, peak_gib),
         limit_gib=(limit_gib, limit_gib),
-        outcome=part_of(outcome, row),
-        cost=part_of(cost, row),
+        outcome=take_rows(outcome, row),
+        cost=take_rows(cost, row),
         relative_error=float(fastest.relative_error[at]),
     )

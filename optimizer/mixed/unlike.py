@@ -25,8 +25,9 @@ from optimizer.performance.machines import Machines, share_of_gpu
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import DDP, ZERO2
 from optimizer.search import layouts
-from optimizer.search.candidates import keeps_limits, part_of
+from optimizer.search.candidates import keeps_limits
 from optimizer.search.problem import Problem
+from optimizer.search.tables import take_rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -90,8 +91,8 @@ class UnlikeSearch:
         """Sharding, checkpointing and micro-batch of every setting: flat columns of Grid."""
         amount, ranks = self.problem.amount, int(self.groups.ranks.min())
         choices = {
-            "sharding": layouts.shardings(self.problem.recipe),
-            "checkpointing": layouts.checkpointings(self.problem.model),
+            "sharding": layouts.allowed_shardings(self.problem.recipe),
+            "checkpointing": layouts.allowed_checkpointings(self.problem.model),
             "micro_batch": micro_batches(amount.largest_batch // ranks, free=amount.global_batch is None),
         }
         places = np.indices([len(values) for values in choices.values()]).reshape(len(choices), -1)
@@ -150,7 +151,7 @@ class UnlikeSearch:
     def _least_exposed_s(self, machine: NDArray[np.intp], nodes: Ints, ranks: Ints, largest: Ints) -> Floats:
         """Exposed communication of a step at least, s; a micro-batch as large as can be hides the most."""
         recipe, model = self.problem.recipe, self.problem.model
-        grid = np.meshgrid(layouts.shardings(recipe), layouts.checkpointings(model), indexing="ij")
+        grid = np.meshgrid(layouts.allowed_shardings(recipe), layouts.allowed_checkpointings(model), indexing="ij")
         sharding, checkpointing = (values.reshape(-1, 1, 1).astype(float) for values in grid)
         columns = {
             "sharding": sharding,
@@ -264,8 +265,8 @@ class UnlikeSearch:
             computed_s=_two(computed_s),
             peak_gib=_two(estimates.peak_memory_gib),
             limit_gib=_two(estimates.limit_gib),
-            outcome=part_of(outcome, 0),
-            cost=part_of(cost, 0),
+            outcome=take_rows(outcome, 0),
+            cost=take_rows(cost, 0),
             relative_error=float(groups.relative_error[pair].max()),
         )
 

@@ -10,16 +10,16 @@ import numpy as np
 from optimizer.errors import InvalidInputError
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Grid
-from optimizer.plan import FleetPlan, Parallelism
+from optimizer.plan import FleetPlan
 from optimizer.search import layouts
-from optimizer.search.candidates import Table
-from optimizer.search.fastest import TIE, Search, estimates_of
-from optimizer.search.plan_builder import cents, parallelism, rounded
+from optimizer.search.candidates import build_tables
+from optimizer.search.fastest import TIE, Search, estimate_configurations
 from optimizer.search.problem import Problem
-from optimizer.search.purchases import Purchase
+from optimizer.search.purchases import PricedPurchase
+from optimizer.units import cents, rounded
 
 
-def alternatives(problem: Problem, plan: FleetPlan, table: Table, way: Purchase) -> list[dict[str, Any]]:
+def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchase) -> list[dict[str, Any]]:
     """What ``plan`` was chosen over on its own type, region, purchase and node count, the cheapest first.
 
     One entry for each other combination of tensor, pipeline, context and expert parallelism, and for each other
@@ -30,8 +30,8 @@ def alternatives(problem: Problem, plan: FleetPlan, table: Table, way: Purchase)
         hours_expected, cost_usd_expected (null where it does not fit), loses_by ("memory", "illegal", "slower",
         "dearer", "tie" or "not allowed") and why.
     """
-    instance, nodes = table.fastest.instance, plan.node_count
-    rows = layouts.rows(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
+    instance, nodes = purchase.offer.instance, plan.node_count
+    rows = layouts.build_layouts(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
     search = Search(problem, [instance], [rows])
     hours, peak_gib, limit_gib = search.everything()
     # What does not fit comes after what does, the nearest to fitting first.
@@ -59,18 +59,18 @@ def alternatives(problem: Problem, plan: FleetPlan, table: Table, way: Purchase)
     if picked:
         row, sharding_at, way_at = (np.array(column) for column in zip(*picked, strict=True))
         configured = search.of_rows(row, sharding_at, way_at, hours[row, sharding_at, way_at])
-        (paid,) = Table.of(problem, [(configured, [way])])
-        estimates = estimates_of(problem, [(configured, at) for at in range(row.size)])
-        cell = {int(config): at for at, config in enumerate(paid.config)}
+        (paid,) = build_tables(problem, [(configured, [purchase])])
+        estimates = estimate_configurations(problem, [(configured, at) for at in range(row.size)])
+        cell = {int(config): at for at, config in enumerate(paid.configuration)}
         for at in range(row.size):
             fits = bool(estimates.fits[at])
             entry: dict[str, Any] = {
-                "parallelism": Parallelism.model_validate(parallelism(configured, at)).model_dump(),
+                "parallelism": configured.parallelism(at).model_dump(),
                 "fits": fits,
                 "peak_gib": rounded(estimates.peak_memory_gib[at]),
                 "limit_gib": rounded(estimates.limit_gib[at]),
                 "step_time_s": rounded(estimates.step_time_s[at]),
-                "hours_expected": rounded(paid.run.hours_expected[cell[at]]) if fits else None,
+                "hours_expected": rounded(paid.outcome.hours_expected[cell[at]]) if fits else None,
                 "cost_usd_expected": cents(paid.cost.expected[cell[at]]) if fits else None,
             }
             slower = float(configured.train_hours[at]) / (plan.job.steps * plan.step_time_s / 3600) - 1

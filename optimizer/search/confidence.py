@@ -1,47 +1,45 @@
-"""How sure the speed of a layout is: whether measured runs on its GPU have its kinds of parallelism."""
+"""Confidence: how well measured runs cover a layout on its GPU, and the relative error that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.search import layouts
 from optimizer.workload.model import ModelSpec
 
-# Kinds of parallelism that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code
-# with fused kernels (Megatron's) and in plain PyTorch: what one's pipeline costs says little of the other's. With any
-# other the speed is as sure as that of a GPU nobody measured.
-MEASURED_AXES = {
+# Splits that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code with fused
+# kernels (Megatron's) and in plain PyTorch: one's pipeline says little about the other's. A layout with another split
+# has the error of an unmeasured GPU.
+MEASURED_SPLITS = {
     ("A100", "fused"): ("tensor", "pipeline"),
     ("H100", "fused"): ("tensor", "pipeline"),
     ("H200", "written out"): ("tensor", "context", "expert"),
 }
 
 
-def measured_axes(gpu: Gpu, framework: str) -> tuple[str, ...]:
-    """Kinds of parallelism, besides data parallelism, that measured runs on ``gpu`` have in code like ``framework``."""
+def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
+    """Splits that measured runs on ``gpu`` have in code like ``framework``."""
     fused = frameworks()[framework_name(framework)].fused_kernels
-    return MEASURED_AXES.get((gpu.name, "fused" if fused else "written out"), ())
-
-
-def unmeasured_note(gpu: Gpu, framework: str, ranks: Mapping[str, int]) -> str:
-    """What no measured run on ``gpu`` has of a layout (ranks by kind of parallelism), in words; empty if it has all."""
-    known = measured_axes(gpu, framework)
-    kinds = [axis for axis in layouts.SPLITS if axis not in known and ranks[axis] > 1]
-    what = f"{' or '.join(kinds)} parallelism in code like {framework}"
-    return f"no measured run on {gpu.name} has {what}" if kinds else ""
+    return MEASURED_SPLITS.get((gpu.name, "fused" if fused else "written out"), ())
 
 
 def speed_source(
-    calibration: Calibration, gpu: Gpu, precision: Precision, framework: str, model: ModelSpec, ranks: Mapping[str, int]
+    calibration: Calibration,
+    gpu: Gpu,
+    precision: Precision,
+    framework: str,
+    model: ModelSpec,
+    splits: Collection[str],
 ) -> tuple[Residual, str]:
-    """How sure the speed of a layout (ranks by kind of parallelism) is, and where it comes from, in words."""
-    kind, unsure = model_kind(model), calibration.residuals[POOLED].relative_error
+    """The error of a layout's speed, given its splits, and in words where the speed comes from."""
+    kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
     residual = calibration.residual(gpu, precision, framework, kind=kind)
     source = calibration.describe(gpu, precision, framework, kind=kind)
-    note = unmeasured_note(gpu, framework, ranks)
-    if note and residual.relative_error < unsure:
-        return Residual(rows=residual.rows, relative_error=unsure), f"{source}; {note}, so error {unsure:.0%}"
+    measured = measured_splits(gpu, framework)
+    unmeasured = " or ".join(split for split in splits if split not in measured)
+    if unmeasured and residual.relative_error < pooled:
+        note = f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {framework}"
+        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
     return residual, source

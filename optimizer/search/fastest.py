@@ -22,16 +22,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.economics.controller import reserve_hours
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines, share_of_gpu
-from optimizer.performance.types import DDP, SHARDINGS, Estimates, Hardware
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Hardware
+from optimizer.plan import Parallelism
 from optimizer.search import layouts
-from optimizer.search.confidence import measured_axes
+from optimizer.search.confidence import measured_splits
+from optimizer.search.layouts import LayoutTable
 from optimizer.search.lower_bound import COLUMNS, Floor
 from optimizer.search.problem import Problem
-from optimizer.search.rejections import Rejection, rejection
+from optimizer.search.rejections import Rejection, reject_batch, reject_precision
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,6 +53,18 @@ _LARGE_BYTES = 32 * 2**20 - 2**16
 # the mark that the bounds of the others are held against.
 _WAVES = (1.03, 1.2, np.inf)
 _INNER_WAVES = (1.03, np.inf)
+# Columns of a layout table that are fields of a plan's parallelism.
+_LAYOUT = (
+    "data",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "sequence_parallel",
+    "virtual_stages",
+    "micro_batch",
+    "grad_accum",
+)
 # How sure estimates can be (``Search.sureness``).
 _LEVELS = 3
 
@@ -64,7 +79,7 @@ class Fastest:
 
     Attributes:
         instance: the type.
-        rows: layout and batch split.
+        layouts: layout and batch split.
         sharding, checkpointing: as in Grid.
         relative_error: of the estimates, standard deviation of the log.
         steps, train_hours: optimizer steps, and hours of useful training.
@@ -73,7 +88,7 @@ class Fastest:
     """
 
     instance: InstanceType
-    rows: layouts.Rows
+    layouts: LayoutTable
     sharding: Ints
     checkpointing: Ints
     relative_error: Floats
@@ -85,16 +100,33 @@ class Fastest:
     @property
     def nodes(self) -> Ints:
         """Node count of each row."""
-        return self.rows.nodes
+        return self.layouts.nodes
 
     @property
     def checkpoint_writers(self) -> Floats:
         """Nodes that write a checkpoint together: those that hold different parts of the state."""
-        split = np.minimum(self.rows.nodes, self.rows.pipeline)
-        return np.where(self.sharding == DDP, split, self.rows.nodes).astype(float)
+        split = np.minimum(self.layouts.nodes, self.layouts.pipeline)
+        return np.where(self.sharding == DDP, split, self.layouts.nodes).astype(float)
+
+    def reserve_hours(self, checkpoint_gib: float) -> Floats:
+        """The drain reserve of each configuration, for checkpoints of a size."""
+        # As in FleetPlan: one node writes a state that every rank holds whole.
+        writers = np.where(self.sharding == DDP, 1, self.nodes)
+        return reserve_hours(self.train_hours * 3600 / self.steps, checkpoint_gib, writers)
+
+    def parallelism(self, index: int) -> Parallelism:
+        """One configuration, as a plan has it."""
+        row = {name: int(getattr(self.layouts, name)[index]) for name in _LAYOUT}
+        return Parallelism.model_validate(
+            row
+            | {
+                "sharding": SHARDINGS[self.sharding[index]],
+                "activation_checkpointing": CHECKPOINTINGS[self.checkpointing[index]],
+            }
+        )
 
 
-def fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
+def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
     """The fastest configurations that fit, at each node count of each type; or why there is none.
 
     Args:
@@ -106,31 +138,18 @@ def fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest
     # and faults them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
     np.empty(_LARGE_BYTES, dtype=np.uint8)
     found: dict[str, Fastest | Rejection] = {}
-    tables: dict[tuple[int, int], layouts.Rows] = {}
+    tables: dict[tuple[int, int], LayoutTable] = {}
     able: dict[Any, list[InstanceType]] = {}
     for instance in instances:
         if recipe.precision not in instance.gpu.peak_tflop_per_s:
-            found[instance.name] = rejection(
-                instance.name,
-                "precision",
-                f"{instance.gpu.name} does not compute in {recipe.precision}",
-                recipe.precision,
-                ", ".join(sorted(instance.gpu.peak_tflop_per_s)),
-            )
+            found[instance.name] = reject_precision(instance, recipe.precision)
             continue
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
         if shape not in tables:
-            tables[shape] = layouts.rows(problem, ranks=shape[0], nodes=range(1, shape[1] + 1))
+            tables[shape] = layouts.build_layouts(problem, ranks=shape[0], nodes=range(1, shape[1] + 1))
         if not tables[shape].size:
-            batch = amount.largest_batch
-            found[instance.name] = rejection(
-                instance.name,
-                "global_batch",
-                f"a global batch of {batch} cannot be split evenly over {instance.ranks} GPUs a node",
-                batch,
-                instance.ranks,
-            )
+            found[instance.name] = reject_batch(instance, amount.largest_batch)
             continue
         # Types of the same GPU, links and network are as fast as each other: host and disks are not in the estimate.
         hardware = share_of_gpu(instance)
@@ -145,7 +164,7 @@ def fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest
                 found[instance.name] = (
                     replace(result, instance=instance, evaluated=0 if at else result.evaluated)
                     if isinstance(result, Fastest)
-                    else result | {"instance_type": instance.name}
+                    else replace(result, instance_type=instance.name)
                 )
     return [found[instance.name] for instance in instances]
 
@@ -168,18 +187,18 @@ class _Entries:
 class Search:
     """The search over some machines, each with its table of rows; positions in the joined table are ``row``s."""
 
-    def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[layouts.Rows]) -> None:
+    def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[LayoutTable]) -> None:
         model, recipe, calibration = problem.model, problem.recipe, problem.calibration
         machines = Machines.of(instances, recipe, model, calibration)
         self.machines, self.model = machines, model
         distinct = list({id(table): table for table in tables}.values())
         self.table_of = [next(at for at, one in enumerate(distinct) if one is table) for table in tables]
-        self.table = layouts.Rows.joined(distinct)
+        self.table = LayoutTable.joined(distinct)
         ends = np.cumsum([0, *(table.size for table in distinct)]).tolist()
         self.slices_of_tables = [slice(start, end) for start, end in pairwise(ends)]
         self.tables = [self.table.take(rows) for rows in self.slices_of_tables]
         self.slices = [self.slices_of_tables[at] for at in self.table_of]
-        self.shardings, self.checkpointings = layouts.shardings(recipe), layouts.checkpointings(model)
+        self.shardings, self.checkpointings = layouts.allowed_shardings(recipe), layouts.allowed_checkpointings(model)
         # Arrays of shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
         self.shards = np.ascontiguousarray(layouts.shards(self.table, self.shardings).T)[:, None]
         self.settings = np.count_nonzero(self.shards, axis=(0, 1)) * self.checkpointings.size
@@ -193,7 +212,7 @@ class Search:
             ]
         )
         measured = [
-            sum((axis in measured_axes(i.gpu, recipe.framework)) << at for at, axis in enumerate(layouts.SPLITS))
+            sum((axis in measured_splits(i.gpu, recipe.framework)) << at for at, axis in enumerate(layouts.SPLITS))
             for i in machines.instances
         ]
         self.unmeasured = ~np.where(self.errors < self.unsure, measured, -1)
@@ -403,7 +422,7 @@ class Search:
         sure = self.sureness(np.zeros_like(row), row) < 2
         return Fastest(
             instance=self.machines.instances[0],
-            rows=self.table.take(row),
+            layouts=self.table.take(row),
             sharding=self.shardings[sharding],
             checkpointing=self.checkpointings[checkpointing],
             relative_error=np.where(sure, self.errors[0], self.unsure),
@@ -428,7 +447,7 @@ class Search:
             results.append(
                 Fastest(
                     instance=instance,
-                    rows=rows.take(mine),
+                    layouts=rows.take(mine),
                     sharding=found.sharding[mine],
                     checkpointing=found.checkpointing[mine],
                     relative_error=np.where(sure[mine], self.errors[at], self.unsure),
@@ -471,26 +490,32 @@ class Search:
         if not np.isfinite(gap).any():
             kinds = ", ".join(SHARDINGS[sharding] for sharding in self.shardings)
             reason = f"one GPU has nothing to shard its state over, and sharding is {kinds}"
-            return rejection(instance.name, "sharding", reason, kinds, SHARDINGS[DDP])
+            return Rejection(
+                instance_type=instance.name,
+                reason=reason,
+                binding_constraint="sharding",
+                value=kinds,
+                limit=SHARDINGS[DDP],
+            )
         nearest = int(np.flatnonzero((gap == gap.min()).any(axis=(0, 1)))[-1])
         sharding, way = np.unravel_index(int(gap[:, :, nearest].argmin()), gap.shape[:2])
         needs, leaves = float(peak_gib[sharding, way, nearest]), float(most_gib[nearest])
         layout = described(self.table.take(weighed[[nearest]]), SHARDINGS[self.shardings[sharding]])
-        return rejection(
-            instance.name,
-            "memory",
-            f"the smallest step needs {needs:.1f} GiB a GPU ({layout}), "
+        return Rejection(
+            instance_type=instance.name,
+            reason=f"the smallest step needs {needs:.1f} GiB a GPU ({layout}), "
             f"and {instance.gpu.name} leaves {leaves:.1f} GiB",
-            needs,
-            leaves,
+            binding_constraint="memory",
+            value=needs,
+            limit=leaves,
         )
 
 
-def estimates_of(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:
+def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:
     """Estimates of rows of ``Fastest``, one an element of ``chosen``, of which there is one at least."""
     types = list({found.instance.name: found.instance for found, _ in chosen}.values())
     position = {instance.name: at for at, instance in enumerate(types)}
-    columns = {name: np.array([getattr(found.rows, name)[at] for found, at in chosen], float) for name in COLUMNS}
+    columns = {name: np.array([getattr(found.layouts, name)[at] for found, at in chosen], float) for name in COLUMNS}
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
     machine = np.array([position[found.instance.name] for found, _ in chosen])
@@ -498,7 +523,7 @@ def estimates_of(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Est
     return evaluate_inputs(machines.inputs(machine, columns))
 
 
-def described(rows: layouts.Rows, sharding: str) -> str:
+def described(rows: LayoutTable, sharding: str) -> str:
     """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
     ways = {"tensor": rows.tensor, "pipeline": rows.pipeline, "context": rows.context, "expert": rows.expert}
     split = "".join(f", {name} {int(ranks[0])}" for name, ranks in ways.items() if ranks[0] > 1)

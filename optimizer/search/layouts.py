@@ -45,7 +45,7 @@ _SHARDINGS = {"megatron": (DDP, ZERO1), "megatron-core": (DDP, ZERO1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class LayoutTable:
     """Layouts with their batch splits: flat arrays of one length, sorted by nodes.
 
     Rows of one ``layout`` (a number from 0) differ in micro-batch, grad_accum and virtual stages only; its first row
@@ -94,7 +94,7 @@ class Rows:
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 
-def rows(problem: Problem, *, ranks: int, nodes: range) -> Rows:
+def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
     """Every legal row of a problem over ``nodes`` nodes of ``ranks`` GPUs."""
     model, amount = problem.model, problem.amount
     layouts = _layouts(problem, ranks, nodes)
@@ -145,7 +145,7 @@ def _layouts(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]:
     return {name: values[mask] for name, values in (found | {"sequence_parallel": splits}).items()}
 
 
-def _with_virtual_stages(model: ModelSpec, found: dict[str, Ints]) -> Rows:
+def _with_virtual_stages(model: ModelSpec, found: dict[str, Ints]) -> LayoutTable:
     """Each row without virtual stages, and with each number of them that is legal."""
     row = np.arange(found["nodes"].size)
     one = np.ones_like(row)
@@ -155,10 +155,10 @@ def _with_virtual_stages(model: ModelSpec, found: dict[str, Ints]) -> Rows:
     row, stages = np.concatenate((row, staged[at])), np.concatenate((one, chunks[chunk]))
     order = np.argsort(found["nodes"][row], kind="stable")
     row = row[order]
-    return Rows(**{name: values[row] for name, values in found.items()}, virtual_stages=stages[order])
+    return LayoutTable(**{name: values[row] for name, values in found.items()}, virtual_stages=stages[order])
 
 
-def shardings(recipe: Recipe) -> Ints:
+def allowed_shardings(recipe: Recipe) -> Ints:
     """The shardings that the recipe's framework has and the search may use.
 
     Raises:
@@ -175,12 +175,12 @@ def shardings(recipe: Recipe) -> Ints:
     return np.array(found)
 
 
-def checkpointings(model: ModelSpec) -> Ints:
+def allowed_checkpointings(model: ModelSpec) -> Ints:
     """The activation checkpointings that the model can have."""
     return np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
 
 
-def shards(table: Rows, sharding: Ints) -> Bools:
+def shards(table: LayoutTable, sharding: Ints) -> Bools:
     """Which rows can have which sharding (rows x shardings): there is nothing to shard over one rank."""
     return np.asarray((table.data * table.context > 1)[:, None] | (sharding == DDP))
 

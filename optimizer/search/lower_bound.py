@@ -26,8 +26,8 @@ from optimizer.workload.model import ModelSpec
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# What a configuration has of ``layouts.Rows``: fields of Grid.
-COLUMNS = tuple(field.name for field in fields(layouts.Rows) if field.name != "layout")
+# What a configuration has of ``layouts.LayoutTable``: fields of Grid.
+COLUMNS = tuple(field.name for field in fields(layouts.LayoutTable) if field.name != "layout")
 # Configurations worked out together: intermediate arrays of this length stay in the processor's cache.
 _CHUNK = 4096
 
@@ -42,7 +42,7 @@ class Floor:
         self,
         *,
         machines: Machines,
-        tables: Sequence[layouts.Rows],
+        tables: Sequence[layouts.LayoutTable],
         table_of: Sequence[int],
         first_rows: Sequence[Ints],
         steps: Floats,
@@ -190,7 +190,7 @@ class _Kinds:
         group: of each row, its kind of data-parallel ranks.
     """
 
-    def __init__(self, table: layouts.Rows, first_row: Ints, model: ModelSpec) -> None:
+    def __init__(self, table: layouts.LayoutTable, first_row: Ints, model: ModelSpec) -> None:
         layouts = table.take(first_row)
         sizes, size = distinct(table.micro_batch)
         layer_codes, layer = distinct(_code(layouts.tensor, layouts.context, layouts.expert))

@@ -1,41 +1,188 @@
-"""From a row of the search's tables to a FleetPlan, with every price it used, its source and its date."""
+"""From candidates to FleetPlans, with every price that a plan uses, its source and its date."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from functools import cache
-from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.hardware import InstanceType, Offer, Price
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Estimates
-from optimizer.plan import FleetPlan, Market, Node, NodeItem, PlanPrice, Volumes
-from optimizer.request import Constraints
-from optimizer.search.candidates import Table
-from optimizer.search.confidence import speed_source
-from optimizer.search.fastest import Fastest
-from optimizer.search.problem import Problem
-from optimizer.search.purchases import Purchase
-
-# Fields of a plan's parallelism that are numbers of a search's row.
-_LAYOUT = (
-    "data",
-    "tensor",
-    "pipeline",
-    "context",
-    "expert",
-    "sequence_parallel",
-    "virtual_stages",
-    "micro_batch",
-    "grad_accum",
+from optimizer.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.performance.types import Estimates
+from optimizer.plan import (
+    Cost,
+    CostBreakdown,
+    FleetPlan,
+    Interruption,
+    Job,
+    Market,
+    Memory,
+    Node,
+    NodeItem,
+    Parallelism,
+    PlanPrice,
+    Purchase,
+    SpeedSource,
+    Spread,
+    Volumes,
 )
+from optimizer.search.candidates import CandidateTable
+from optimizer.search.confidence import speed_source
+from optimizer.search.fastest import estimate_configurations
+from optimizer.search.problem import Problem
+from optimizer.search.purchases import PricedPurchase
+from optimizer.units import cents, rounded
 
 
-def node(instance: InstanceType) -> Node:
-    """The facts of one instance that infra and bootstrap need."""
+class PlanBuilder:
+    """Builds the plans of one answer; looks each region's prices and each type's stand-ins up once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._unit_prices: dict[str, list[PlanPrice]] = {}
+        self._stand_ins: dict[str, list[InstanceType]] = {}
+
+    def build(self, candidates: Sequence[tuple[CandidateTable, int]]) -> list[FleetPlan]:
+        """The plans of candidates, each a table and a row."""
+        if not candidates:
+            return []
+        estimates = estimate_configurations(
+            self._problem, [(table.fastest, int(table.configuration[row])) for table, row in candidates]
+        )
+        return [self._build(table, row, estimates, i) for i, (table, row) in enumerate(candidates)]
+
+    def _build(self, table: CandidateTable, row: int, estimates: Estimates, i: int) -> FleetPlan:
+        fastest, purchase = table.fastest, table.purchases[table.purchase[row]]
+        configuration = int(table.configuration[row])
+        nodes = int(fastest.nodes[configuration])
+        outcome, cost = table.outcome, table.cost
+        breakdown = CostBreakdown(**{part: cents(getattr(cost, part)[row]) for part in CostBreakdown.model_fields})
+        expected_usd = round(breakdown.total(), 2)
+        p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
+        compute_p95_usd = breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
+        further, p95_usd = self._further_spot_offers(purchase, compute_p95_usd, p95_usd, float(cost.reserve[row]))
+        parallelism = fastest.parallelism(configuration)
+        return FleetPlan(
+            instance_type=fastest.instance.name,
+            region=purchase.offer.region,
+            zone_ids=purchase.offer.zone_ids,
+            node_count=nodes,
+            node=_describe_node(fastest.instance),
+            purchase=Purchase(
+                option=purchase.option,
+                on_demand_base=purchase.base,
+                fallback="on-demand" if purchase.fallback else "none",
+                capacity_reservation_id=purchase.reservation and purchase.reservation.capacity_reservation_id,
+                capacity_block=purchase.reservation and purchase.reservation.capacity_block,
+                spot_types=tuple(offer.instance.name for offer in further),
+            ),
+            job=self._describe_job(int(fastest.layouts.batch[configuration]), int(fastest.steps[configuration])),
+            parallelism=parallelism,
+            memory=Memory(
+                peak_gib=rounded(estimates.peak_memory_gib[i]),
+                limit_gib=rounded(estimates.limit_gib[i]),
+                breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
+            ),
+            step_time_s=rounded(estimates.step_time_s[i]),
+            tokens_per_second=rounded(estimates.tokens_per_second[i]),
+            mfu=rounded(estimates.mfu[i]),
+            hours=Spread(
+                expected=rounded(outcome.hours_expected[row]),
+                p50=rounded(outcome.hours_p50[row]),
+                p95=rounded(outcome.hours_p95[row]),
+            ),
+            cost_usd=Cost(
+                expected=expected_usd,
+                p50=cents(cost.p50[row]),
+                p95=max(cents(p95_usd), expected_usd, cents(cost.p50[row])),
+                breakdown=breakdown,
+            ),
+            interruption=Interruption(
+                rate=rounded(float(outcome.rate[row]) / nodes),
+                source=f"{purchase.hazard.source}; {FAILURE_SOURCE}" if purchase.hazard else FAILURE_SOURCE,
+                expected_count=rounded(outcome.expected_count[row]),
+                checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
+                lost_hours=rounded(outcome.lost_hours[row]),
+            ),
+            prices=(*list_node_prices(purchase, further), *self._list_unit_prices(purchase.offer.region)),
+            calibration=self._describe_speed(fastest.instance, parallelism),
+        )
+
+    def _describe_job(self, global_batch: int, steps: int) -> Job:
+        request, model, amount = self._problem.request, self._problem.model, self._problem.amount
+        return Job(
+            model=model.name,
+            parameters=model.parameters,
+            samples=amount.samples,
+            tokens=amount.samples * amount.seq_len,
+            seq_len=amount.seq_len,
+            global_batch=global_batch,
+            steps=steps,
+            precision=request.workload.precision,
+            optimizer=request.workload.optimizer,
+            checkpoint_gib=rounded(self._problem.checkpoint_gib),
+            budget_usd=request.constraints.budget_usd,
+            deadline_hours=request.constraints.deadline_hours,
+        )
+
+    def _describe_speed(self, instance: InstanceType, parallelism: Parallelism) -> SpeedSource:
+        work = self._problem.request.workload
+        residual, source = speed_source(
+            self._problem.calibration,
+            instance.gpu,
+            work.precision,
+            work.framework,
+            self._problem.model,
+            parallelism.beyond_data,
+        )
+        return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
+
+    def _list_unit_prices(self, region: str) -> list[PlanPrice]:
+        if region not in self._unit_prices:
+            self._unit_prices[region] = list_unit_prices(region, self._problem.catalog)
+        return self._unit_prices[region]
+
+    def _list_stand_ins(self, own: InstanceType) -> list[InstanceType]:
+        if own.name not in self._stand_ins:
+            self._stand_ins[own.name] = [
+                other
+                for other in self._problem.catalog.instance_types
+                if other.name != own.name and can_stand_in(own, other)
+            ]
+        return self._stand_ins[own.name]
+
+    def _further_spot_offers(
+        self, purchase: PricedPurchase, compute_p95_usd: float, p95_usd: float, reserve_usd: float
+    ) -> tuple[list[Offer], float]:
+        """Offers of types that a spot fleet may take too, and the run's 95th percentile with the dearest of them, USD.
+
+        More pools of spot capacity mean fewer interruptions and shorter waits, but no data says how many, so only the
+        price counts: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html
+        """
+        if purchase.option != "spot":
+            return [], p95_usd
+        limits, own = self._problem.request.constraints, purchase.offer
+        allowed: list[tuple[float, Offer]] = []
+        for instance in self._list_stand_ins(own.instance):
+            offer = self._problem.catalog.offer(instance.name, own.region)
+            if offer is None or offer.spot is None or not limits.allows_type(instance.name):
+                continue
+            if not set(offer.zone_ids) & set(own.zone_ids):
+                continue
+            dearer = offer.spot.usd_per_hour / purchase.price.usd_per_hour - 1
+            surcharge = max(0.0, dearer)
+            worst_usd = p95_usd + surcharge * compute_p95_usd
+            needed_usd = worst_usd + (1 + surcharge) * reserve_usd
+            if dearer <= limits.spot_spread and (limits.budget_usd is None or needed_usd <= limits.budget_usd):
+                allowed.append((worst_usd, offer))
+        allowed.sort(key=lambda pair: (pair[0], pair[1].instance.name))
+        return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
+
+
+def _describe_node(instance: InstanceType) -> Node:
     return Node(
         gpu=instance.gpu.name,
         gpu_count=instance.gpu_count,
@@ -51,160 +198,8 @@ def node(instance: InstanceType) -> Node:
     )
 
 
-class Facts:
-    """What the plans of an answer have in common, each looked up in the catalog once."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self._unit_prices: dict[str, list[PlanPrice]] = {}
-        self._stand_ins: dict[str, list[InstanceType]] = {}
-
-    def unit_prices(self, region: str) -> list[PlanPrice]:
-        """``unit_prices`` of a region."""
-        if region not in self._unit_prices:
-            self._unit_prices[region] = unit_prices(region, self.catalog)
-        return self._unit_prices[region]
-
-    def stand_ins(self, own: InstanceType) -> list[InstanceType]:
-        """Types that are ``interchangeable`` with another, which is not among them."""
-        if own.name not in self._stand_ins:
-            self._stand_ins[own.name] = [
-                other for other in self.catalog.instance_types if other.name != own.name and interchangeable(own, other)
-            ]
-        return self._stand_ins[own.name]
-
-
-def assemble(problem: Problem, facts: Facts, table: Table, row: int, estimates: Estimates, cell: int) -> FleetPlan:
-    """The plan of candidate ``row`` of ``table``; its configuration's estimates are at ``cell`` of ``estimates``."""
-    request, model, amount = problem.request, problem.model, problem.amount
-    fastest, way = table.fastest, table.purchases[table.purchase[row]]
-    config = int(table.config[row])
-    instance = fastest.instance
-    layout = parallelism(fastest, config)
-    nodes = int(fastest.nodes[config])
-    run, cost = table.run, table.cost
-    rate = float(run.rate[row])
-    parts = ("compute", "volumes", "storage", "transfer", "head_node")
-    breakdown = {part: cents(getattr(cost, part)[row]) for part in parts}
-    # The sum of what is shown, so that the bill adds up to the cent.
-    expected_usd = round(sum(breakdown.values()), 2)
-    p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
-    compute_p95_usd = breakdown["compute"] * float(run.hours_p95[row] / run.hours_expected[row])
-    reserve_usd = float(cost.reserve[row])
-    others, p95_usd = _further_spot_types(way, compute_p95_usd, p95_usd, reserve_usd, request.constraints, facts)
-    return FleetPlan.model_validate(
-        {
-            "instance_type": instance.name,
-            "region": way.offer.region,
-            "zone_ids": way.offer.zone_ids,
-            "node_count": nodes,
-            "node": node(instance),
-            "purchase": {
-                "option": way.option,
-                "on_demand_base": way.base,
-                "fallback": "on-demand" if way.fallback else "none",
-                "capacity_reservation_id": way.reservation.capacity_reservation_id if way.reservation else None,
-                "capacity_block": way.reservation.capacity_block if way.reservation else None,
-                "spot_types": [other.instance.name for other in others],
-            },
-            "job": {
-                "model": model.name,
-                "parameters": model.parameters,
-                "samples": amount.samples,
-                "tokens": amount.samples * amount.seq_len,
-                "seq_len": amount.seq_len,
-                "global_batch": int(fastest.rows.batch[config]),
-                "steps": int(fastest.steps[config]),
-                "precision": request.workload.precision,
-                "optimizer": request.workload.optimizer,
-                "checkpoint_gib": rounded(problem.checkpoint_gib),
-                "budget_usd": request.constraints.budget_usd,
-                "deadline_hours": request.constraints.deadline_hours,
-            },
-            "parallelism": layout,
-            "memory": {
-                "peak_gib": rounded(estimates.peak_memory_gib[cell]),
-                "limit_gib": rounded(estimates.limit_gib[cell]),
-                "breakdown": {part: rounded(values[cell]) for part, values in estimates.memory_gib.items()},
-            },
-            "step_time_s": rounded(estimates.step_time_s[cell]),
-            "tokens_per_second": rounded(estimates.tokens_per_second[cell]),
-            "mfu": rounded(estimates.mfu[cell]),
-            "hours": {
-                "expected": rounded(run.hours_expected[row]),
-                "p50": rounded(run.hours_p50[row]),
-                "p95": rounded(run.hours_p95[row]),
-            },
-            "cost_usd": {
-                "expected": expected_usd,
-                "p50": cents(cost.p50[row]),
-                "p95": max(cents(p95_usd), expected_usd, cents(cost.p50[row])),
-                "breakdown": breakdown,
-            },
-            "interruption": {
-                "rate": rounded(rate / nodes),
-                "source": f"{way.hazard.source}; {FAILURE_SOURCE}" if way.hazard else FAILURE_SOURCE,
-                "expected_count": rounded(run.expected_count[row]),
-                "checkpoint_interval_s": rounded(run.checkpoint_interval_s[row]),
-                "lost_hours": rounded(run.lost_hours[row]),
-            },
-            "prices": [*node_prices(way, others), *facts.unit_prices(way.offer.region)],
-            "calibration": _calibration(fastest, config, problem),
-        }
-    )
-
-
-def _calibration(fastest: Fastest, config: int, problem: Problem) -> dict[str, Any]:
-    """Where the speed of one configuration comes from, and how sure it is."""
-    gpu, work = fastest.instance.gpu, problem.request.workload
-    ranks = parallelism(fastest, config)
-    residual, source = speed_source(problem.calibration, gpu, work.precision, work.framework, problem.model, ranks)
-    return {"source": source, "relative_error": rounded(residual.relative_error), "rows": residual.rows}
-
-
-def parallelism(fastest: Fastest, config: int) -> dict[str, Any]:
-    """How configuration ``config`` of ``fastest`` lays the model over its GPUs: the fields of a plan's parallelism."""
-    return {name: int(getattr(fastest.rows, name)[config]) for name in _LAYOUT} | {
-        "sharding": SHARDINGS[fastest.sharding[config]],
-        "activation_checkpointing": CHECKPOINTINGS[fastest.checkpointing[config]],
-    }
-
-
-def _further_spot_types(
-    way: Purchase,
-    compute_p95_usd: float,
-    p95_usd: float,
-    reserve_usd: float,
-    limits: Constraints,
-    facts: Facts,
-) -> tuple[list[Offer], float]:
-    """Offers a spot fleet may take besides ``way``'s without training slower, and the run's p95 with the dearest, USD.
-
-    More pools of spot capacity are fewer interruptions and shorter waits, and nobody says how much, so only the price
-    is reckoned with: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html
-    """
-    if way.option != "spot":
-        return [], p95_usd
-    own, price = way.offer.instance, way.price.usd_per_hour
-    found: list[tuple[float, Offer]] = []
-    for instance in facts.stand_ins(own):
-        offer = facts.catalog.offer(instance.name, way.offer.region)
-        if offer is None or offer.spot is None:
-            continue
-        if not limits.allows_type(instance.name) or not set(offer.zone_ids) & set(way.offer.zone_ids):
-            continue
-        dearer = offer.spot.usd_per_hour / price - 1
-        more = max(0.0, dearer)
-        worst_usd = p95_usd + more * compute_p95_usd
-        needed_usd = worst_usd + (1 + more) * reserve_usd
-        if dearer <= limits.spot_spread and (limits.budget_usd is None or needed_usd <= limits.budget_usd):
-            found.append((worst_usd, offer))
-    found.sort(key=lambda pair: (pair[0], pair[1].instance.name))
-    return [offer for _, offer in found], max([p95_usd, *(worst for worst, _ in found)])
-
-
-def interchangeable(own: InstanceType, other: InstanceType) -> bool:
-    """Whether a node of type ``other`` may stand in for one of ``own``: the same GPUs and cards, nothing smaller."""
+def can_stand_in(own: InstanceType, other: InstanceType) -> bool:
+    """Whether a node of type ``other`` may replace one of ``own``: the same GPUs and cards, nothing smaller."""
     same = ("gpu", "gpu_count", "gpu_memory_gib", "network_cards", "efa_cards", "interconnect", "cpu_architecture")
     at_least = ("vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
     return all(getattr(own, name) == getattr(other, name) for name in same) and all(
@@ -212,23 +207,23 @@ def interchangeable(own: InstanceType, other: InstanceType) -> bool:
     )
 
 
-def node_prices(way: Purchase, others: Sequence[Offer] = ()) -> list[PlanPrice]:
-    """Prices of the nodes that ``way`` buys, and of ``others`` it may take, each with its source and date."""
-    offer, option = way.offer, way.option
-    market: Market = option if option != "reserved" else "owned-reservation" if way.reservation else "reserved-1yr"
-    prices = [_node_price(market, offer, way.price)]
-    if (way.base or way.fallback) and offer.on_demand:
+def list_node_prices(purchase: PricedPurchase, further: Sequence[Offer] = ()) -> list[PlanPrice]:
+    """Prices of the nodes that a purchase may buy, those of ``further`` spot offers included."""
+    offer, option = purchase.offer, purchase.option
+    market: Market = option if option != "reserved" else "owned-reservation" if purchase.reservation else "reserved-1yr"
+    prices = [_node_price(market, offer, purchase.price)]
+    if (purchase.base or purchase.fallback) and offer.on_demand:
         prices.append(_node_price("on-demand", offer, offer.on_demand))
-    return prices + [_node_price("spot", other, other.spot) for other in others if other.spot]
+    return prices + [_node_price("spot", other, other.spot) for other in further if other.spot]
 
 
-def _node_price(market: Market, offer: Offer, price: Price) -> PlanPrice:
+def _node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
     item = str(NodeItem(market, offer.instance.name, offer.region))
     return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
 
 
-def unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
-    """Prices of everything else a fleet pays in a region, each with its source and date."""
+def list_unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
+    """Unit prices that a fleet pays in a region."""
     items: list[UnitItem] = ["gp3-storage"]
     volumes = Volumes()
     if volumes.iops > GP3_INCLUDED_IOPS:
@@ -236,20 +231,10 @@ def unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
     items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
-    found = (catalog.unit_price(item, region) for item in items)
-    return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in found]
+    prices = (catalog.unit_price(item, region) for item in items)
+    return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
 
 
-@cache  # a region's prices are in all of its plans
-def _price(item: str, usd: float, per: str, source: str, as_of: Any) -> PlanPrice:
+@cache  # plans of one region share its prices
+def _price(item: str, usd: float, per: str, source: str, as_of: date) -> PlanPrice:
     return PlanPrice(item=item, usd=usd, per=per, source=source, as_of=as_of)
-
-
-def rounded(value: float) -> float:
-    """Six significant digits: more than any estimate has, and short to read."""
-    return float(f"{float(value):.6g}")
-
-
-def cents(value: float) -> float:
-    """USD to the cent."""
-    return round(float(value), 2)

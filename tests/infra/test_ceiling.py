@@ -44,10 +44,10 @@ def tightest(limits: dict[str, Any]) -> FleetPlan:
         }
         return recommend(request_from_dict(wanted), load(), load_calibration())
 
-    (refused,) = [entry for entry in answer(1).rejected if entry["binding_constraint"] == "budget"]
-    assert f"needs {refused['value']:,.2f} USD at the 95th percentile" in refused["reason"]
-    assert not answer(refused["value"] * (1 - 1e-6)).plans
-    plan: FleetPlan = answer(refused["value"] * (1 + 1e-6)).plans[0]
+    (refused,) = [entry for entry in answer(1).rejected if entry.binding_constraint == "budget"]
+    assert f"needs {refused.value:,.2f} USD at the 95th percentile" in refused.reason
+    assert not answer(refused.value * (1 - 1e-6)).plans
+    plan: FleetPlan = answer(refused.value * (1 + 1e-6)).plans[0]
     return plan
 
 

@@ -160,7 +160,7 @@ def test_the_optimizers_names_of_prices_are_understood(option: PurchaseOption, o
     price = SimpleNamespace(usd_per_hour=7.0, source="test", as_of=date(2026, 1, 21))
     offer = SimpleNamespace(instance=SimpleNamespace(name="p4d.24xlarge"), region="us-east-1", on_demand=price)
     way: Any = SimpleNamespace(option=option, offer=offer, price=price, reservation=owned, base=0, fallback=False)
-    prices = [found.model_dump() for found in plan_builder.node_prices(way)]
+    prices = [found.model_dump() for found in plan_builder.list_node_prices(way)]
     changes = {"on-demand": on_demand(), "reserved": reserved(), "capacity-block": capacity_block()}
     plan = sample_plan(**{**changes.get(option, {"purchase": {"on_demand_base": 0}}), "prices": prices})
     assert list(node_prices(plan).values()) == [{"p4d.24xlarge": 7.0}]

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.hardware import Gpu, Price
+from optimizer.hardware import Gpu, HourlyPrice
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def _offer(**changes: Any) -> Callable[[Catalog], Catalog]:
     return change
 
 
-def _price(usd: float, source: str = "test", as_of: date = date(2026, 1, 1), zone_id: str = "") -> Price:
-    return Price(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
+def _price(usd: float, source: str = "test", as_of: date = date(2026, 1, 1), zone_id: str = "") -> HourlyPrice:
+    return HourlyPrice(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
 
 
 def _unknown_gpu(catalog: Catalog) -> Gpu:

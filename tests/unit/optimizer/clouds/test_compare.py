@@ -12,7 +12,7 @@ import pytest
 from optimizer.catalog import Catalog, load
 from optimizer.clouds.compare import Comparison, compare_clouds
 from optimizer.clouds.offers import CloudOffer, CloudOffers, load_offers
-from optimizer.hardware import Price
+from optimizer.hardware import HourlyPrice
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import request_from_dict
@@ -159,7 +159,7 @@ def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: CloudOf
 
 def test_a_dearer_price_is_not_preferred(catalog: Catalog) -> None:
     cheap = as_other_cloud(catalog, "p4d.24xlarge")
-    price = Price(usd_per_hour=1000.0, source="a list", as_of=date(2026, 1, 1))
+    price = HourlyPrice(usd_per_hour=1000.0, source="a list", as_of=date(2026, 1, 1))
     dear = replace(cheap, offer=replace(cheap.offer, region="moon", on_demand=price))
     (row,) = compare(answer(catalog), CloudOffers(offers=(dear, cheap))).rows
     assert row.region == "us-east-1"

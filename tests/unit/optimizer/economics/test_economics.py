@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
-from optimizer.economics.outcome import Candidates, lognormal_percentiles, outcome
+from optimizer.economics.outcome import Fleets, lognormal_percentiles, predict_outcome
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
 
-def candidates(**changes: float) -> Candidates:
+def candidates(**changes: float) -> Fleets:
     values = {
         "train_hours": 10.0,
         "log_error": 0.0,
@@ -31,7 +31,7 @@ def candidates(**changes: float) -> Candidates:
         "checkpoint_gib": 15.0,
         "checkpoint_writers": 1.0,
     } | changes
-    return Candidates(**{name: np.array([value]) for name, value in values.items()})
+    return Fleets(**{name: np.array([value]) for name, value in values.items()})
 
 
 def test_closed_band_is_read_at_its_upper_end() -> None:
@@ -91,7 +91,7 @@ def test_stall_shrinks_with_writers() -> None:
 
 
 def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
-    run = outcome(candidates())
+    run = predict_outcome(candidates())
     rate = FAILURES_PER_GPU_HOUR * 16
     assert run.rate[0] == pytest.approx(rate)
     assert 10 + RESTART_HOURS < run.hours_expected[0] < 10.4
@@ -101,7 +101,7 @@ def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
 def test_interruptions_cost_what_a_simulation_says() -> None:
     """Against a simulation of the run, second by second of its events, not against the formula again."""
     rate, wait, hours = 0.4, 0.5, 20.0
-    run = outcome(candidates(train_hours=hours, spot_nodes=2.0, spot_rate=rate / 2, spot_wait_hours=wait))
+    run = predict_outcome(candidates(train_hours=hours, spot_nodes=2.0, spot_rate=rate / 2, spot_wait_hours=wait))
     interval = run.checkpoint_interval_s[0] / 3600
     stall = 7.4 / 3600
     total_rate = rate + FAILURES_PER_GPU_HOUR * 16
@@ -124,7 +124,7 @@ def test_interruptions_cost_what_a_simulation_says() -> None:
 
 
 def test_a_gang_that_cannot_recover_never_ends() -> None:
-    run = outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=1.0, spot_wait_hours=1.0))
+    run = predict_outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=1.0, spot_wait_hours=1.0))
     assert np.isinf(run.hours_expected[0])
     assert np.isinf(run.hours_p95[0])
 
@@ -136,7 +136,7 @@ def test_a_gang_that_cannot_recover_never_ends() -> None:
     nodes=st.integers(1, 8),
 )
 def test_spread_is_ordered_and_loss_is_not_negative(hours: float, error: float, rate: float, nodes: int) -> None:
-    run = outcome(
+    run = predict_outcome(
         candidates(train_hours=hours, log_error=error, nodes=nodes, spot_nodes=nodes, spot_rate=rate, spot_wait_hours=1)
     )
     assert run.hours_p50[0] <= run.hours_expected[0] <= run.hours_p95[0] or np.isinf(run.hours_p95[0])

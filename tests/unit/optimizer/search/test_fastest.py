@@ -27,9 +27,10 @@ from optimizer.performance.machines import share_of_gpu
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Recipe
 from optimizer.request import request_from_dict
 from optimizer.search import layouts
-from optimizer.search.confidence import MEASURED_AXES, measured_axes
-from optimizer.search.fastest import TIE, Fastest, Search, estimates_of, fastest
+from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
+from optimizer.search.fastest import TIE, Fastest, Search, estimate_configurations, find_fastest
 from optimizer.search.problem import Amount, Problem
+from optimizer.search.rejections import Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -180,12 +181,12 @@ def test_the_search_finds_what_brute_force_finds(
     most = nodes if instance.gpu_count >= 1 else 1
     asked = problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
     assert asked.recipe == recipe
-    (result,) = fastest(asked, [instance])
-    allowed = layouts.shardings(recipe)
+    (result,) = find_fastest(asked, [instance])
+    allowed = layouts.allowed_shardings(recipe)
     # Where the GPU has no measured recipe, or is no surer for a mixture than one without, all is as unsure as can be.
     residual = calibration.residual(instance.gpu, recipe.precision, framework, kind=MIXTURE if experts else None)
     sure = residual.relative_error < calibration.residuals[POOLED].relative_error
-    measured = measured_axes(instance.gpu, recipe.framework) if sure else layouts.AXES
+    measured = measured_splits(instance.gpu, recipe.framework) if sure else layouts.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -196,14 +197,14 @@ def test_the_search_finds_what_brute_force_finds(
         estimates = evaluate(model, recipe, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
         total += found["data"].size
         wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples, measured)]
-    if isinstance(result, dict):
+    if isinstance(result, Rejection):
         assert not wanted
-        assert result["binding_constraint"] == ("memory" if total else "global_batch")
+        assert result.binding_constraint == ("memory" if total else "global_batch")
         return
     assert result.configurations == total
     assert result.evaluated <= total
     got = sorted(
-        (int(n), tuple(int(getattr(result.rows, field)[i]) for field in FIELDS), float(result.train_hours[i]))
+        (int(n), tuple(int(getattr(result.layouts, field)[i]) for field in FIELDS), float(result.train_hours[i]))
         for i, n in enumerate(result.nodes)
     )
     assert [(n, layout) for n, layout, _ in got] == [(n, layout) for n, _, layout in sorted(wanted, key=_by_layout)]
@@ -236,7 +237,9 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
     asked = problem(model, recipe, batch_limit=480, max_nodes=9)
-    search = Search(asked, instances, [layouts.rows(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances])
+    search = Search(
+        asked, instances, [layouts.build_layouts(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances]
+    )
     # Nothing is known to be faster yet, so what the bound leaves out is what cannot fit.
     machine, row, group, bound = search.bounded()
     assert (group == search.groups(machine, row)).all()
@@ -278,14 +281,14 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
     model, recipe, calibration = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), load_calibration()
     kinds = [load().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
     asked = problem(model, recipe, samples=1000, batch_limit=244, max_nodes=4)
-    found = [result for result in fastest(asked, kinds) if isinstance(result, Fastest)]
+    found = [result for result in find_fastest(asked, kinds) if isinstance(result, Fastest)]
     chosen = [(result, at) for result in found for at in range(result.nodes.size)]
-    estimates = estimates_of(asked, chosen)
+    estimates = estimate_configurations(asked, chosen)
     assert estimates.fits.all()
     for cell, (result, at) in enumerate(chosen):
         grid = Grid(
             nodes=result.nodes[at],
-            **{key: getattr(result.rows, key)[at] for key in (*FIELDS, "micro_batch", "grad_accum")},
+            **{key: getattr(result.layouts, key)[at] for key in (*FIELDS, "micro_batch", "grad_accum")},
             sharding=result.sharding[at],
             checkpointing=result.checkpointing[at],
         )
@@ -299,17 +302,17 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
 def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
     kinds = [load().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
     asked = problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), batch_limit=128, max_nodes=4)
-    together = fastest(asked, kinds)
-    assert {type(result) for result in together} == {Fastest, dict}
+    together = find_fastest(asked, kinds)
+    assert {type(result) for result in together} == {Fastest, Rejection}
     for instance, result in zip(kinds, together, strict=True):
-        (alone,) = fastest(asked, [instance])
+        (alone,) = find_fastest(asked, [instance])
         if not isinstance(result, Fastest):
             assert result == alone
             continue
         assert isinstance(alone, Fastest)
         assert (result.configurations, result.evaluated) == (alone.configurations, alone.evaluated)
         for field in FIELDS:
-            assert np.array_equal(getattr(result.rows, field), getattr(alone.rows, field))
+            assert np.array_equal(getattr(result.layouts, field), getattr(alone.layouts, field))
         assert np.array_equal(result.sharding, alone.sharding)
         assert result.train_hours == pytest.approx(alone.train_hours, rel=1e-12)
 
@@ -319,7 +322,7 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
     asked = problem(
         resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, batch_limit=64, max_nodes=2
     )
-    first, second = (result for result in fastest(asked, same) if isinstance(result, Fastest))
+    first, second = (result for result in find_fastest(asked, same) if isinstance(result, Fastest))
     assert (first.instance.name, second.instance.name) == ("g6.8xlarge", "g6.16xlarge")
     assert (first.train_hours == second.train_hours).all()
     assert second.evaluated == 0 and first.evaluated > 0
@@ -329,7 +332,7 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
         asked = problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
-        rows = layouts.rows(asked, ranks=8, nodes=range(1, 5))
+        rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))
         for axis in set(layouts.AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
         for axis in set(allowed) - {"data"}:
@@ -338,7 +341,7 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
     asked = problem(resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, max_nodes=6)
-    rows = layouts.rows(asked, ranks=8, nodes=range(1, 7))
+    rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 7))
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
         mine = rows.take(rows.layout == layout)
@@ -355,7 +358,8 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
         code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
         axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
         found.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
-    assert {key: axes for key, axes in found.items() if axes} == {key: set(axes) for key, axes in MEASURED_AXES.items()}
+    measured = {key: set(splits) for key, splits in MEASURED_SPLITS.items()}
+    assert {key: splits for key, splits in found.items() if splits} == measured
 
 
 @pytest.mark.parametrize(
@@ -365,12 +369,12 @@ def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: t
     """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
     model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
     asked = problem(model, Recipe(seq_len=8192, framework=framework), batch_limit=244, max_nodes=16)
-    (result,) = fastest(asked, [load().instance_type("p4d.24xlarge")])
+    (result,) = find_fastest(asked, [load().instance_type("p4d.24xlarge")])
     assert isinstance(result, Fastest)
     pooled = calibration.residuals["pooled"].relative_error
     own = calibration.residual(result.instance.gpu).relative_error
     assert own < pooled
-    unmeasured = np.any([getattr(result.rows, axis) > 1 for axis in unknown], axis=0)
+    unmeasured = np.any([getattr(result.layouts, axis) > 1 for axis in unknown], axis=0)
     assert unmeasured.any() and not unmeasured.all()
     assert (result.relative_error[unmeasured] == pooled).all()
     assert (result.relative_error[~unmeasured] == own).all()

@@ -26,10 +26,12 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
 from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
-from optimizer.search.candidates import Table, pareto_front, search_types
-from optimizer.search.fastest import TIE, estimates_of
-from optimizer.search.plan_builder import Facts, assemble, interchangeable
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.fastest import TIE
+from optimizer.search.plan_builder import PlanBuilder, can_stand_in
 from optimizer.search.problem import Amount, Problem
+from optimizer.search.ranking import pareto_front
+from optimizer.search.rejections import Rejection
 from optimizer.workload.resolve import resolve_model
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -139,7 +141,7 @@ def test_a_lone_gpu_has_nothing_to_shard(catalog: Catalog, calibration: Calibrat
     limits = {"instance_types": ["g5.xlarge"], "max_nodes": 1, "sharding": ["zero3"]}
     answer = recommend(request(constraints=limits), catalog, calibration)
     (why,) = answer.rejected
-    assert (why["binding_constraint"], why["limit"]) == ("sharding", "ddp")
+    assert (why.binding_constraint, why.limit) == ("sharding", "ddp")
 
 
 def test_a_framework_without_the_sharding_is_named(catalog: Catalog, calibration: Calibration) -> None:
@@ -183,20 +185,20 @@ def test_limits_are_kept_at_the_95th_percentile(budget: float, deadline: float) 
         assert plan.cost_usd.p95 + plan.reserve_usd <= budget + 0.02
         assert plan.hours.p95 <= deadline * 1.00001
     for entry in answer.rejected:
-        if entry["binding_constraint"] in ("budget", "deadline"):
-            assert entry["value"] > entry["limit"]
+        if entry.binding_constraint in ("budget", "deadline"):
+            assert entry.value > entry.limit
     # Every considered type is either in a plan or rejected, never lost.
-    assert {e["instance_type"] for e in answer.rejected} | {p.instance_type for p in answer.plans} == set(TYPES)
-    assert not {e["instance_type"] for e in answer.rejected} & {p.instance_type for p in answer.plans}
+    assert {e.instance_type for e in answer.rejected} | {p.instance_type for p in answer.plans} == set(TYPES)
+    assert not {e.instance_type for e in answer.rejected} & {p.instance_type for p in answer.plans}
 
 
 def test_a_rejections_value_is_the_limit_that_would_do(catalog: Catalog, calibration: Calibration) -> None:
     tight = recommend(request(constraints={"budget_usd": 1.0}), catalog, calibration)
-    entry = next(e for e in tight.rejected if e["instance_type"] == "p4d.24xlarge")
-    assert entry["binding_constraint"] == "budget"
-    enough = recommend(request(constraints={"budget_usd": entry["value"] * 1.001}), catalog, calibration)
+    entry = next(e for e in tight.rejected if e.instance_type == "p4d.24xlarge")
+    assert entry.binding_constraint == "budget"
+    enough = recommend(request(constraints={"budget_usd": entry.value * 1.001}), catalog, calibration)
     assert "p4d.24xlarge" in {plan.instance_type for plan in enough.plans}
-    short = recommend(request(constraints={"budget_usd": entry["value"] * 0.999}), catalog, calibration)
+    short = recommend(request(constraints={"budget_usd": entry.value * 0.999}), catalog, calibration)
     assert "p4d.24xlarge" not in {plan.instance_type for plan in short.plans}
 
 
@@ -205,13 +207,13 @@ def test_the_plan_keeps_what_the_search_asked_for(option: str, catalog: Catalog,
     """preflight asks the plan: it must not refuse what the search found within the budget."""
     limits = {"instance_types": ["p4d"], "regions": ["us-east-1"], "purchase_options": [option], "max_nodes": 2}
     refused = recommend(request(constraints={**limits, "budget_usd": 1.0}), catalog, calibration)
-    (needed,) = [entry["value"] for entry in refused.rejected if entry["instance_type"] == "p4d.24xlarge"]
+    (needed,) = [entry.value for entry in refused.rejected if entry.instance_type == "p4d.24xlarge"]
     plan = recommend(request(constraints={**limits, "budget_usd": needed + 0.01}), catalog, calibration).plans[0]
     assert plan.cost_usd.p95 + plan.reserve_usd == pytest.approx(needed, abs=0.03)
 
 
 def bindings(answer: Recommendation) -> dict[str, str]:
-    return {entry["instance_type"]: entry["binding_constraint"] for entry in answer.rejected}
+    return {entry.instance_type: entry.binding_constraint for entry in answer.rejected}
 
 
 def test_the_budget_pays_for_the_end_too(catalog: Catalog, calibration: Calibration) -> None:
@@ -222,9 +224,9 @@ def test_the_budget_pays_for_the_end_too(catalog: Catalog, calibration: Calibrat
     assert free.reserve_usd == pytest.approx(price * free.reserve_s / 3600, rel=0.02)
     at_p95 = recommend(request(constraints={**limits, "budget_usd": free.cost_usd.p95}), catalog, calibration)
     assert not at_p95.plans
-    (why,) = [entry for entry in at_p95.rejected if entry["instance_type"] == "p4d.24xlarge"]
-    assert why["value"] == pytest.approx(free.cost_usd.p95 + free.reserve_usd, abs=0.02)
-    assert "at the 95th percentile, with its drain, the budget is" in why["reason"]
+    (why,) = [entry for entry in at_p95.rejected if entry.instance_type == "p4d.24xlarge"]
+    assert why.value == pytest.approx(free.cost_usd.p95 + free.reserve_usd, abs=0.02)
+    assert "at the 95th percentile, with its drain, the budget is" in why.reason
     enough = {**limits, "budget_usd": free.cost_usd.p95 + free.reserve_usd + 0.02}
     assert recommend(request(constraints=enough), catalog, calibration).plans[0].cost_usd == free.cost_usd
 
@@ -318,9 +320,9 @@ def test_a_capacity_block_is_used_when_the_run_ends_before_it(
     short = answer(plan.hours.p95 + kept - 0.01)
     assert not short.plans
     (why,) = short.rejected
-    assert why["binding_constraint"] == "capacity-block"
-    assert why["value"] == pytest.approx(plan.hours.p95, rel=1e-3)
-    assert why["limit"] == pytest.approx(plan.hours.p95 - 0.01, abs=5e-3)
+    assert why.binding_constraint == "capacity-block"
+    assert why.value == pytest.approx(plan.hours.p95, rel=1e-3)
+    assert why.limit == pytest.approx(plan.hours.p95 - 0.01, abs=5e-3)
 
 
 def test_a_capacity_block_without_an_id_is_refused() -> None:
@@ -358,8 +360,8 @@ def test_a_spot_fleet_takes_types_that_train_no_slower_and_pays_for_the_dearest(
     own = catalog.instance_type("g5.xlarge")
     for name in several.purchase.spot_types:
         other = catalog.instance_type(name)
-        assert interchangeable(own, other)
-        assert not interchangeable(other, own), "a smaller one is none"
+        assert can_stand_in(own, other)
+        assert not can_stand_in(other, own), "a smaller one is none"
         assert f"spot {name} us-east-1" in {price.item for price in several.prices}
     dearest = max(price.usd for price in several.prices if price.item.startswith("spot")) / several.prices[0].usd
     assert several.cost_usd.expected == alone.cost_usd.expected
@@ -399,37 +401,36 @@ def test_candidates_of_a_type_are_the_same_beside_other_types(catalog: Catalog, 
     limits = {"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
     wanted = request(constraints=limits | {"regions": ["us-east-1", "us-west-2", "eu-west-1"]})
     problem = Problem.resolve(wanted, catalog, calibration)
-    together = search_types(problem)
+    together = find_candidates(problem)
     assert len(together) == len(problem.instance_types) > 12
     for instance, table in zip(problem.instance_types, together, strict=True):
-        (alone,) = search_types(replace(problem, instance_types=(instance,)))
-        if isinstance(table, dict):
+        (alone,) = find_candidates(replace(problem, instance_types=(instance,)))
+        if isinstance(table, Rejection):
             assert table == alone
             continue
-        assert isinstance(alone, Table)
+        assert isinstance(alone, CandidateTable)
         assert table.fastest.instance.name == instance.name and table.purchases == alone.purchases
-        for name in ("config", "purchase", "reserve_hours"):
+        for name in ("configuration", "purchase", "reserve_hours"):
             assert np.array_equal(getattr(table, name), getattr(alone, name))
-        assert np.allclose(table.run.hours_p95, alone.run.hours_p95, rtol=1e-12, equal_nan=True)
+        assert np.allclose(table.outcome.hours_p95, alone.outcome.hours_p95, rtol=1e-12, equal_nan=True)
         assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
 
 
 def test_spot_with_a_base_pays_both_prices(catalog: Catalog, calibration: Calibration) -> None:
     limits = {"purchase_options": ["spot"], "instance_types": ["p4d"], "regions": ["us-east-1"]}
     problem = Problem.resolve(request(constraints=limits), catalog, calibration)
-    (table,) = search_types(problem)
-    assert isinstance(table, Table)
-    based = [row for row, way in enumerate(table.purchase) if table.purchases[way].base]
+    (table,) = find_candidates(problem)
+    assert isinstance(table, CandidateTable)
+    based = [row for row, index in enumerate(table.purchase) if table.purchases[index].base]
     assert based
     for row in based:
-        way = table.purchases[table.purchase[row]]
-        assert way.offer.on_demand is not None
-        nodes = int(table.fastest.nodes[table.config[row]])
-        hourly = way.offer.on_demand.usd_per_hour + (nodes - 1) * way.price.usd_per_hour
-        waiting = table.run.waiting_hours[row] * (hourly - way.price.usd_per_hour)
-        assert table.cost.compute[row] == pytest.approx(hourly * table.run.running_hours[row] + waiting)
-        chosen = [(table.fastest, int(table.config[row]))]
-        plan = assemble(problem, Facts(catalog), table, row, estimates_of(problem, chosen), 0)
+        purchase = table.purchases[table.purchase[row]]
+        assert purchase.offer.on_demand is not None
+        nodes = int(table.fastest.nodes[table.configuration[row]])
+        hourly = purchase.offer.on_demand.usd_per_hour + (nodes - 1) * purchase.price.usd_per_hour
+        waiting = table.outcome.waiting_hours[row] * (hourly - purchase.price.usd_per_hour)
+        assert table.cost.compute[row] == pytest.approx(hourly * table.outcome.running_hours[row] + waiting)
+        (plan,) = PlanBuilder(problem).build([(table, row)])
         assert plan.purchase.on_demand_base == 1
         assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]
 
@@ -465,7 +466,7 @@ def test_a_sequence_longer_than_the_usual_batch_is_still_trained(catalog: Catalo
         catalog,
         calibration,
     )
-    assert not [entry for entry in answer.rejected if entry["binding_constraint"] == "global_batch"]
+    assert not [entry for entry in answer.rejected if entry.binding_constraint == "global_batch"]
 
 
 def test_steps_samples_and_tokens_ask_for_the_same(catalog: Catalog, calibration: Calibration) -> None:

@@ -1,0 +1,69 @@
+"""Ranking: the best candidate of each type and purchase option, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.request import FleetRequest, Objective
+from optimizer.search.candidates import CandidateTable
+
+# Plans that an answer lists at most.
+MAX_PLANS = 20
+
+
+class Position(NamedTuple):
+    """A candidate: the index of its table and its row."""
+
+    table: int
+    row: int
+
+
+class Ranking(NamedTuple):
+    """The candidates of an answer.
+
+    Attributes:
+        best: the best of each type and purchase option, at most MAX_PLANS, best first by the objective.
+        pareto: the Pareto front over all types, cheapest first.
+    """
+
+    best: list[Position]
+    pareto: list[Position]
+
+
+def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
+    """Rank the feasible candidates of tables that each have one."""
+    best: list[tuple[tuple[float, ...], Position]] = []
+    fronts: list[Position] = []
+    for index, table in enumerate(tables):
+        feasible = np.flatnonzero(table.feasible(request.constraints))
+        names = sorted({purchase.option for purchase in table.purchases})
+        options = np.array([names.index(purchase.option) for purchase in table.purchases])[table.purchase[feasible]]
+        for option in range(len(names)):
+            rows = feasible[options == option]
+            if rows.size:
+                keys = _sort_keys(table, rows, request.objective)
+                first = int(np.lexsort(keys[::-1])[0])
+                best.append((tuple(float(key[first]) for key in keys), Position(index, int(rows[first]))))
+        front = pareto_front(table.outcome.hours_expected[feasible], table.cost.expected[feasible])
+        fronts += [Position(index, int(row)) for row in feasible[front]]
+    best.sort()
+    hours = np.array([tables[table].outcome.hours_expected[row] for table, row in fronts])
+    usd = np.array([tables[table].cost.expected[row] for table, row in fronts])
+    return Ranking([position for _, position in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)])
+
+
+def pareto_front(hours: NDArray[np.float64], usd: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Indices of the candidates that no other beats in both hours and dollars, cheapest first."""
+    order = np.lexsort((hours, usd))
+    fastest = np.minimum.accumulate(np.concatenate(([np.inf], hours[order][:-1])))
+    return order[hours[order] < fastest]
+
+
+def _sort_keys(table: CandidateTable, rows: NDArray[np.intp], objective: Objective) -> list[NDArray[Any]]:
+    usd, hours = table.cost.expected[rows], table.outcome.hours_expected[rows]
+    nodes = table.fastest.nodes[table.configuration[rows]]
+    return [hours, usd, nodes] if objective == "time" else [usd, hours, nodes]
