@@ -1,8 +1,8 @@
 """Measure the host time of a tensor-parallel collective: ``measure_collective_hosts OUT.csv``, run by torchrun.
 
 Needs N GPUs of one host and transformers. A collective is made as Megatron makes it: an autograd function that reduces
-forward and passes on backward, then one that does the reverse (megatron/core/tensor_parallel/mappings.py). Timed is
-what the host takes to issue them, of buffers so small that it never waits; beside it, in the same process, a layer of
+forward and passes on backward, then one that does the reverse (megatron/core/tensor_parallel/mappings.py). The host's
+time to issue them is measured on buffers so small that the host never waits; beside it, in the same process, a layer of
 GPT-2 so narrow that the GPU waits (measure_hosts). Rank 0 writes a row a repetition: seconds of a layer, of a
 collective, and of a collective without its functions.
 """
@@ -27,7 +27,7 @@ PAIRS, TIMES, REPETITIONS = 20, 50, 5
 
 
 class Reduced(torch.autograd.Function):
-    """Sum over ranks forward, nothing backward; ``calls`` false makes neither."""
+    """Sum over ranks forward, pass on backward; without ``calls``, do nothing."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, calls: bool) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Reduced(torch.autograd.Function):
 
 
 class Copied(torch.autograd.Function):
-    """Nothing forward, sum over ranks backward."""
+    """Pass on forward, sum over ranks backward."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, calls: bool) -> torch.Tensor:
@@ -56,9 +56,9 @@ class Copied(torch.autograd.Function):
 
 
 def seconds_to_issue(device: str, times: int, functions: bool, calls: bool) -> float:
-    """Host seconds of PAIRS pairs forward and backward; median of ``times``, after as many to warm up."""
+    """Measure the host seconds of PAIRS pairs forward and backward: median of ``times``, after as many to warm up."""
     leaf = torch.ones(8, 64, device=device, requires_grad=True)
-    found: list[float] = []
+    seconds: list[float] = []
     for _ in range(2 * times):
         distributed.barrier()
         if device == "cuda":
@@ -69,9 +69,9 @@ def seconds_to_issue(device: str, times: int, functions: bool, calls: bool) -> f
             x = x * 1.0
             x = Reduced.apply(Copied.apply(x, calls) * 1.0, calls) if functions else x * 1.0  # type: ignore[no-untyped-call]
         x.sum().backward()  # type: ignore[no-untyped-call]
-        found.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
         leaf.grad = None
-    return statistics.median(found[times:])
+    return statistics.median(seconds[times:])
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
 ``torchrun --nproc-per-node N -m tests.benchmarks.measure_context OUT_FOLDER [--seconds 200] [--tiny]`` writes
 ``ring_attention.csv`` (one layer's attention, with and without its exchange) and ``steps.csv`` (columns of
-measured_runs.csv): Llamas of measure_steps.py, whose sequence torch's ``context_parallel`` splits (two pieces of it on
+measured_runs.csv): Llamas of measure_steps.py whose sequence is split by torch's ``context_parallel`` (two pieces on
 each rank, so that a causal mask loads all alike), beside runs of whole sequences on each rank. Steps are timed as in
-measure_parallel.py. A run whose keys and values are not sent computes the same on its own: the difference is what
-sending them costs. ``--tiny`` checks all but the ring, whose kernels need a GPU.
+measure_parallel.py. A run whose keys and values are not sent computes the same on its own: the difference is the
+cost of sending. ``--tiny`` checks all but the ring, whose kernels need a GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """By what they show, the most useful first."""
+    """List the cases, the most useful first."""
     middle, long, short = llm("llama-1b", 32768, 1), llm("llama-1b", 65536, 1, "full"), llm("llama-1b", 16384, 1)
     return [
         *[Case(run=middle, ring=ring) for ring in ("allgather", "none", "alltoall")],
@@ -70,7 +70,7 @@ def cases() -> list[Case]:
 
 
 class Kept:
-    """Takes the place of what sends keys and values round, and keeps them."""
+    """Stand in for the exchange of keys and values, and keep them."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.buffer: torch.Tensor | None = None
@@ -85,7 +85,7 @@ class Kept:
 
 @contextlib.contextmanager
 def splitting(ring: str, mesh: Any, buffers: list[torch.Tensor], tiny: bool) -> Iterator[None]:
-    """Each rank has its part of the buffers' sequences (dimension 1), and attention is the ring's."""
+    """Split the buffers' sequences (dimension 1) over the ranks, with the ring's attention."""
     if not ring:
         yield
         return
@@ -105,7 +105,7 @@ def splitting(ring: str, mesh: Any, buffers: list[torch.Tensor], tiny: bool) -> 
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kernel: str) -> torch.Tensor:
-    """Causal attention of (batch, heads, tokens, width), by one kernel where there is a choice."""
+    """Compute causal attention of (batch, heads, tokens, width), by one kernel where there is a choice."""
     chosen = sdpa_kernel(KERNELS[kernel]) if query.is_cuda else contextlib.nullcontext()
     with chosen:
         return functional.scaled_dot_product_attention(
@@ -135,9 +135,9 @@ ATTENTION_FIELDS = (
 
 
 def ring_attention(ranks: Ranks, usable: set[str]) -> Iterator[dict[str, Any]]:
-    """One sequence's attention on one rank alone (``ring`` empty), and split over all with each ring.
+    """Measure one sequence's attention on one rank alone (``ring`` empty), and split over all with each ring.
 
-    Adds to ``usable`` the kernels with which the ring computes what one rank does.
+    Adds to ``usable`` the kernels whose ring gives the result of one rank.
     """
     mesh = init_device_mesh(ranks.device, (ranks.world,))
     for seq_len, heads, kv_heads, dim, kernel in () if ranks.tiny else (
@@ -164,8 +164,8 @@ def ring_attention(ranks: Ranks, usable: set[str]) -> Iterator[dict[str, Any]]:
                     def both(q: Any = q, k: Any = k, v: Any = v, up: Any = up, kernel: str = kernel) -> Any:
                         return torch.autograd.grad(attend(q, k, v, kernel), (q, k, v), up)
 
-                    found = [tensor.transpose(1, 2).contiguous() for tensor in (forward().detach(), *both())]
-                    distances = [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=False)]
+                    tensors = [tensor.transpose(1, 2).contiguous() for tensor in (forward().detach(), *both())]
+                    distances = [float((a - b).norm() / b.norm()) for a, b in zip(tensors, wanted, strict=False)]
                     error = ranks.agreed(max(distances, default=0.0))
                     batch = max(1, 2**17 // seq_len)
                     forward_s, both_s = (
@@ -175,7 +175,7 @@ def ring_attention(ranks: Ranks, usable: set[str]) -> Iterator[dict[str, Any]]:
             except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as failure:
                 ranks.log(f"attention {seq_len} {kernel} {ring}: {' '.join(str(failure).split())[:400]}")
                 continue
-            expected = expected or found
+            expected = expected or tensors
             sends = ring in ("allgather", "alltoall")
             if sends and error < 0.02:  # two roundings to bf16
                 usable.add(kernel)
@@ -195,7 +195,7 @@ CONTEXT_FIELDS = tuple(
 
 
 def measure(case: Case, ranks: Ranks, number: int) -> dict[str, Any]:
-    """One row; every rank runs this."""
+    """Measure one row; every rank runs this."""
     run, scale = case.run, 16 if ranks.tiny else 1
     torch.manual_seed(0)
     mesh = init_device_mesh(ranks.device, (ranks.world,))
@@ -237,7 +237,7 @@ def measure(case: Case, ranks: Ranks, number: int) -> dict[str, Any]:
 
 
 def usable_cases(ranks: Ranks, usable: set[str]) -> Iterator[Case]:
-    """The cases; a ring takes another kernel where its own does not run."""
+    """List the cases that can run; a ring takes another kernel where its own does not."""
     for case in cases():
         if case.ring and case.kernel not in usable and not ranks.tiny:
             case = replace(case, kernel=next(iter(usable), "none"))

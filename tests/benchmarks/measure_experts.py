@@ -4,7 +4,7 @@
 ``steps.csv`` (columns of measured_runs.csv): Mixtrals of measure_steps.py under FSDP2 whose mixture is the plain block
 below, with each rank holding its share of the experts (tokens are exchanged by all-to-all, of the sizes that the router
 asks for) or all of them. Timed as in measure_parallel.py. A run whose tokens are not exchanged computes the same on its
-own tokens: the difference is what the exchange costs.
+own tokens: the difference is the cost of the exchange.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """By what they show, the most useful first."""
-    found = []
+    """List the cases, the most useful first."""
+    every = []
     for run in (
         llm("mixtral-5b", 2048, 4), llm("mixtral-6b", 2048, 8), llm("mixtral-1b", 2048, 8),
         llm("mixtral-5b", 2048, 8, "full"),
     ):  # fmt: skip
-        found += [Case(run=run), Case(run=run, spread=True), Case(run=run, spread=True, router="even")]
-        found.append(Case(run=run, spread=True, router="even", exchanges=False))
+        every += [Case(run=run), Case(run=run, spread=True), Case(run=run, spread=True, router="even")]
+        every.append(Case(run=run, spread=True, router="even", exchanges=False))
     loop = llm("mixtral-5b", 2048, 4, experts="eager")
     return [
-        *found[:8],
+        *every[:8],
         Case(run=llm("mixtral-5b", 2048, 4), block="transformers"),
         Case(run=loop, spread=True),
-        *found[8:12],
+        *every[8:12],
         Case(run=loop),
         Case(run=llm("mixtral-1b", 2048, 8), block="transformers"),
         Case(run=llm("mixtral-6b", 4096, 1, grad_accum=2), spread=True),
-        *found[12:],
+        *every[12:],
     ]
 
 
@@ -80,7 +80,7 @@ class Experts(torch.nn.Module):
         self.down = torch.nn.Parameter(torch.randn(count, ffn, hidden) * 0.02)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor, loop: bool) -> torch.Tensor:
-        """Rows sorted by expert, and how many each has."""
+        """Apply the experts to rows sorted by expert; ``counts`` of each."""
         if loop:
             parts: Any = torch.split(rows, counts.tolist())
             each = zip(parts, self.up, self.down, strict=True)
@@ -120,11 +120,11 @@ class Mixture(torch.nn.Module):
         return (rows * weights[..., None]).sum(1).view_as(hidden)
 
     def of_ranks(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What the experts make of rows sorted by expert, wherever those are."""
+        """Apply the experts of all ranks to rows sorted by expert."""
         loop = self.case.run.experts == "eager"
         if self.ranks == 1:
             return self.experts(rows, counts, loop)  # type: ignore[no-any-return]
-        # How many of each expert's rows come from each rank; the host must know before it can ask for them.
+        # Rows of each expert from each rank: the host must know the number before it can ask for them.
         theirs = torch.empty_like(counts)
         distributed.all_to_all_single(theirs, counts, group=self.group)
         sent, received = torch.stack([counts, theirs]).view(2, self.ranks, -1).sum(-1).tolist()
@@ -139,13 +139,13 @@ class Mixture(torch.nn.Module):
 
 @functools.cache
 def meshes(device: str, world: int) -> tuple[Any, Any, Any]:
-    """Of all ranks, of this one, and of all for the exchange, which does not queue behind FSDP's gathers."""
+    """Make meshes of all ranks, of this rank, and of all for the exchange, apart from FSDP's gathers."""
     apart = init_device_mesh(device, (1, world), mesh_dim_names=("same", "expert"))
     return init_device_mesh(device, (world,)), apart["same"], apart["expert"]
 
 
 def mixtral(case: Case, ranks: Ranks, scale: int) -> tuple[Any, int]:
-    """A sharded model, and its parameters on all ranks."""
+    """Build a sharded model; count its parameters on all ranks."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     run = case.run
@@ -185,7 +185,7 @@ EXPERT_FIELDS = tuple(
 
 
 def measure(case: Case, ranks: Ranks, number: int) -> dict[str, Any]:
-    """One row; every rank runs this."""
+    """Measure one row; every rank runs this."""
     run, scale = case.run, 16 if ranks.tiny else 1
     torch.manual_seed(0)
     model, parameters = mixtral(case, ranks, scale)

@@ -1,8 +1,8 @@
 """Measure the host time of a layer on one GPU: ``python -m tests.benchmarks.measure_hosts OUT.csv``.
 
 Needs CUDA and transformers. Models so narrow that the GPU waits for the host (width 64, 8 tokens) train with 2 and with
-10 layers; what 8 layers more take is the host's time for them. ResNets of 18 to 152 layers, two images a step, are as
-the host launches them, too. Steps as in measure_steps: fp32 weights, bf16 autocast, fused AdamW (SGD for ResNets).
+10 layers; the difference is the host's time for 8 layers. ResNets of 18 to 152 layers, two images a step, wait for the
+host too. Steps as in measure_steps: fp32 weights, bf16 autocast, fused AdamW (SGD for ResNets).
 Writes a row a model: seconds of a step with either number of layers, and of a layer.
 """
 
@@ -27,14 +27,14 @@ COLUMNS = (
 
 
 def narrow(architecture: str, layers: int, experts: int = 0) -> str:
-    """Name of a narrow model, added to SHAPES."""
+    """Add a narrow model to SHAPES and return its name."""
     name = f"{architecture} of {layers} layers" + (f", {experts} experts" if experts else "")
     SHAPES[name] = (architecture, layers, 64, 128, 2, 2, 256, experts, min(experts, 2))
     return name
 
 
 def seconds_of_steps(run: Configuration, device: str, *, quick: bool) -> list[float]:
-    """Of a model made for it and dropped."""
+    """Measure a model that is made for it and dropped."""
     step, _ = prepare(run, device, 1)
     _, seconds = run_steps(step, quick)
     del step
@@ -43,7 +43,7 @@ def seconds_of_steps(run: Configuration, device: str, *, quick: bool) -> list[fl
 
 
 def seconds_by_layers(run: Configuration, architecture: str, device: str, experts: int = 0) -> list[list[float]]:
-    """Of narrow models of FEW and of MANY layers; one step each on the CPU."""
+    """Measure narrow models of FEW and of MANY layers; one step each on the CPU."""
     return [
         seconds_of_steps(replace(run, model=narrow(architecture, layers, experts)), device, quick=device == "cpu")
         for layers in (FEW, MANY)

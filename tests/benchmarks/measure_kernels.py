@@ -25,7 +25,7 @@ COLUMNS = (
 )  # fmt: skip
 ATTENTION_COLUMNS = ("batch", "heads", "seq_len", "head_dim", "causal", "dropout", "forward_s", "backward_s")
 MOST = 45  # kernels of a configuration
-# By what a kernel's name contains, the first that fits; "other" for the rest.
+# Kind by a part of the kernel's name; the first that fits counts, "other" for the rest.
 KINDS = {
     "attention": ("sdpa_sm90", "fmha", "flash", "cudnn::fusion"),
     "product": ("nvjet", "gemm", "cutlass", "cublas", "xmma", "dgrad", "wgrad", "fprop"),
@@ -53,13 +53,13 @@ ATTENTION = (
 
 
 def kind_of(kernel: str) -> str:
-    """The kind of a kernel, by its name."""
+    """Name the kind of a kernel."""
     name = kernel.lower()
     return next((kind for kind, parts in KINDS.items() if any(part.lower() in name for part in parts)), "other")
 
 
 def measure(run: Configuration, device: str, scale: int) -> list[dict[str, object]]:
-    """The rows of one configuration."""
+    """Measure the rows of one configuration."""
     torch.manual_seed(0)
     step, _ = prepare(run, device, scale)
     times: list[float] = []
@@ -71,9 +71,9 @@ def measure(run: Configuration, device: str, scale: int) -> list[dict[str, objec
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    found = kernels_of(step)
+    kernels = kernels_of(step)
     kinds: dict[str, float] = collections.defaultdict(float)
-    for name, _, taken in found:
+    for name, _, taken in kernels:
         kinds[kind_of(name)] += taken
     step_s = statistics.median(times[len(times) // 3 :])
     common: dict[str, object] = {
@@ -82,12 +82,12 @@ def measure(run: Configuration, device: str, scale: int) -> list[dict[str, objec
     }  # fmt: skip
     log(f"{run}: {step_s * 1e3:.1f} ms, " + ", ".join(f"{kind} {taken * 1e3:.1f}" for kind, taken in kinds.items()))
     sums = [{"kernel": f"all: {kind}", "calls": "", "seconds": f"{taken:.5g}"} for kind, taken in kinds.items()]
-    most = [{"kernel": name[:100], "calls": calls, "seconds": f"{taken:.5g}"} for name, calls, taken in found[:MOST]]
+    most = [{"kernel": name[:100], "calls": calls, "seconds": f"{taken:.5g}"} for name, calls, taken in kernels[:MOST]]
     return [common | row for row in sums + most]
 
 
 def attention(shape: tuple[int, int, int, int], causal: bool, dropout: float, device: str) -> dict[str, object]:
-    """One row of attention alone: mean of eight calls after two."""
+    """Measure attention alone: mean of eight calls after two."""
     batch, heads, seq_len, head_dim = shape if device == "cuda" else (1, 2, 16, 8)
     q, k, v = (
         torch.randn(batch, heads, seq_len, head_dim, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -103,7 +103,7 @@ def attention(shape: tuple[int, int, int, int], causal: bool, dropout: float, de
     def backward() -> Any:
         return torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
-    found: list[float] = []
+    kernels: list[float] = []
     for call in (forward, backward):
         for repetitions in (2, 8):
             if device == "cuda":
@@ -113,8 +113,8 @@ def attention(shape: tuple[int, int, int, int], causal: bool, dropout: float, de
                 call()
             if device == "cuda":
                 torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) / repetitions)
-    values = (batch, heads, seq_len, head_dim, int(causal), dropout, f"{found[0]:.4e}", f"{found[1]:.4e}")
+        kernels.append((time.perf_counter() - start) / repetitions)
+    values = (batch, heads, seq_len, head_dim, int(causal), dropout, f"{kernels[0]:.4e}", f"{kernels[1]:.4e}")
     return dict(zip(ATTENTION_COLUMNS, values, strict=True))
 
 

@@ -41,7 +41,7 @@ cuda: Any = torch.cuda  # its events have no types
 
 
 def of(function: Callable[..., object], *arguments: object, **named: object) -> Call:
-    """A call of the function with these arguments, whichever its turn."""
+    """Make a call of the function with these arguments, in every turn."""
     return lambda index: function(*arguments, **named)
 
 
@@ -51,7 +51,7 @@ def repeat(call: Call, times: int) -> None:
 
 
 def gradient(out: torch.Tensor, inputs: object, of_out: torch.Tensor | None = None) -> Call:
-    """The backward pass from ``out``, whose graph stays."""
+    """Make a call of the backward pass from ``out``, whose graph stays."""
     return of(torch.autograd.grad, out, inputs, of_out, retain_graph=True)
 
 
@@ -67,11 +67,11 @@ class Bench:
         self.writer.writeheader()
 
     def size(self, value: int) -> int:
-        """A dimension, or a toy one."""
+        """Shrink a dimension in a tiny run."""
         return min(value, 64) if self.tiny else value
 
     def rows(self, section: str, calls: Calls) -> None:
-        """Measure and write each of a section's calls, until time runs out; an error costs that section's rest."""
+        """Measure and write a section's calls until time runs out; an error ends the section."""
         started, count = time.monotonic(), 0
         try:
             for row, call, how in calls:
@@ -104,7 +104,7 @@ class Bench:
         self.file.flush()
 
     def time(self, call: Call, *, graph: bool = False, host: bool = False, budget_s: float = 0.08) -> list[list[float]]:
-        """Seconds of one call, several times: each the mean of a batch of calls."""
+        """Measure the seconds of a call several times, each the mean of a batch of calls."""
         if host or self.tiny:
             return [self.host_time(call, budget_s)]
         call(0)
@@ -128,8 +128,8 @@ class Bench:
         return [[start.elapsed_time(end) / 1e3 / batch for start, end in marks]]
 
     def host_time(self, call: Call, budget_s: float) -> list[float]:
-        """Seconds the host takes to issue one call (a batch of 100 and then a wait, which is not counted)."""
-        batch, found = (2 if self.tiny else 100), []
+        """Measure the host seconds of issuing a call: the mean of 100, without the wait after them."""
+        batch, seconds = (2 if self.tiny else 100), []
         end = time.perf_counter() + (0.0 if self.tiny else budget_s)
         for warm in (True, True, False):
             while True:
@@ -139,10 +139,10 @@ class Bench:
                     call(index)
                 taken = (time.perf_counter() - start) / batch
                 if not warm:
-                    found.append(taken)
-                if warm or (time.perf_counter() > end and len(found) >= 5):
+                    seconds.append(taken)
+                if warm or (time.perf_counter() > end and len(seconds) >= 5):
                     break
-        return found
+        return seconds
 
     def wait(self) -> None:
         if not self.tiny:
@@ -182,7 +182,7 @@ TOKENS = (256, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 def product(bench: Bench, direction: str, dtype: torch.dtype, m: int, k: int, n: int) -> Call:
-    """y = x W^T, dx = dy W or dW = dy^T x, over enough buffers to leave the cache."""
+    """Make y = x W^T, dx = dy W or dW = dy^T x, over enough buffers to leave the cache."""
     m, k, n = bench.size(m), bench.size(k), bench.size(n)
     element = torch.tensor([], dtype=dtype).element_size()
     sets = max(1, min(8, math.ceil(3 * L2_BYTES / (element * (m * k + k * n + m * n)))))
@@ -204,7 +204,7 @@ def gemm_row(direction: str, precision: str, m: int, k: int, n: int, element: in
 
 
 def matmuls(bench: Bench, precision: str) -> Calls:
-    """Linear layers in 16 or 32 bits."""
+    """Measure linear layers in 16 or 32 bits."""
     dtype = DTYPES[precision]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     most = {"bf16": 1.5e13, "fp16": 3e12, "tf32": 4e12, "fp32": 6e11}[precision]
@@ -219,7 +219,7 @@ def matmuls(bench: Bench, precision: str) -> Calls:
 
 
 def scaled_product(bench: Bench, m: int, k: int, n: int, rows: bool, fast: bool) -> Call:
-    """An fp8 product with one scale a tensor or one a row; ``fast`` adds up in fewer bits, as forward passes do."""
+    """Make an fp8 product with one scale a tensor or a row; ``fast`` adds up in fewer bits, as forward passes do."""
     m, k, n = bench.size(m), bench.size(k), bench.size(n)
     sets = max(1, min(8, math.ceil(3 * L2_BYTES / (m * k + k * n + 2 * m * n))))
     x = [bench.random(m, k).to(torch.float8_e4m3fn) for _ in range(sets)]
@@ -232,7 +232,7 @@ def scaled_product(bench: Bench, m: int, k: int, n: int, rows: bool, fast: bool)
 
 
 def fp8(bench: Bench) -> Calls:
-    """Products in fp8, and what it costs to get there: largest magnitude, scale and cast of a bf16 tensor."""
+    """Measure fp8 products, and their preparation: largest magnitude, scale and cast of a bf16 tensor."""
     for m in (*TOKENS[1::2], 8192):
         for k, n in WIDTHS[::2]:
             if 2.0 * m * k * n > 2e13 or n % 16 or k % 16:
@@ -272,7 +272,7 @@ FP8_COMPILED = ((8192, 2048, 2048), (8192, 2048, 8192), (8192, 4096, 4096), (819
 
 
 def fp8_products(bench: Bench) -> Calls:
-    """The three products of FP8_LAYERS in bf16 and in fp8, without casts."""
+    """Measure the three products of FP8_LAYERS in bf16 and in fp8, without casts."""
     for m, k, n in FP8_LAYERS:
         if bench.tiny:
             m, k, n = 32, 64, 32
@@ -291,7 +291,7 @@ def fp8_products(bench: Bench) -> Calls:
 
 
 def fp8_layers(bench: Bench) -> Calls:
-    """Linear layers with fp32 weights on bf16 inputs, casts and all: bf16 autocast, and torchao's float8 training."""
+    """Measure linear layers (fp32 weights, bf16 inputs) and their casts: autocast and torchao's float8 training."""
     from torchao import float8  # type: ignore[import-not-found]
 
     for m, k, n in FP8_LAYERS[:1] if bench.tiny else FP8_LAYERS:
@@ -326,7 +326,7 @@ def fp8_layers(bench: Bench) -> Calls:
 
 
 def experts(bench: Bench) -> Calls:
-    """Grouped products of a mixture of experts, tokens spread evenly."""
+    """Measure grouped products of a mixture of experts, tokens spread evenly."""
     for count, m, k, n in (
         (8, 8192, 4096, 14336),
         (8, 16384, 1024, 4096),
@@ -341,7 +341,7 @@ def experts(bench: Bench) -> Calls:
 
 
 def sustained(bench: Bench) -> None:
-    """The same product after a rest (the first 20 ms) and in the last of 2.5 seconds of nothing else."""
+    """Measure a product after a rest (its first 20 ms) and at the end of 2.5 s of nothing else."""
     cases: list[tuple[dict[str, Any], Call]] = []
     for precision, m, k, n in (
         ("bf16", 8192, 8192, 8192), ("bf16", 16384, 4096, 14336), ("bf16", 8192, 1024, 4096),
@@ -396,7 +396,7 @@ def sustained(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> Calls:
-    """Scaled dot-product attention, forward and backward, by backend."""
+    """Measure scaled dot-product attention, forward and backward, by backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends: dict[str, Any] = {
@@ -424,7 +424,7 @@ def attention(bench: Bench) -> Calls:
     for name, precision, batch, seq, heads, kv_heads, dim, causal in cases:
         seq = bench.size(seq)
         shapes = [(batch, seq, count, dim) for count in (heads, kv_heads, kv_heads)]
-        # As a linear layer leaves them: tokens outside heads.
+        # In the layout that a linear layer leaves: tokens outside heads.
         leaves = [bench.random(*shape, dtype=DTYPES[precision]).requires_grad_() for shape in shapes]
         q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
         gqa = heads != kv_heads
@@ -454,7 +454,7 @@ def attention(bench: Bench) -> Calls:
 
 
 def eager_attention(bench: Bench) -> Calls:
-    """Attention as written out: two products, scale, mask, softmax in fp32, dropout."""
+    """Measure attention as written out: two products, scale, mask, softmax in fp32, dropout."""
     for batch, seq in ((64, 128), (32, 512), (8, 1024), (8, 2048), (2, 4096)):
         seq = bench.size(seq)
         heads, dim = 16, 64
@@ -495,7 +495,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
 
 
 def elementwise(bench: Bench, compiled: bool) -> Calls:
-    """Norms, activations, dropout, sums, rotary positions; bytes are the least possible: each input and output once."""
+    """Measure norms, activations, dropout, sums, rotary positions; bytes count each input and output once."""
     # name, inputs that are read, function of the inputs
     functions: list[tuple[str, int, Callable[..., torch.Tensor]]] = [
         ("layer norm", 1, lambda x: functional.layer_norm(x, x.shape[-1:])),
@@ -547,7 +547,7 @@ def elementwise(bench: Bench, compiled: bool) -> Calls:
 
 
 def losses(bench: Bench, compiled: bool) -> Calls:
-    """Cross-entropy over large vocabularies from 16-bit logits; embedding tables."""
+    """Measure cross-entropy over large vocabularies from 16-bit logits, and embedding tables."""
 
     def upcast(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.float(), labels)
@@ -596,7 +596,7 @@ def losses(bench: Bench, compiled: bool) -> Calls:
 
 
 def optimizers(bench: Bench) -> Calls:
-    """Optimizer steps on fp32 parameters in many tensors, and clipping of gradients."""
+    """Measure optimizer steps on fp32 parameters in many tensors, and clipping of gradients."""
     for tensors, each in ((64, 16_777_216), (148, 840_000), (400, 65_536)):
         each = bench.size(each)
         parameters = [bench.random(each, dtype=torch.float32).requires_grad_() for _ in range(tensors)]
@@ -621,7 +621,7 @@ def optimizers(bench: Bench) -> Calls:
 
 
 def movement(bench: Bench) -> Calls:
-    """Copies on the GPU and between host and GPU, casts of weights."""
+    """Measure copies on the GPU and between host and GPU, and casts of weights."""
     for elements in (2**20, 2**26, 2**30):
         elements = bench.size(elements)
         wide, narrow = bench.random(elements, dtype=torch.float32), bench.random(elements)
@@ -649,7 +649,7 @@ def movement(bench: Bench) -> Calls:
 
 
 def launches(bench: Bench) -> Calls:
-    """Host time of one operation on tensors so small that the GPU is never the slower side."""
+    """Measure the host time of operations on tensors so small that the host is always the slower side."""
     small = bench.random(64, 64)
     wide = bench.random(64, 64, dtype=torch.float32)
     linear = torch.nn.Linear(64, 64, device=bench.device)
@@ -678,8 +678,8 @@ def launches(bench: Bench) -> Calls:
 
     def forward(i: int) -> torch.Tensor:
         with torch.autocast(kind, torch.bfloat16):
-            found: torch.Tensor = layer(sample)
-        return found
+            output: torch.Tensor = layer(sample)
+        return output
 
     yield row | {"variant": "TransformerEncoderLayer, autocast", "direction": "forward"}, forward, {"host": True}
     yield (
@@ -699,7 +699,7 @@ def launches(bench: Bench) -> Calls:
 
 
 def convolutions(bench: Bench) -> Calls:
-    """ResNet-50's convolutions: (channels in, out, kernel, stride, side), batch 128, forward and backward."""
+    """Measure ResNet-50's convolutions (channels in, out, kernel, stride, side), batch 128, forward and backward."""
     layers = (
         (3, 64, 7, 2, 224),
         (64, 64, 3, 1, 56),

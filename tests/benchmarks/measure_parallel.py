@@ -97,21 +97,21 @@ class Ranks:
             log(text)
 
     def agreed(self, value: float) -> float:
-        """The largest of all ranks' values: clocks differ, and ranks must stop together."""
+        """Return the largest of all ranks' values: clocks differ, and ranks must stop together."""
         tensor = torch.tensor([value], device=self.device, dtype=torch.float64)
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
         return float(tensor)
 
     def seconds(self, call: Callable[[], object], repeats: int, batch: int) -> list[float]:
-        """Seconds of a call, each the mean of a batch, on this rank."""
+        """Measure the seconds of a call on this rank, each the mean of a batch."""
         for _ in range(3):
             call()
-        found = []
+        measured = []
         for _ in range(repeats):
             if self.tiny:
                 start = time.perf_counter()
                 call()
-                found.append(time.perf_counter() - start)
+                measured.append(time.perf_counter() - start)
                 continue
             begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             begin.record()
@@ -119,12 +119,12 @@ class Ranks:
                 call()
             end.record()
             end.synchronize()
-            found.append(begin.elapsed_time(end) / 1e3 / batch)
-        return found
+            measured.append(begin.elapsed_time(end) / 1e3 / batch)
+        return measured
 
 
 def write(path: Path, ranks: Ranks, rows: Iterator[dict[str, Any]], fields: tuple[str, ...]) -> None:
-    """Write rows as they come, on the first rank."""
+    """Write rows as they come; the first rank writes."""
     file = path.open("w", encoding="utf-8", newline="") if ranks.rank == 0 else None
     writer = csv.DictWriter(file, fields, lineterminator="\n") if file else None
     if writer:
@@ -149,7 +149,7 @@ COLLECTIVE_FIELDS = (
 
 
 def collectives(ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """``bytes`` is the larger of what a rank holds before and after; bus bandwidth as NCCL's tests define it."""
+    """Measure collectives; ``bytes`` is a rank's larger buffer; bus bandwidth as in NCCL's tests."""
     world, other = ranks.world, (ranks.rank ^ 1)
     for size in SIZES[:2] if ranks.tiny else SIZES:
         full = torch.randn(size // 2, device=ranks.device, dtype=torch.bfloat16)
@@ -197,7 +197,7 @@ OVERLAP_FIELDS = ("collective", "gpus", "bytes", "products", "product_s", "colle
 
 
 def overlap(ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Matrix products (bf16, 8192 x 4096 x 4096) on one stream while a collective of 256 MiB runs on another."""
+    """Measure products (bf16, 8192 x 4096 x 4096) on one stream while a collective of 256 MiB runs on another."""
     if ranks.tiny:
         return
     x, w = (torch.randn(size, 4096, device="cuda", dtype=torch.bfloat16) for size in (8192, 4096))
@@ -225,7 +225,7 @@ def overlap(ranks: Ranks) -> Iterator[dict[str, Any]]:
         multiply()
         mark.record()
 
-    ranks.seconds(multiply, 300, 1)  # to the clock that long work runs at
+    ranks.seconds(multiply, 300, 1)  # to the clock of long work
     for name, start in cases.items():
         begin, inner, end = (cuda.Event(enable_timing=True) for _ in range(3))
         alone = statistics.median(ranks.seconds(multiply, 10, 1))
@@ -271,7 +271,7 @@ def shard(model: Any, case: Parallel, mesh: Any) -> Any:
 
 
 def split_tensors(model: Any, mesh: Any, sequence_parallel: bool) -> None:
-    """Tensor parallelism of a Hugging Face Llama: columns, then rows; with sequence parallelism norms are split too."""
+    """Split a Hugging Face Llama by tensor parallelism: columns, then rows; with sequence parallelism norms too."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -310,9 +310,9 @@ def split_tensors(model: Any, mesh: Any, sequence_parallel: bool) -> None:
 
 
 def timed(step: Callable[[], None], ranks: Ranks) -> tuple[float, int, dict[str, str]]:
-    """Seconds of a step on the slowest rank, the steps measured, and the most memory of any rank."""
+    """Measure the seconds of a step on the slowest rank, the number of steps, and the most memory of any rank."""
     times: list[float] = []
-    for least, least_s in ((3, 1.0), (6, 1.5)):  # warm-up, then what is measured
+    for least, least_s in ((3, 1.0), (6, 1.5)):  # warm-up, then the measured steps
         if times and not ranks.tiny:
             torch.cuda.reset_peak_memory_stats()
         times = []
@@ -326,7 +326,7 @@ def timed(step: Callable[[], None], ranks: Ranks) -> tuple[float, int, dict[str,
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
             taken = ranks.agreed(sum(times))
-            # Steps of a second and more settle in fewer.
+            # Steps of a second and more settle sooner.
             if ranks.tiny or (taken > least_s and len(times) >= (least if taken < 4 * least_s else least - 2)):
                 break
     held = {name: f"{ranks.agreed(float(str(value))):.6g}" for name, value in memory().items()}
@@ -334,7 +334,7 @@ def timed(step: Callable[[], None], ranks: Ranks) -> tuple[float, int, dict[str,
 
 
 def measure(case: Parallel, ranks: Ranks, number: int) -> dict[str, Any]:
-    """One row; every rank runs this."""
+    """Measure one row; every rank runs this."""
     run, scale = case.run, ((4 if case.tensor else 16) if ranks.tiny else 1)
     torch.manual_seed(0)
     mesh = init_device_mesh(ranks.device, (ranks.world,))
@@ -393,7 +393,7 @@ Case = TypeVar("Case")
 def steps(
     cases: Iterable[Case], measure: Callable[[Case, Ranks, int], dict[str, Any]], ranks: Ranks, deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """The rows of ``cases``, as far as the time goes; one that fails is told of and left out."""
+    """Measure the rows of ``cases`` as far as the time goes; report and skip a case that fails."""
     for number, case in enumerate(cases):
         if ranks.agreed(time.monotonic() - deadline) > 0:
             ranks.log(f"out of time before {case}")
@@ -408,7 +408,7 @@ def steps(
 
 
 def begin() -> tuple[Path, Ranks, float]:
-    """The folder to write to, this process's ranks, and when to begin no further configuration."""
+    """Return the output folder, this process's ranks, and the time after which no configuration begins."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)

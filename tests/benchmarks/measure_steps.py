@@ -86,12 +86,12 @@ def cnn(model: str, micro_batch: int, precision: str = "bf16", **more: Any) -> C
 
 
 def in_fp8(*runs: Configuration) -> list[Configuration]:
-    """Each run in bf16, and in fp8 with one scale a tensor and one a row."""
+    """Repeat each run in bf16, and in fp8 with one scale a tensor and one a row."""
     how = (("bf16", "tensorwise"), ("fp8", "tensorwise"), ("fp8", "rowwise"))
     return [replace(run, precision=precision, recipe=recipe) for run in runs for precision, recipe in how]
 
 
-# By what they show, the most useful first; rows of measured_runs.csv say when each was measured.
+# The most useful first; rows of measured_runs.csv say when each was measured.
 CONFIGURATIONS: dict[str, list[Configuration]] = {
     # The host is slower than the GPU.
     "small": [
@@ -164,7 +164,7 @@ CONFIGURATIONS: dict[str, list[Configuration]] = {
 
 
 def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Selective checkpointing that keeps what matrix products and attention put out."""
+    """Make a policy of selective checkpointing that keeps the outputs of matrix products and attention."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     aten = torch.ops.aten
@@ -176,7 +176,7 @@ def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def transformer(run: Configuration, device: str, scale: int = 1) -> Any:
-    """A Hugging Face model of one of SHAPES, in training mode; ``scale`` shrinks it."""
+    """Build a Hugging Face model of one of SHAPES, in training mode; ``scale`` shrinks it."""
     transformers: Any = importlib.import_module("transformers")
 
     architecture, layers, hidden, ffn, heads, kv_heads, vocab, experts, used = SHAPES[run.model]
@@ -223,7 +223,7 @@ def transformer(run: Configuration, device: str, scale: int = 1) -> Any:
 
 
 def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], None], int]:
-    """A training step, and the model's parameters."""
+    """Make a training step, and count the model's parameters."""
     torch.backends.cuda.matmul.allow_tf32 = run.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = run.precision != "fp32"
     is_cnn = run.model in CNNS
@@ -263,7 +263,7 @@ def prepare(run: Configuration, device: str, scale: int) -> tuple[Callable[[], N
 
 
 def run_steps(step: Callable[[], None], quick: bool) -> tuple[list[float], list[float]]:
-    """Seconds of warm-up and of measured steps."""
+    """Run a warm-up, then measure the seconds of each step."""
     cuda: Any = torch.cuda
     synchronize = cuda.synchronize if cuda.is_available() else lambda: None
     parts: list[list[float]] = []
@@ -286,7 +286,7 @@ def run_steps(step: Callable[[], None], quick: bool) -> tuple[list[float], list[
 
 
 def columns(run: Configuration) -> dict[str, object]:
-    """The row's inputs."""
+    """Return the columns of the row's inputs."""
     row: dict[str, object] = {"model": run.model, "architecture": "cnn", "parameters": 0, "gated_mlp": 0}
     if run.model in SHAPES:
         names = ("architecture", "layers", "hidden_size", "ffn_size", "attention_heads", "kv_heads", "vocab_size")
@@ -304,7 +304,7 @@ def columns(run: Configuration) -> dict[str, object]:
 
 
 def settings(run: Configuration) -> str:
-    """What the columns do not say."""
+    """Describe the settings that have no column."""
     kept = {
         "bf16": "autocast", "fp16": "autocast and gradient scaler",
         "fp8": f"autocast, torchao float8 {run.recipe} but for the output projection",
@@ -332,21 +332,21 @@ KERNEL_FIELDS = ("row_id", "step_s", "kernel", "calls", "seconds")
 
 
 def kernels_of(step: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """Name, calls and GPU seconds of each kernel in one step, the longest first."""
+    """Profile one step: name, calls and GPU seconds of each kernel, the longest first."""
     profiler: Any = importlib.import_module("torch.profiler")
     activity = profiler.ProfilerActivity
     with profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]) as profile:
         step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    found = [(event.key, event.count, event.self_device_time_total / 1e6) for event in profile.key_averages()]
-    return sorted(found, key=lambda kernel: -kernel[2])
+    kernels = [(event.key, event.count, event.self_device_time_total / 1e6) for event in profile.key_averages()]
+    return sorted(kernels, key=lambda kernel: -kernel[2])
 
 
 def measure(
     run: Configuration, device: str, scale: int, kernels: Callable[[dict[str, object]], None] | None = None
 ) -> dict[str, object]:
-    """One row: throughput and peak memory of one configuration. ``kernels`` writes rows of its kernels."""
+    """Measure throughput and peak memory of one configuration; ``kernels`` writes rows of its kernels."""
     started = time.perf_counter()
     torch.manual_seed(0)
     step, parameters = prepare(run, device, scale)
@@ -382,7 +382,7 @@ def memory() -> dict[str, object]:
 
 
 def clear() -> None:
-    """Give back what the last configuration held."""
+    """Free the memory of the last configuration."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -435,9 +435,9 @@ def main() -> None:
             for allocator in ("default", "expandable_segments:True"):
                 failed = ""
                 try:
-                    found: list[dict[str, object]] = []
-                    row = measure(run, device, scale, found.append if options.kernels else None)
-                    kernel_writer.writerows({"row_id": identity["row_id"]} | kernel for kernel in found)
+                    kernel_rows: list[dict[str, object]] = []
+                    row = measure(run, device, scale, kernel_rows.append if options.kernels else None)
+                    kernel_writer.writerows({"row_id": identity["row_id"]} | kernel for kernel in kernel_rows)
                     of_kernels.flush()
                     row["source"] = f"{row['source']}{'' if allocator == 'default' else ', ' + allocator}"
                     writer.writerow(identity | row)

@@ -1,8 +1,8 @@
-"""What unequal GPUs lose when their shares follow predicted instead of measured speeds.
+"""Measure the loss of unequal GPUs whose shares follow predicted instead of measured speeds.
 
 Takes measured runs of one model, sequence length and precision on two GPU models of one suite, gives one GPU of each
-the share of a batch that the estimator's speeds ask for, and lets both take the time that was measured. Lost is what a
-step takes longer than with shares by measured speed. ``python -m tests.benchmarks.mixed_balance``
+the share of a batch by the estimator's speeds, and the measured time. The loss is the extra time of a step over shares
+by measured speed. ``python -m tests.benchmarks.mixed_balance``
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ERRORS = ((0.08, 0.08), (0.08, 0.2), (0.2, 0.2))
 
 
 def pairs(runs: Path) -> list[tuple[str, float, float, float]]:
-    """Suite and model, speed ratio, and what predicted and equal shares lose, for each pair of GPU models."""
+    """List suite and model, speed ratio, and the loss of predicted and of equal shares, for each pair of GPU models."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "predicted.csv"
         cli.main(["estimate", "--batch", str(runs), "--out", str(out)], standalone_mode=False)
@@ -34,26 +34,26 @@ def pairs(runs: Path) -> list[tuple[str, float, float, float]]:
             speeds = float(row["tokens_per_second_per_gpu"]), float(row["predicted_tokens_per_second_per_gpu"])
             run = best[row["suite"], row["model"], row["seq_len"], row["precision"]]
             run[row["gpu"]] = max(run.get(row["gpu"], (0.0, 0.0)), speeds)
-    found = []
+    losses = []
     for name, of_gpu in best.items():
         for a, b in itertools.combinations(sorted(of_gpu), 2):
             (real_a, said_a), (real_b, said_b) = of_gpu[a], of_gpu[b]
             ideal = 1 / (real_a + real_b)
             predicted = max(said_a / real_a, said_b / real_b) / (said_a + said_b)
             equal = 0.5 / min(real_a, real_b)
-            found.append((f"{' '.join(name)}: {a}, {b}", real_a / real_b, predicted / ideal - 1, equal / ideal - 1))
-    return found
+            losses.append((f"{' '.join(name)}: {a}, {b}", real_a / real_b, predicted / ideal - 1, equal / ideal - 1))
+    return losses
 
 
 def main() -> None:
-    """Print the table and its means, and what errors that are independent would lose."""
-    found = pairs(RUNS)
+    """Print the table, its means, and the loss if errors were independent."""
+    losses = pairs(RUNS)
     print("run: GPUs | measured speed ratio | lost with predicted shares | lost with equal shares")
-    for name, ratio, *shares in found:
+    for name, ratio, *shares in losses:
         print(f"{name} | {ratio:.2f} | {shares[0]:.1%} | {shares[1]:.1%}")
-    lost = np.array([[predicted, equal] for _, _, predicted, equal in found])
+    lost = np.array([[predicted, equal] for _, _, predicted, equal in losses])
     (predicted, equal), most = lost.mean(axis=0), lost[:, 0].max()
-    print(f"{len(found)} pairs: mean {predicted:.1%}, most {most:.1%}; with equal shares mean {equal:.1%}")
+    print(f"{len(losses)} pairs: mean {predicted:.1%}, most {most:.1%}; with equal shares mean {equal:.1%}")
     rng = np.random.default_rng(0)
     for errors in ERRORS:
         speed = np.exp(rng.normal(0, 1, (200_000, 2)) * errors)

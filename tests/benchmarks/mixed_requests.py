@@ -1,4 +1,4 @@
-"""How often a mixed fleet is cheaper, and what looking for one costs: random requests over the whole shipped catalog.
+"""Count how often a mixed fleet is cheaper, and time the search: random requests over the whole shipped catalog.
 
 Deadlines lie between two thirds of what the fastest fleet takes and ten times as much, so that most bind. Every request
 owns some nodes: without, nothing is mixed. ``python -m tests.benchmarks.mixed_requests [REQUESTS] [SEED]``
@@ -19,7 +19,7 @@ from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.request import request_from_dict
 
-# Models, and the length of a sample where the model does not say.
+# Models, with the sequence length where the model does not fix it.
 MODELS = {
     "gpt2": 1024,
     "gpt2-xl": 1024,
@@ -32,7 +32,7 @@ OWNED = ("p4d.24xlarge", "p5.48xlarge", "g5.48xlarge", "p4de.24xlarge", "g6e.12x
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
-    """A request without a deadline."""
+    """Make a request without a deadline."""
     model = rng.choice(list(MODELS))
     workload: dict[str, Any] = {"samples": int(10 ** rng.uniform(4.5, 8)), "seq_len": MODELS[model]}
     if rng.random() < 0.5:

@@ -1,8 +1,8 @@
-"""Time of the Pulumi program: ``python -m tests.benchmarks.program_time [--runs N] [--out FOLDER]``.
+"""Time the Pulumi program: ``python -m tests.benchmarks.program_time [--runs N] [--out FOLDER]``.
 
 Runs ``infra.__main__`` for the largest plan, 64 nodes with 32 EFA cards each, in Pulumi's mock engine: as whole cold
 processes, in turn with the processes it cannot be faster than (an interpreter, and the Pulumi SDK's modules that it
-uses), and again in one warm process. What the program itself takes is the difference, and must be at most ``GOAL_S``.
+uses), and again in one warm process. The program's own time is the difference, and must be at most ``GOAL_S``.
 Writes the raw times with the machine and the versions.
 """
 
@@ -38,7 +38,7 @@ CONFIG = {
 
 
 def largest_plan() -> FleetPlan:
-    """64 nodes of p5.48xlarge, on demand: 512 GPUs, 32 EFA cards a node."""
+    """Make a plan of 64 p5.48xlarge nodes, on demand: 512 GPUs, 32 EFA cards a node."""
     nodes = 64
     return sample_plan(
         instance_type="p5.48xlarge",
@@ -61,14 +61,14 @@ def largest_plan() -> FleetPlan:
 
 
 def program() -> Counter[str]:
-    """Run the program once in the mock engine; how many resources of each type it declares."""
+    """Run the program once in the mock engine; count its resources by type."""
     from infra.offline.preview import resources
 
-    return Counter(found.type for found in resources(largest_plan(), stack="largest", config=CONFIG))
+    return Counter(resource.type for resource in resources(largest_plan(), stack="largest", config=CONFIG))
 
 
 def sdk_modules() -> list[str]:
-    """Modules of the Pulumi SDK that the program loads, in the order it does; run in a process that did so."""
+    """List the Pulumi SDK's modules that this process has loaded, in order."""
     program()
     return [name for name in sys.modules if name.split(".")[0] in ("pulumi", "pulumi_aws", "grpc", "google")]
 
@@ -82,7 +82,7 @@ HERE = "from tests.benchmarks import program_time; "
 def main(runs: int, out: Path) -> None:
     """Time the program and write results/program_time_<yyyymm>.md; exit 1 where it takes longer than the goal."""
     listing = run(("-c", HERE + "print(chr(10).join(program_time.sdk_modules()))"))[2].split()
-    # Of the same test modules too, so that the difference is the program's alone.
+    # The same test modules are loaded too, so that the difference is the program's alone.
     imports = f"import importlib; import tests.benchmarks.program_time; [importlib.import_module(n) for n in {listing}]"
     commands = {
         "interpreter": ("-c", "pass"),
@@ -91,7 +91,7 @@ def main(runs: int, out: Path) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in commands}
     load_before = os.getloadavg()[0]
-    for _ in range(runs):  # in turn, so that a machine that slows down slows all of them
+    for _ in range(runs):  # in turn, so that a slower machine slows all of them
         for name, arguments in commands.items():
             times[name].append(run(arguments)[0])
     own = [

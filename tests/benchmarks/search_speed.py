@@ -1,7 +1,7 @@
-"""Speed of the search: ``python -m tests.benchmarks.search_speed [--runs N] [--out FOLDER]``.
+"""Time the search: ``python -m tests.benchmarks.search_speed [--runs N] [--out FOLDER]``.
 
-Times ``gpufleet recommend`` cold, as whole processes over the shipped catalog, in turn with what no such program can be
-faster than: ``python -c pass``, and importing numpy and pyarrow.parquet. Then the search alone in one warm process, in
+Times ``gpufleet recommend`` cold, as whole processes over the shipped catalog, in turn with its lower limits:
+``python -c pass``, and importing numpy and pyarrow.parquet. Then the search alone in one warm process, in
 configurations and plans a second. Writes the raw times with the machine and the versions.
 """
 
@@ -46,12 +46,12 @@ FLOORS = {
 }
 
 
-# As a user's Python, which keeps the bytecode that its first run compiled.
+# A user's Python keeps the bytecode that its first run compiled.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(command: Sequence[str]) -> tuple[float, float, str]:
-    """Wall seconds, processor seconds and standard output of one process."""
+    """Run one process: wall seconds, processor seconds and standard output."""
     before = os.times()
     started = time.perf_counter()
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=300)
@@ -62,13 +62,13 @@ def run(command: Sequence[str]) -> tuple[float, float, str]:
 
 
 def searched(flags: Sequence[str]) -> tuple[int, int, int]:
-    """Plans, configurations, and those evaluated, of one request."""
+    """Count plans, configurations, and evaluated configurations of one request."""
     answer = json.loads(run((*RECOMMEND, *flags, "--format", "json"))[2])
     return answer["searched_plans"], answer["searched"]["configurations"], answer["searched"]["evaluated"]
 
 
 def warm_s(runs: int) -> list[float]:
-    """Seconds of ``recommend`` alone, catalog and calibration loaded, for the first of REQUESTS."""
+    """Time ``recommend`` alone, catalog and calibration loaded, for the first of REQUESTS."""
     request = request_from_dict(
         {
             "model": "llama-3.1-8b",
@@ -90,7 +90,7 @@ def main(runs: int, out: Path) -> None:
     load_before = os.getloadavg()[0]
     for command in commands.values():
         run(command)
-    for _ in range(runs):  # in turn, so that a machine that slows down slows all of them
+    for _ in range(runs):  # in turn, so that a slower machine slows all of them
         for name, command in commands.items():
             times[name].append(run(command)[:2])
     warm = warm_s(runs)
@@ -143,7 +143,7 @@ def main(runs: int, out: Path) -> None:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median, least and most."""
+    """Format median, least and most."""
     return f"{statistics.median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
 
 

@@ -29,7 +29,7 @@ class Peer:
 
     Attributes:
         name: as its project calls it.
-        script: the file here that asks it; reads facts of rows as JSON, writes one Answer a row.
+        script: the file here that runs the estimator; reads facts of rows as JSON, writes one Answer a row.
         checkout: the environment variable that names its checkout; empty where it is a package.
     """
 
@@ -40,7 +40,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a peer says of one row.
+    """A peer's estimate of one row.
 
     Attributes:
         step_time_s: by setting of the peer ("defaults"), seconds.
@@ -60,10 +60,10 @@ PYTHON = "PEERS_PYTHON"
 
 
 def ask(peer: Peer, rows: Sequence[Measured]) -> tuple[list[Answer], str]:
-    """The peer's answers, in the order of the rows, and its version; no answers and why where it is not installed.
+    """Ask a peer for all rows: answers in their order and its version, or the reason why it is not installed.
 
     Raises:
-        RuntimeError: it is there and failed.
+        RuntimeError: the peer is installed and failed.
     """
     missing = [name for name in (PYTHON, peer.checkout) if name and not os.environ.get(name)]
     if missing:
@@ -83,7 +83,7 @@ def ask(peer: Peer, rows: Sequence[Measured]) -> tuple[list[Answer], str]:
 
 
 def facts(row: Measured) -> dict[str, Any]:
-    """The row in plain numbers and words, all that an estimator may know of it: never the measurement."""
+    """Return the row's inputs in plain numbers and words, without the measurement."""
     recipe, grid, model, gpu = row.run.recipe, row.run.grid, row.run.model, row.run.hardware.gpu
     split = frameworks()[recipe.framework].splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
 

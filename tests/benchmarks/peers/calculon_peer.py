@@ -1,11 +1,11 @@
-"""Asks calculon (https://github.com/calculon-ai/calculon) for training steps; PYTHONPATH names its checkout.
+"""Ask calculon (https://github.com/calculon-ai/calculon) for training steps; PYTHONPATH names its checkout.
 
 Standard input: a JSON list of rows (peers.facts). Standard output: its version and, a row, step time and peak memory.
 
 The calls are those of its own command ``calculon llm``: Llm.Application, Llm.Execution, System, compile, run, on its
 own descriptions systems/a100_80g.json and h100_80g_nvl8.json (A100 40 GB and H200: with their memory bandwidth).
-It knows tensor, pipeline and data parallelism of a plain transformer in 16 bits. Where it lacks a thing, the nearest:
-FSDP and ZeRO-2 are its optimizer sharding, flash attention is its attention. What fits is not asked here: the capacity
+It knows tensor, pipeline and data parallelism of a plain transformer in 16 bits. Missing features get the nearest:
+FSDP and ZeRO-2 are its optimizer sharding, flash attention is its attention. Memory is not asked for: the capacity
 is lifted, so that runs that ran get a time. Its blocks have no embedding, output projection and loss.
 """
 

@@ -1,4 +1,4 @@
-"""Asks llm-analysis (https://github.com/cli99/llm-analysis) for training steps; runs where that is installed.
+"""Ask llm-analysis (https://github.com/cli99/llm-analysis) for training steps; runs where that is installed.
 
 Standard input: a JSON list of rows (peers.facts). Standard output: its version and, a row, step time and peak memory.
 
@@ -17,7 +17,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-# Its own names of the GPUs it describes; others are described from the datasheet's figures that the row carries.
+# llm-analysis's names of GPUs; others are described from the datasheet's figures that the row carries.
 GPUS = {"a100-40gb": "a100-sxm-40gb", "a100-80gb": "a100-sxm-80gb", "h100-80gb": "h100-sxm-80gb"}
 SETTINGS = {"defaults": {}, "recommended": {"flops_efficiency": 0.5, "hbm_memory_efficiency": 0.9}}
 
@@ -35,9 +35,9 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
         return {"step_time_s": {}, "peak_memory_gib": None, "reason": reason}
     times, memory = {}, None
     for name, efficiency in SETTINGS.items():
-        found = _training(row, efficiency)
-        times[name] = found["latency_per_iter"]
-        memory = found["(weight+op_state+grad+act)_memory_per_gpu"] / 2**30
+        answer = _training(row, efficiency)
+        times[name] = answer["latency_per_iter"]
+        memory = answer["(weight+op_state+grad+act)_memory_per_gpu"] / 2**30
     return {"step_time_s": times, "peak_memory_gib": memory, "reason": ""}
 
 
@@ -82,7 +82,7 @@ def _training(row: dict[str, Any], efficiency: dict[str, float]) -> dict[str, An
     )
     zero = {"ddp": "NONE", "zero1": "STAGE_1", "zero2": "STAGE_2", "zero3": "STAGE_3"}[row["sharding"]]
     split = row["tensor"] if row["sequence_parallel"] else 1
-    found: dict[str, Any] = analysis.LLMAnalysis(
+    answer: dict[str, Any] = analysis.LLMAnalysis(
         model,
         gpu,
         config.DtypeConfig(),
@@ -98,7 +98,7 @@ def _training(row: dict[str, Any], efficiency: dict[str, float]) -> dict[str, An
         flash_attn=row["flash"],
         mlp_gated_linear_units=row["gated"],
     )
-    return found
+    return answer
 
 
 if __name__ == "__main__":
