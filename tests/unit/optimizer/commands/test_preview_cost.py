@@ -11,7 +11,7 @@ import pytest
 
 from infra.offline.preview import Resource, resources
 from optimizer.catalog import Catalog, load
-from optimizer.commands.preview_cost import FREE, Line, cost_lines, totals
+from optimizer.commands.preview.cost import FREE, Line, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers

@@ -11,7 +11,7 @@ import pytest
 
 from infra.offline.exported import SIGNATURE, ExportError, read_export
 from infra.offline.preview import resources
-from optimizer.commands.preview_diff import Before, changes, read_before
+from optimizer.commands.preview.difference import Before, changes, read_before
 from tests.plans import sample_plan
 
 # What a real account would have in place of a preview's stand-ins.

@@ -13,8 +13,8 @@ from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
     from infra.offline.preview import Resource
-    from optimizer.commands.preview_cost import Line, Totals
-    from optimizer.commands.preview_diff import Change
+    from optimizer.commands.preview.cost import Line, Totals
+    from optimizer.commands.preview.difference import Change
 
 
 def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:

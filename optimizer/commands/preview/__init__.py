@@ -11,7 +11,7 @@ import click
 
 from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
-from optimizer.commands.preview_tables import write_cost, write_difference, write_lines, write_tree
+from optimizer.commands.preview.tables import write_cost, write_difference, write_lines, write_tree
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -20,8 +20,8 @@ from optimizer.units import HOURS_PER_MONTH
 if TYPE_CHECKING:
     from infra.offline.preview import Known, Resource
     from optimizer.catalog import Catalog
-    from optimizer.commands.preview_cost import Line, Totals
-    from optimizer.commands.preview_diff import Before, Change
+    from optimizer.commands.preview.cost import Line, Totals
+    from optimizer.commands.preview.difference import Before, Change
 
 NOTES = (
     "The dollars of the run are the plan's: compute, volumes, checkpoints kept, endpoints and the controller. "
@@ -78,8 +78,8 @@ def command(
     from infra.offline.guardrails import violations
     from infra.offline.preview import PLACEHOLDERS
     from optimizer.catalog import load
-    from optimizer.commands.preview_cost import cost_lines, totals
-    from optimizer.commands.preview_diff import changes, read_before
+    from optimizer.commands.preview.cost import cost_lines, totals
+    from optimizer.commands.preview.difference import changes, read_before
 
     chosen = read_plan_argument(plan, plan_number)
     before = read_before(against, stack=stack) if against else None
@@ -177,7 +177,7 @@ def _check_same_stack(before: Before, plan: FleetPlan, stack: str) -> None:
 
 def _old_lines(before: Before, old: Sequence[Resource], catalog: Catalog, plan: FleetPlan) -> list[Line]:
     """Costs of what there was: at its plan's prices, or, of an export, at those of the plan it is compared with."""
-    from optimizer.commands.preview_cost import cost_lines
+    from optimizer.commands.preview.cost import cost_lines
 
     prices = (before.plan or plan).prices
     return cost_lines(old, catalog, plan.region, prices=prices, plan=before.plan or plan)
