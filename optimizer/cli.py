@@ -1,4 +1,4 @@
-"""The ``gpufleet`` command group: finds the commands in ``optimizer/commands`` by name and imports one when it is called.
+"""The ``gpufleet`` command group: finds the commands in ``optimizer/commands`` and imports one when it is called.
 
 ``gpufleet offers`` never pays for pulumi, nor ``--help`` for numpy. Only a module:function imports torch.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from optimizer.units import HOURS_PER_MONTH
 if TYPE_CHECKING:
     from infra.offline.preview import Known, Resource
     from optimizer.catalog import Catalog
-    from optimizer.commands.preview.cost import Line, Totals
+    from optimizer.commands.preview.cost import CostLine, Totals
     from optimizer.commands.preview.difference import Before, Change
 
 NOTES = (
@@ -31,6 +31,15 @@ NOTES = (
     "`pulumi destroy --exclude-protected` ends all hourly cost and keeps them.",
 )
 RESOURCE_COLUMNS = ("type", "name", "parent", "protected", "detail", "usd_per_hour", "usd_per_month")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Changes against ``before``, and the costs before them."""
+
+    before: Before
+    changes: Sequence[Change]
+    totals: Totals
 
 
 @click.command(
@@ -57,7 +66,7 @@ Example:
     "--against",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="What to compare with: a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`.",
+    help="Compare with a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`.",
 )
 @format_option
 def command(
@@ -70,97 +79,83 @@ def command(
 ) -> None:
     """Show what PLAN would create and what each resource costs; nothing is created and nobody is asked.
 
-    PLAN is one plan or the output of recommend; - reads standard input. The resources are those the Pulumi program
-    declares for the plan with a stack's default configuration, or that of --config; with --against a stack's
-    configuration file, with its configuration. --against also shows what would be added, changed, replaced and removed,
-    and the dollars an hour and a month before and after.
+    PLAN is one plan or the output of recommend; - reads standard input. The resources are those that the Pulumi program
+    declares for the plan, with a stack's default configuration, that of --config, or that of --against. --against also
+    shows which resources would be added, changed, replaced and removed, and the dollars an hour and a month before and
+    after.
     """
     from infra.offline.guardrails import violations
     from infra.offline.preview import PLACEHOLDERS
     from optimizer.catalog import load
     from optimizer.commands.preview.cost import cost_lines, totals
-    from optimizer.commands.preview.difference import changes, read_before
+    from optimizer.commands.preview.difference import read_before
 
     chosen = read_plan_argument(plan, plan_number)
     before = read_before(against, stack=stack) if against else None
     if before is not None:
         _check_same_stack(before, chosen, stack)
-    config = {**((before and before.config) or {}), **_config(config_entries)}
+    config = {**((before and before.config) or {}), **_parse_config(config_entries)}
     known = before.export.known if before is not None and before.export is not None else None
-    found = _declared(chosen, stack, config, known)
+    resources = _declare(chosen, stack, config, known)
     catalog = load()
-    lines = cost_lines(found, catalog, chosen.region, prices=chosen.prices, plan=chosen)
-    sums, rows = totals(lines), _rows(found, lines)
-    answer: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "stack": stack,
-        "resources": [{key: row[key] for key in RESOURCE_COLUMNS[:5]} for row in rows],
-        "compute_usd_per_hour": chosen.compute_usd_per_hour,
-        "hours": chosen.hours.model_dump(mode="json"),
-        "cost_usd": chosen.cost_usd.model_dump(mode="json"),
-        "prices": [price.model_dump(mode="json") for price in chosen.prices],
-        "costs": [{**asdict(line), "usd_per_month": line.usd_per_month} for line in lines],
-        "totals": _totals(sums),
-    }
-    difference: list[Change] | None = None
-    if before is not None:
-        old = before.export.resources if before.export else _declared(before.plan or chosen, stack, before.config, None)
-        difference = changes(old, found)
-        old_sums = totals(_old_lines(before, old, catalog, chosen))
-        answer["difference"] = {
-            "against": before.origin,
-            "changes": [asdict(change) for change in difference],
-            "before": _totals(old_sums),
-            "after": _totals(sums),
-        }
+    lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
+    sums = totals(lines)
+    difference = _compare(before, resources, chosen, stack, catalog) if before is not None else None
     # The rules tell resources apart by the stand-in identifiers.
-    broken = [str(each) for each in violations(found if known is None else _declared(chosen, stack, config, None))]
-    answer["violations"] = broken
+    broken = [str(rule) for rule in violations(resources if known is None else _declare(chosen, stack, config, None))]
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
-    answer["notes"] = notes = [
-        *(f"Breaks a rule of infra/offline/guardrails.py: {each}." for each in broken),
+    notes = [
+        *(f"Breaks a rule of infra/offline/guardrails.py: {rule}." for rule in broken),
         *_warnings(chosen),
         *NOTES,
         f"Offline, so {placeholders}.",
     ]
     if output_format == "json":
-        write_json(answer)
+        answer = _document(chosen, stack, resources, lines)
+        if difference is not None:
+            answer["difference"] = {
+                "against": difference.before.origin,
+                "changes": [asdict(change) for change in difference.changes],
+                "before": _totals(difference.totals),
+                "after": _totals(sums),
+            }
+        write_json({**answer, "violations": broken, "notes": notes})
         return
     if output_format == "csv":
-        write_csv(*_csv(rows, difference))
+        write_csv(*_csv(_rows(resources, lines), difference))
         return
-    write_tree(found, chosen, stack)
+    write_tree(resources, chosen, stack)
     write_cost(chosen)
     write_lines(lines, sums)
-    if difference is not None and before is not None:
-        write_difference(before.origin, difference, old_sums, sums)
+    if difference is not None:
+        write_difference(difference.before.origin, difference.changes, difference.totals, sums)
     for note in notes:
         click.echo(f"- {note}")
 
 
-def _declared(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
+def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
     from pulumi import RunError
 
     from infra.offline.preview import resources
 
     try:
         return resources(plan, stack=stack, config=config, known=known)
-    except (ValueError, RunError) as error:  # RunError: Pulumi's own, of a value that is no number
+    except (ValueError, RunError) as error:  # RunError: a value is no number
         raise InvalidInputError(str(error)) from error
 
 
-def _config(entries: Sequence[str]) -> dict[str, str]:
-    found = {}
+def _parse_config(entries: Sequence[str]) -> dict[str, str]:
+    config = {}
     for entry in entries:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             raise click.BadParameter(f"{entry!r} is not KEY=VALUE", param_hint="--config")
-        found[key if ":" in key else f"gpufleet:{key}"] = value
-    return found
+        config[key if ":" in key else f"gpufleet:{key}"] = value
+    return config
 
 
 def _check_same_stack(before: Before, plan: FleetPlan, stack: str) -> None:
-    """Resources are compared by name, and names hold the stack."""
+    """Refuse another stack or region: resources are compared by name, and names hold the stack."""
     if before.export is not None and before.export.stack != stack:
         raise InvalidInputError(
             f"{before.origin} is an export of stack {before.export.stack}, and --stack is {stack}",
@@ -175,23 +170,45 @@ def _check_same_stack(before: Before, plan: FleetPlan, stack: str) -> None:
         )
 
 
-def _old_lines(before: Before, old: Sequence[Resource], catalog: Catalog, plan: FleetPlan) -> list[Line]:
-    """Costs of what there was: at its plan's prices, or, of an export, at those of the plan it is compared with."""
-    from optimizer.commands.preview.cost import cost_lines
+def _compare(
+    before: Before, resources: Sequence[Resource], plan: FleetPlan, stack: str, catalog: Catalog
+) -> Difference:
+    """Compare with ``before``, at the prices of its own plan, or for an export at those of ``plan``."""
+    from optimizer.commands.preview.cost import cost_lines, totals
+    from optimizer.commands.preview.difference import changes
 
-    prices = (before.plan or plan).prices
-    return cost_lines(old, catalog, plan.region, prices=prices, plan=before.plan or plan)
+    old_plan = before.plan or plan
+    old = before.export.resources if before.export else _declare(old_plan, stack, before.config, None)
+    lines = cost_lines(old, catalog, plan.region, prices=old_plan.prices, plan=old_plan)
+    return Difference(before=before, changes=changes(old, resources), totals=totals(lines))
 
 
-def _rows(found: Sequence[Resource], lines: Sequence[Line]) -> list[dict[str, Any]]:
-    by_resource: dict[tuple[str, str], float] = {}
+def _document(plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine]) -> dict[str, Any]:
+    from optimizer.commands.preview.cost import totals
+
+    data = plan.model_dump(mode="json", include={"hours", "cost_usd", "prices"})
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": stack,
+        "resources": [{key: row[key] for key in RESOURCE_COLUMNS[:5]} for row in _rows(resources, lines)],
+        "compute_usd_per_hour": plan.compute_usd_per_hour,
+        "hours": data["hours"],
+        "cost_usd": data["cost_usd"],
+        "prices": data["prices"],
+        "costs": [{**asdict(line), "usd_per_month": line.usd_per_month} for line in lines],
+        "totals": _totals(totals(lines)),
+    }
+
+
+def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict[str, Any]]:
+    usd_per_hour: dict[tuple[str, str], float] = {}
     for line in lines:
         if line.usd_per_hour is not None:
             key = (line.type, line.name)
-            by_resource[key] = by_resource.get(key, 0.0) + line.usd_per_hour
+            usd_per_hour[key] = usd_per_hour.get(key, 0.0) + line.usd_per_hour
     rows = []
-    for resource in found:
-        usd = by_resource.get((resource.type, resource.name))
+    for resource in resources:
+        usd = usd_per_hour.get((resource.type, resource.name))
         rows.append(
             {
                 "type": resource.type,
@@ -206,14 +223,14 @@ def _rows(found: Sequence[Resource], lines: Sequence[Line]) -> list[dict[str, An
     return rows
 
 
-def _csv(rows: list[dict[str, Any]], difference: Sequence[Change] | None) -> tuple[list[dict[str, Any]], Sequence[str]]:
+def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[list[dict[str, Any]], Sequence[str]]:
     if difference is None:
         return rows, RESOURCE_COLUMNS
-    kinds = {(change.type, change.name): change.kind for change in difference}
+    kinds = {(change.type, change.name): change.kind for change in difference.changes}
     changed = [{**row, "change": kinds.get((row["type"], row["name"]), "")} for row in rows]
     removed = [
         {"type": change.type, "name": change.name, "change": change.kind}
-        for change in difference
+        for change in difference.changes
         if change.kind == "removed"
     ]
     return changed + removed, (*RESOURCE_COLUMNS, "change")
@@ -229,26 +246,26 @@ def _totals(sums: Totals) -> dict[str, float]:
 
 
 def _warnings(plan: FleetPlan) -> list[str]:
-    """What can make the bill differ from the plan's dollars: prices, and training code that does less than it says."""
-    found = []
+    """Warn where the bill can differ from the plan's dollars: derived prices, training code that splits less."""
+    warnings = []
     split, sharding = plan.parallelism.beyond_data, plan.parallelism.sharding
     needs = [f"{', '.join(split)} parallelism"] * bool(split) + [f"{sharding} sharding"] * (sharding != "ddp")
     if needs:
-        found.append(
+        warnings.append(
             f"The hours and memory are those of training code that implements {' and '.join(needs)} "
             f"({plan.parallelism.in_short}), and keeps checkpoints of it. bootstrap.training keeps replicated "
             "states of data parallelism only (docs/training.md), and nodes are paid while code fails on them."
         )
     derived = [price for price in plan.prices if price.source == DERIVED_SPOT]
     if derived:
-        found.append(
+        warnings.append(
             f"The spot price is derived from the Spot Advisor's saving of {derived[0].as_of.isoformat()}, not quoted, "
             "and the 95% do not allow for another: `gpufleet catalog refresh` reads today's, then recommend again."
         )
     if plan.purchase.option == "reserved" and plan.purchase.capacity_reservation_id is None:
-        found.append(
+        warnings.append(
             f"The stack makes a capacity reservation for {plan.node_count} x {plan.instance_type}, billed on demand "
             "from creation to destroy, used or not, unless reserved instances or a savings plan you own cover it; it "
             "buys none."
         )
-    return found
+    return warnings

@@ -1,4 +1,4 @@
-"""What the resources of a stack cost: a line for everything that is billed, from the resources' own arguments."""
+"""Costs of a stack's resources: a line for everything that AWS bills, from the resources' own arguments."""
 
 from __future__ import annotations
 
@@ -16,75 +16,52 @@ from optimizer.units import HOURS_PER_MONTH
 if TYPE_CHECKING:
     from infra.offline.preview import Resource
     from optimizer.catalog import Catalog, UnitItem
+    from optimizer.catalog.model import UnitPrice
 
-# always: from creation to destroy, with or without nodes. nodes: while they run. usage: by what is done with it, so a
-# unit price only. unpriced: AWS bills it, and no price is known here.
+# always: from creation to destroy, with or without nodes. nodes: while they run. usage: a unit price only, as nobody
+# knows the quantity before. unpriced: AWS bills it, and no price is known.
 Basis = Literal["always", "nodes", "usage", "unpriced"]
 
-# AWS bills none of these: https://aws.amazon.com/vpc/pricing/, https://aws.amazon.com/iam/,
-# https://aws.amazon.com/autoscaling/pricing/ ("no additional fees"), https://aws.amazon.com/eventbridge/pricing/ (rules
-# on events of AWS services and schedules of rules), https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/
-# (budgets without actions), https://aws.amazon.com/eks/pricing/ (add-ons of AWS).
-FREE = frozenset(
-    {
-        "AccessEntry",
-        "AccessPolicyAssociation",
-        "Addon",
-        "Alias",
-        "BucketLifecycleConfiguration",
-        "BucketObjectv2",
-        "BucketOwnershipControls",
-        "BucketPolicy",
-        "BucketPublicAccessBlock",
-        "BucketServerSideEncryptionConfiguration",
-        "BucketVersioning",
-        "Budget",
-        "DefaultSecurityGroup",
-        "EventRule",
-        "EventTarget",
-        "FunctionEventInvokeConfig",
-        "InstanceProfile",
-        "InternetGateway",
-        "LifecycleHook",
-        "Permission",
-        "PlacementGroup",
-        "PodIdentityAssociation",
-        "Policy",
-        "Role",
-        "RolePolicy",
-        "RolePolicyAttachment",
-        "Route",
-        "RouteTable",
-        "RouteTableAssociation",
-        "Schedule",
-        "SecurityGroup",
-        "SecurityGroupEgressRule",
-        "SecurityGroupIngressRule",
-        "ServiceLinkedRole",
-        "Subnet",
-        "TopicPolicy",
-        "TopicSubscription",
-        "Vpc",
-    }
-)
+# Types that AWS does not bill, by the page that says so.
+_FREE_BY_PAGE = {
+    "https://aws.amazon.com/vpc/pricing/": (
+        "DefaultSecurityGroup InternetGateway Route RouteTable RouteTableAssociation SecurityGroup "
+        "SecurityGroupEgressRule SecurityGroupIngressRule Subnet Vpc"
+    ),
+    "https://aws.amazon.com/iam/": "InstanceProfile Role RolePolicy RolePolicyAttachment ServiceLinkedRole",
+    # "no additional fees"
+    "https://aws.amazon.com/autoscaling/pricing/": "LifecycleHook PlacementGroup Policy Schedule",
+    # Rules on events of AWS services, and schedules of rules.
+    "https://aws.amazon.com/eventbridge/pricing/": "EventRule EventTarget",
+    # Budgets without actions.
+    "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/": "Budget",
+    # Add-ons of AWS.
+    "https://aws.amazon.com/eks/pricing/": "AccessEntry AccessPolicyAssociation Addon PodIdentityAssociation",
+    "settings of a resource that is billed itself": (
+        "Alias BucketLifecycleConfiguration BucketObjectv2 BucketOwnershipControls BucketPolicy "
+        "BucketPublicAccessBlock BucketServerSideEncryptionConfiguration BucketVersioning FunctionEventInvokeConfig "
+        "Permission TopicPolicy TopicSubscription"
+    ),
+}
+FREE = frozenset(kind for kinds in _FREE_BY_PAGE.values() for kind in kinds.split())
 OWN_METRICS = "gpufleet/"
 MINUTES_PER_MONTH = HOURS_PER_MONTH * 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One thing that is billed.
+class CostLine:
+    """One item on a stack's bill.
 
     Attributes:
-        type, name: the resource that it is billed for.
-        item: what is billed.
-        basis: when.
-        quantity: how many units; None for usage that nobody can know before.
+        type, name: the billed resource.
+        item: the billed thing.
+        basis: time of billing.
+        quantity: number of units; None for usage.
         per: the unit of quantity and price ("node-hour", "GB").
-        unit_usd: price of one; None where it is not known.
+        unit_usd: price of one unit; None where it is not known.
         source, as_of: of the price.
         usd_per_hour: quantity times price; None where either is not known.
-        note: what a reader must know of the figure.
+        note: caveat for the reader.
     """
 
     type: str
@@ -113,8 +90,8 @@ class Totals:
     without_nodes: float
 
 
-def totals(lines: Sequence[Line]) -> Totals:
-    """Sums of the lines that have dollars."""
+def totals(lines: Sequence[CostLine]) -> Totals:
+    """Sum the lines that have dollars."""
     always = sum(line.usd_per_hour or 0.0 for line in lines if line.basis == "always")
     nodes = sum(line.usd_per_hour or 0.0 for line in lines if line.basis == "nodes")
     return Totals(with_nodes=always + nodes, without_nodes=always)
@@ -127,22 +104,22 @@ def cost_lines(
     *,
     prices: Sequence[PlanPrice] = (),
     plan: FleetPlan | None,
-) -> list[Line]:
-    """A line for everything that is billed, in the resources' order.
+) -> list[CostLine]:
+    """Return a line for everything that is billed, in the resources' order.
 
     Args:
         resources: a stack's.
-        catalog: unit prices, and prices of nodes that ``prices`` does not have.
+        catalog: unit prices, and prices of nodes that are not in ``prices``.
         region: the stack's.
         prices: the plan's, which come first.
-        plan: for the checkpoints kept; without it they are usage.
+        plan: has the checkpoints kept; without a plan they are usage.
     """
-    bill = _Bill(resources, catalog, region, prices, plan)
-    return [line for resource in resources for line in bill.lines(resource)]
+    biller = _Biller(resources, catalog, region, prices, plan)
+    return [line for resource in resources for line in biller.lines(resource)]
 
 
-class _Bill:
-    """The prices at hand, and what resources say of each other."""
+class _Biller:
+    """Prices one resource, with the prices at hand and the other resources of the stack."""
 
     def __init__(
         self,
@@ -154,128 +131,142 @@ class _Bill:
     ) -> None:
         self._resources, self._catalog, self._region, self._plan = resources, catalog, region, plan
         self._node_prices = {price.node: price for price in prices if price.node}
-        self._by_kind: dict[str, Callable[[Resource], Iterator[Line]]] = {
+        self._by_kind: dict[str, Callable[[Resource], Iterator[CostLine]]] = {
             "Group": self._group,
             "NodeGroup": self._node_group,
             "CapacityReservation": self._reservation,
             "VpcEndpoint": self._endpoint,
             "NatGateway": self._nat,
-            "Eip": lambda of: self._always(of, "public IPv4 address", "public-ipv4", 1, hourly=True),
+            "Eip": lambda eip: iter([self._hourly(eip, "public IPv4 address", "public-ipv4", 1)]),
             "Key": self._key,
             "Bucket": self._bucket,
             "LogGroup": self._log_group,
-            "FlowLog": lambda of: self._usage(of, "log data of the VPC's flows", "vended-log-ingestion"),
+            "FlowLog": lambda log: iter([self._usage(log, "log data of the VPC's flows", "vended-log-ingestion")]),
             "MetricAlarm": self._alarm,
-            "Dashboard": lambda of: self._always(of, "dashboard", "dashboard", 1),
+            "Dashboard": lambda dashboard: iter([self._monthly(dashboard, "dashboard", "dashboard", 1)]),
             "Function": self._function,
-            "Queue": lambda of: self._usage(of, "requests", "sqs-request"),
-            "Topic": lambda of: self._unpriced(of, "e-mails of alarms, beyond the first thousand a month"),
-            "Cluster": lambda of: self._always(of, "Kubernetes control plane", "eks-cluster", 1, hourly=True),
+            "Queue": lambda queue: iter([self._usage(queue, "requests", "sqs-request")]),
+            "Topic": lambda topic: iter(
+                [self._unpriced(topic, "e-mails of alarms, beyond the first thousand a month")]
+            ),
+            "Cluster": lambda cluster: iter([self._hourly(cluster, "Kubernetes control plane", "eks-cluster", 1)]),
         }
 
-    def lines(self, of: Resource) -> Iterator[Line]:
-        """What one resource is billed for; a component is billed for nothing, a type nobody knows is unpriced."""
-        if not of.parent or of.kind in FREE or (of.kind == "LaunchTemplate"):
+    def lines(self, resource: Resource) -> Iterator[CostLine]:
+        """Yield the lines of one resource: a component has none, an unknown type is unpriced."""
+        if not resource.parent or resource.kind in FREE or resource.kind == "LaunchTemplate":
             return
-        if of.kind in self._by_kind:
-            yield from self._by_kind[of.kind](of)
+        if resource.kind in self._by_kind:
+            yield from self._by_kind[resource.kind](resource)
         else:
-            yield from self._unpriced(of, of.kind)
+            yield self._unpriced(resource, resource.kind)
 
-    def _unpriced(self, of: Resource, what: str, *, quantity: float | None = None, per: str = "") -> Iterator[Line]:
-        yield Line(type=of.type, name=of.name, item=what, basis="unpriced", quantity=quantity, per=per, unit_usd=None)
+    def _line(
+        self,
+        resource: Resource,
+        item: str,
+        basis: Basis,
+        price: UnitPrice | PlanPrice | None,
+        per: str,
+        quantity: float | None = None,
+        *,
+        hours: float = 1.0,
+        note: str = "",
+    ) -> CostLine:
+        """Return a line of ``quantity`` units every ``hours``; unpriced without ``price``."""
+        line = CostLine(
+            type=resource.type,
+            name=resource.name,
+            item=item,
+            basis="unpriced",
+            quantity=quantity,
+            per=per,
+            unit_usd=None,
+            note=note,
+        )
+        if price is None:
+            return line
+        usd_per_hour = None if quantity is None else quantity * price.usd / hours
+        return replace(
+            line,
+            basis=basis,
+            unit_usd=price.usd,
+            source=price.source,
+            as_of=price.as_of,
+            usd_per_hour=usd_per_hour,
+        )
 
-    def _unit(self, item: UnitItem) -> tuple[float | None, str, date | None, str]:
-        """PlanPrice, source, date and unit."""
+    def _unpriced(self, resource: Resource, item: str, quantity: float | None = None, per: str = "") -> CostLine:
+        return self._line(resource, item, "unpriced", None, per, quantity)
+
+    def _unit_line(
+        self,
+        resource: Resource,
+        item: str,
+        unit: UnitItem,
+        basis: Basis,
+        quantity: float | None = None,
+        *,
+        hours: float = 1.0,
+        note: str = "",
+    ) -> CostLine:
         from optimizer.catalog.model import UNIT_PER
 
         try:
-            price = self._catalog.unit_price(item, self._region)
+            price = self._catalog.unit_price(unit, self._region)
         except DataMissingError:
-            return None, "", None, UNIT_PER[item]
-        return price.usd, price.source, price.as_of, price.per
+            price = None
+        per = price.per if price else UNIT_PER[unit]
+        return self._line(resource, item, basis, price, per, quantity, hours=hours, note=note)
 
-    def _always(
+    def _hourly(self, resource: Resource, item: str, unit: UnitItem, quantity: float) -> CostLine:
+        return self._unit_line(resource, item, unit, "always", quantity)
+
+    def _monthly(
         self,
-        of: Resource,
-        what: str,
-        item: UnitItem,
+        resource: Resource,
+        item: str,
+        unit: UnitItem,
         quantity: float,
         *,
-        hourly: bool = False,
         basis: Basis = "always",
         note: str = "",
-    ) -> Iterator[Line]:
-        """``quantity`` units by the hour, or by the month."""
-        usd, source, as_of, per = self._unit(item)
-        hours = 1.0 if hourly else HOURS_PER_MONTH
-        yield Line(
-            type=of.type,
-            name=of.name,
-            item=what,
-            basis="unpriced" if usd is None else basis,
-            quantity=quantity,
-            per=per,
-            unit_usd=usd,
-            source=source,
-            as_of=as_of,
-            usd_per_hour=None if usd is None else quantity * usd / hours,
-            note=note,
-        )
+    ) -> CostLine:
+        return self._unit_line(resource, item, unit, basis, quantity, hours=HOURS_PER_MONTH, note=note)
 
-    def _usage(self, of: Resource, what: str, item: UnitItem, *, note: str = "") -> Iterator[Line]:
-        """A unit price, for what nobody can know before."""
-        usd, source, as_of, per = self._unit(item)
-        yield Line(
-            type=of.type,
-            name=of.name,
-            item=what,
-            basis="unpriced" if usd is None else "usage",
-            quantity=None,
-            per=per,
-            unit_usd=usd,
-            source=source,
-            as_of=as_of,
-            note=note,
-        )
+    def _usage(self, resource: Resource, item: str, unit: UnitItem, *, note: str = "") -> CostLine:
+        return self._unit_line(resource, item, unit, "usage", note=note)
 
-    def _group(self, of: Resource) -> Iterator[Line]:
-        given = of.inputs
-        count = int(given["maxSize"])
-        mixed = given.get("mixedInstancesPolicy")
+    def _group(self, group: Resource) -> Iterator[CostLine]:
+        count = int(group.inputs["maxSize"])
+        mixed = group.inputs.get("mixedInstancesPolicy")
         template = self._template(
-            mixed["launchTemplate"]["launchTemplateSpecification"] if mixed else given["launchTemplate"]
+            mixed["launchTemplate"]["launchTemplateSpecification"] if mixed else group.inputs["launchTemplate"]
         )
         instance_type = str(template["instanceType"])
         market = template.get("instanceMarketOptions", {}).get("marketType", "")
         if mixed:
             base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
-            yield from self._nodes(of, ("on-demand",), instance_type, base)
-            yield from self._nodes(of, ("spot",), instance_type, count - base)
+            yield from self._nodes(group, ("on-demand",), instance_type, base)
+            yield from self._nodes(group, ("spot",), instance_type, count - base)
         elif market == "capacity-block":
-            yield from self._nodes(
-                of, ("capacity-block",), instance_type, count, note="paid when the block was bought, used or not"
-            )
-        elif any(resource.kind == "CapacityReservation" for resource in self._resources):
-            pass  # they run in the reservation, which is billed for them
+            note = "paid when the block was bought, used or not"
+            yield from self._nodes(group, ("capacity-block",), instance_type, count, note=note)
+        elif any(self._of_kind("CapacityReservation")):
+            pass  # the nodes run in the reservation, which is billed for them
         elif "capacityReservationSpecification" in template:
-            yield from self._nodes(of, ("owned-reservation", "on-demand"), instance_type, count)
+            yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count)
         else:
-            yield from self._nodes(of, ("on-demand",), instance_type, count)
-        pool = int(given.get("warmPool", {}).get("minSize", 0))
-        yield from self._volumes(of, template, count, "nodes")
-        yield from self._volumes(of, template, pool, "always", note="of stopped nodes of the warm pool")
-        if any(resource.kind == "Function" for resource in self._resources):
-            yield from self._always(
-                of,
-                "metrics published, once a minute each node",
-                "metric-request",
-                count * MINUTES_PER_MONTH,
-                basis="nodes",
-            )
+            yield from self._nodes(group, ("on-demand",), instance_type, count)
+        pool = int(group.inputs.get("warmPool", {}).get("minSize", 0))
+        yield from self._volumes(group, template, count, "nodes")
+        yield from self._volumes(group, template, pool, "always", note="of stopped nodes of the warm pool")
+        if any(self._of_kind("Function")):
+            item, quantity = "metrics published, once a minute each node", count * MINUTES_PER_MONTH
+            yield self._monthly(group, item, "metric-request", quantity, basis="nodes")
 
     def _template(self, specification: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The launch template that a group names by its id."""
+        """Return the launch template that a group names by its id."""
         wanted = str(specification.get("launchTemplateId", specification.get("id", "")))
         for template in self._of_kind("LaunchTemplate"):
             if wanted == template.physical_id:
@@ -283,29 +274,14 @@ class _Bill:
         raise DataMissingError(f"no launch template {wanted!r} among the stack's resources")
 
     def _nodes(
-        self, of: Resource, markets: Sequence[Market], instance_type: str, count: int, *, note: str = ""
-    ) -> Iterator[Line]:
-        """``count`` nodes at the first price of ``markets`` that is known: of the plan, else of the catalog."""
+        self, resource: Resource, markets: Sequence[Market], instance_type: str, count: int, *, note: str = ""
+    ) -> Iterator[CostLine]:
+        """Yield ``count`` nodes at the first known price of ``markets``: of the plan, else of the catalog."""
         if not count:
             return
-        found = next(filter(None, (self._node_price(market, instance_type) for market in markets)), None)
-        what = f"{instance_type}, {MARKET_LABELS[markets[0]]}"
-        if found is None:
-            yield from self._unpriced(of, what, quantity=count, per="node-hour")
-            return
-        yield Line(
-            type=of.type,
-            name=of.name,
-            item=what,
-            basis="nodes",
-            quantity=count,
-            per="node-hour",
-            unit_usd=found.usd,
-            source=found.source,
-            as_of=found.as_of,
-            usd_per_hour=count * found.usd,
-            note=note,
-        )
+        price = next(filter(None, (self._node_price(market, instance_type) for market in markets)), None)
+        item = f"{instance_type}, {MARKET_LABELS[markets[0]]}"
+        yield self._line(resource, item, "nodes", price, "node-hour", count, note=note if price else "")
 
     def _node_price(self, market: Market, instance_type: str) -> PlanPrice | None:
         node = NodeItem(market, instance_type, self._region)
@@ -313,7 +289,7 @@ class _Bill:
             return self._node_prices[node]
         try:
             offer = self._catalog.offer(instance_type, self._region)
-        except InvalidInputError:  # a type or region that the catalog has never heard of
+        except InvalidInputError:  # the catalog does not know the type or region
             return None
         price = {"on-demand": offer and offer.on_demand, "spot": offer and offer.spot}.get(market)
         if not price:
@@ -321,8 +297,8 @@ class _Bill:
         return PlanPrice(item=str(node), usd=price.usd_per_hour, per="hour", source=price.source, as_of=price.as_of)
 
     def _volumes(
-        self, of: Resource, template: Mapping[str, Any], count: int, basis: Basis, *, note: str = ""
-    ) -> Iterator[Line]:
+        self, resource: Resource, template: Mapping[str, Any], count: int, basis: Basis, *, note: str = ""
+    ) -> Iterator[CostLine]:
         if not count:
             return
         for mapping in template.get("blockDeviceMappings", []):
@@ -332,104 +308,91 @@ class _Bill:
             throughput = volume.get("throughput", GP3_INCLUDED_MIB_PER_S) - GP3_INCLUDED_MIB_PER_S
             parts += [("gp3 IOPS", "gp3-iops", iops)] * (iops > 0)
             parts += [("gp3 throughput", "gp3-throughput", throughput)] * (throughput > 0)
-            for what, item, each in parts:
-                yield from self._always(of, what, item, count * each, basis=basis, note=note)
+            for item, unit, amount in parts:
+                yield self._monthly(resource, item, unit, count * amount, basis=basis, note=note)
 
-    def _node_group(self, of: Resource) -> Iterator[Line]:
-        count = int(of.inputs["scalingConfig"]["desiredSize"])
-        (instance_type,) = of.inputs["instanceTypes"]
+    def _node_group(self, group: Resource) -> Iterator[CostLine]:
+        count = int(group.inputs["scalingConfig"]["desiredSize"])
+        (instance_type,) = group.inputs["instanceTypes"]
+        item = f"{instance_type}, on-demand"
         if instance_type == "t4g.small":
-            yield from self._always(of, f"{instance_type}, on-demand", "system-node", count, hourly=True)
+            yield self._hourly(group, item, "system-node", count)
         else:
-            yield from self._unpriced(of, f"{instance_type}, on-demand", quantity=count, per="node-hour")
-        yield from self._volumes(of, self._template(of.inputs["launchTemplate"]), count, "always")
+            yield self._unpriced(group, item, count, "node-hour")
+        yield from self._volumes(group, self._template(group.inputs["launchTemplate"]), count, "always")
 
-    def _reservation(self, of: Resource) -> Iterator[Line]:
-        count, instance_type = int(of.inputs["instanceCount"]), str(of.inputs["instanceType"])
-        for line in self._nodes(of, ("on-demand",), instance_type, count):
-            note = "billed used or not; reserved instances or a savings plan you own make it cheaper"
+    def _reservation(self, reservation: Resource) -> Iterator[CostLine]:
+        count, instance_type = int(reservation.inputs["instanceCount"]), str(reservation.inputs["instanceType"])
+        note = "billed used or not; reserved instances or a savings plan you own make it cheaper"
+        for line in self._nodes(reservation, ("on-demand",), instance_type, count):
             basis: Basis = "always" if line.basis == "nodes" else line.basis
             yield replace(line, item=f"reservation of {instance_type}", basis=basis, note=note)
 
-    def _endpoint(self, of: Resource) -> Iterator[Line]:
-        if of.inputs["vpcEndpointType"] != "Interface":
-            return
-        zones = len(of.inputs.get("subnetIds", []))
-        yield from self._always(of, "interface endpoint", "vpc-endpoint", zones, hourly=True)
-        yield from self._usage(of, "data through it", "vpc-endpoint-data")
+    def _endpoint(self, endpoint: Resource) -> Iterator[CostLine]:
+        if endpoint.inputs["vpcEndpointType"] == "Interface":
+            zones = len(endpoint.inputs.get("subnetIds", []))
+            yield self._hourly(endpoint, "interface endpoint", "vpc-endpoint", zones)
+            yield self._usage(endpoint, "data through it", "vpc-endpoint-data")
 
-    def _nat(self, of: Resource) -> Iterator[Line]:
-        yield from self._always(of, "NAT gateway", "nat-gateway", 1, hourly=True)
-        yield from self._usage(of, "data through it", "nat-gateway-data", note="and the traffic to the internet")
+    def _nat(self, gateway: Resource) -> Iterator[CostLine]:
+        yield self._hourly(gateway, "NAT gateway", "nat-gateway", 1)
+        yield self._usage(gateway, "data through it", "nat-gateway-data", note="and the traffic to the internet")
 
-    def _key(self, of: Resource) -> Iterator[Line]:
-        yield from self._always(of, "key", "kms-key", 1)
-        yield from self._usage(of, "requests", "kms-request")
+    def _key(self, key: Resource) -> Iterator[CostLine]:
+        yield self._monthly(key, "key", "kms-key", 1)
+        yield self._usage(key, "requests", "kms-request")
 
-    def _bucket(self, of: Resource) -> Iterator[Line]:
-        if self._plan is not None:
-            job = self._plan.job
-            yield from self._always(
-                of,
-                f"{job.checkpoints_kept} checkpoints kept",
-                "s3-standard-storage",
-                job.checkpoint_gib * job.checkpoints_kept,
-                note="once they are written",
-            )
+    def _bucket(self, bucket: Resource) -> Iterator[CostLine]:
+        if self._plan is None:
+            yield self._usage(bucket, "checkpoints kept", "s3-standard-storage")
         else:
-            yield from self._usage(of, "checkpoints kept", "s3-standard-storage")
-        yield from self._usage(of, "writes", "s3-write-request")
+            job = self._plan.job
+            item, gib = f"{job.checkpoints_kept} checkpoints kept", job.checkpoint_gib * job.checkpoints_kept
+            yield self._monthly(bucket, item, "s3-standard-storage", gib, note="once they are written")
+        yield self._usage(bucket, "writes", "s3-write-request")
 
-    def _log_group(self, of: Resource) -> Iterator[Line]:
-        # What the flow log writes is billed as the flow log's.
-        if any(f":{of.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
+    def _log_group(self, group: Resource) -> Iterator[CostLine]:
+        # Flow logs are billed as the FlowLog's.
+        if any(f":{group.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
             return
-        item: UnitItem = "vended-log-ingestion" if str(of.inputs["name"]).startswith("/aws/eks/") else "log-ingestion"
-        yield from self._usage(of, "log data", item)
+        vended = str(group.inputs["name"]).startswith("/aws/eks/")
+        yield self._usage(group, "log data", "vended-log-ingestion" if vended else "log-ingestion")
 
-    def _alarm(self, of: Resource) -> Iterator[Line]:
+    def _alarm(self, alarm: Resource) -> Iterator[CostLine]:
         # An alarm on an expression is billed for each metric in it.
-        metrics = sum("metric" in query for query in of.inputs.get("metricQueries", [])) or 1
-        yield from self._always(of, "metric alarm", "alarm", metrics)
+        metrics = sum("metric" in query for query in alarm.inputs.get("metricQueries", [])) or 1
+        yield self._monthly(alarm, "metric alarm", "alarm", metrics)
 
-    def _function(self, of: Resource) -> Iterator[Line]:
-        seconds, gib = of.inputs["timeout"], of.inputs["memorySize"] / 1024
-        runs = MINUTES_PER_MONTH if any(_is_minutely(rule) for rule in self._of_kind("EventRule")) else 0
-        if not runs:
-            yield from self._usage(of, "runs", "lambda-request")
+    def _function(self, function: Resource) -> Iterator[CostLine]:
+        seconds, gib = function.inputs["timeout"], function.inputs["memorySize"] / 1024
+        rules = self._of_kind("EventRule")
+        if not any(rule.inputs.get("scheduleExpression") == "rate(1 minute)" for rule in rules):
+            yield self._usage(function, "runs", "lambda-request")
             return
-        yield from self._always(of, "runs, one a minute", "lambda-request", runs)
-        yield from self._always(
-            of,
-            "time of its runs",
-            "lambda-compute",
-            runs * seconds * gib,
-            note=f"at most: as if each run took its {seconds:g} s",
-        )
-        yield from self._always(of, "own metrics", "custom-metric", len(self._own_metrics()))
-        yield from self._always(of, "metrics published, once a minute", "metric-request", runs)
+        runs = MINUTES_PER_MONTH
+        note = f"at most: as if each run took its {seconds:g} s"
+        yield self._monthly(function, "runs, one a minute", "lambda-request", runs)
+        yield self._monthly(function, "time of its runs", "lambda-compute", runs * seconds * gib, note=note)
+        yield self._monthly(function, "own metrics", "custom-metric", len(self._own_metrics()))
+        yield self._monthly(function, "metrics published, once a minute", "metric-request", runs)
 
     def _own_metrics(self) -> set[str]:
-        """Metrics of the stack's own namespace that its dashboard and alarms name: what is billed as custom."""
-        found: set[str] = set()
+        """Return the metrics of gpufleet's namespace in dashboard and alarms: AWS bills them as custom metrics."""
+        metrics: set[str] = set()
         for resource in self._resources:
             inputs = dict(resource.inputs)
             if resource.kind == "Dashboard":
                 inputs = json.loads(inputs["dashboardBody"])
             if resource.kind in ("Dashboard", "MetricAlarm", "Policy"):
-                found |= set(_metrics_in(inputs))
-        return found
+                metrics |= set(_metrics_in(inputs))
+        return metrics
 
     def _of_kind(self, kind: str) -> Iterator[Resource]:
         return (resource for resource in self._resources if resource.kind == kind)
 
 
-def _is_minutely(rule: Resource) -> bool:
-    return bool(rule.inputs.get("scheduleExpression") == "rate(1 minute)")
-
-
 def _metrics_in(node: Any) -> Iterator[str]:
-    """Names of own metrics in a dashboard's body or an alarm's arguments."""
+    """Yield names of own metrics in a dashboard's body or an alarm's arguments."""
     if isinstance(node, Mapping):
         name = node.get("metricName")
         if isinstance(name, str) and str(node.get("namespace", "")).startswith(OWN_METRICS):

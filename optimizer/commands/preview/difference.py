@@ -1,4 +1,4 @@
-"""What would change in a stack: its resources as they are, or as another plan has them, against those of a plan."""
+"""Difference of two stacks: the resources of a plan against a stack as it is, or as another plan has it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["added", "changed", "replaced", "removed"]
 
-# Arguments that cannot be changed in place, so that the provider deletes the resource and makes another ("Forces new
-# resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs), by the last part of the type.
+# Arguments that cannot be changed in place, by the last part of the type: the provider deletes the resource and makes
+# another ("Forces new resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
 REPLACING: dict[str, frozenset[str]] = {
     kind: frozenset(arguments.split())
     for kind, arguments in {
@@ -70,13 +70,13 @@ REPLACING: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
-    """What a plan is compared with.
+    """The other side of the comparison.
 
     Attributes:
-        origin: where it was read.
-        plan: the plan it carries out; None for an export, which does not hold it.
-        config: the configuration it was deployed with, as far as known; None where nothing is.
-        export: the deployed stack; None for what is a plan only.
+        origin: the file it was read from.
+        plan: its plan; None for an export, which does not hold it.
+        config: its configuration; None where it is not known.
+        export: the deployed stack; None where it was not read from an export.
     """
 
     origin: str
@@ -87,7 +87,7 @@ class Before:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One resource that is not as it was; ``arguments`` are those whose values differ."""
+    """One resource that differs, and the names of the arguments whose values differ."""
 
     kind: Kind
     type: str
@@ -96,7 +96,7 @@ class Change:
 
 
 def read_before(path: Path, *, stack: str) -> Before:
-    """What ``--against`` names: a plan, recommend's output, a stack's configuration, or a stack's export.
+    """Read the file of ``--against``: a plan, recommend's output, a stack's configuration, or a stack's export.
 
     Raises:
         InvalidInputError: it is none of these.
@@ -120,24 +120,24 @@ def read_before(path: Path, *, stack: str) -> Before:
 
 
 def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Change]:
-    """Resources added, changed, replaced and removed, by what was declared; in the order of ``after``, removed last.
+    """Return the resources that differ in what was declared, in the order of ``after``, removed resources last.
 
-    Components are no resources of AWS's, and are left out.
+    Components are no resources of AWS, and are left out.
     """
     from infra.offline.exported import flat
 
-    was = {(resource.type, resource.name): resource for resource in before if resource.parent}
-    found = []
+    removed = {(resource.type, resource.name): resource for resource in before if resource.parent}
+    result = []
     for resource in after:
         if not resource.parent:
             continue
-        old = was.pop((resource.type, resource.name), None)
+        old = removed.pop((resource.type, resource.name), None)
         if old is None:
-            found.append(Change(kind="added", type=resource.type, name=resource.name))
+            result.append(Change(kind="added", type=resource.type, name=resource.name))
             continue
-        differ = tuple(sorted({key for key, _ in set(flat(old.inputs)) ^ set(flat(resource.inputs))}))
-        if differ:
-            replaced = REPLACING.get(resource.kind, frozenset()) & set(differ)
-            kind: Kind = "replaced" if replaced else "changed"
-            found.append(Change(kind=kind, type=resource.type, name=resource.name, arguments=differ))
-    return found + [Change(kind="removed", type=old.type, name=old.name) for old in was.values()]
+        differing = {key for key, _ in set(flat(old.inputs)) ^ set(flat(resource.inputs))}
+        if differing:
+            kind: Kind = "replaced" if REPLACING.get(resource.kind, frozenset()) & differing else "changed"
+            arguments = tuple(sorted(differing))
+            result.append(Change(kind=kind, type=resource.type, name=resource.name, arguments=arguments))
+    return result + [Change(kind="removed", type=old.type, name=old.name) for old in removed.values()]

@@ -1,7 +1,8 @@
-"""How ``gpufleet preview`` prints: the tree of resources, the plan's dollars, what is billed, and what differs."""
+"""Tables of ``gpufleet preview``: the tree of resources, the plan's dollars, the bill by resource, the difference."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,12 @@ from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
     from infra.offline.preview import Resource
-    from optimizer.commands.preview.cost import Line, Totals
+    from optimizer.commands.preview.cost import CostLine, Totals
     from optimizer.commands.preview.difference import Change
 
 
 def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:
-    """Components and their resources, each with its words."""
-    import sys
-
+    """Print components and their resources, each with its details."""
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
@@ -45,7 +44,7 @@ def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> No
 
 
 def write_cost(plan: FleetPlan) -> None:
-    """The plan's own dollars, of the whole run, and its prices."""
+    """Print the plan's dollars of the whole run, and its prices."""
     cost = plan.cost_usd
     click.echo("")
     parts: list[dict[str, Any]] = [
@@ -66,14 +65,14 @@ def write_cost(plan: FleetPlan) -> None:
     click.echo("")
 
 
-def write_lines(lines: Sequence[Line], sums: Totals) -> None:
-    """Costs by resource; those that differ in nothing but the resource's name on one line."""
-    together: dict[tuple[Any, ...], list[Line]] = {}
+def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
+    """Print costs by resource; resources that differ in name only share a row."""
+    groups: dict[tuple[Any, ...], list[CostLine]] = {}
     for line in lines:
         kind = line.type.rpartition(":")[2]
-        together.setdefault((kind, line.item, line.basis, line.unit_usd, line.note), []).append(line)
+        groups.setdefault((kind, line.item, line.basis, line.unit_usd, line.note), []).append(line)
     rows = []
-    for (kind, item, basis, unit_usd, note), same in together.items():
+    for (kind, item, basis, unit_usd, note), same in groups.items():
         quantities = [line.quantity for line in same if line.quantity is not None]
         hourly = [line.usd_per_hour for line in same if line.usd_per_hour is not None]
         rows.append(
@@ -108,7 +107,7 @@ def write_lines(lines: Sequence[Line], sums: Totals) -> None:
 
 
 def write_difference(origin: str, difference: Sequence[Change], before: Totals, after: Totals) -> None:
-    """Resources that are not as they were, and the dollars before and after."""
+    """Print the resources that differ, and the dollars before and after."""
     click.echo(f"against {origin}: {len(difference) or 'no'} resources differ")
     if difference:
         write_table(
@@ -122,23 +121,22 @@ def write_difference(origin: str, difference: Sequence[Change], before: Totals, 
             ],
             {"kind": "change", "resource": "resource", "arguments": "arguments"},
         )
-    rows = []
-    for name, old, new in (
-        ("with all nodes", before.with_nodes, after.with_nodes),
-        ("without nodes", before.without_nodes, after.without_nodes),
-    ):
-        rows.append(
-            {
-                "what": name,
-                "before": f"{old:,.4f}",
-                "after": f"{new:,.4f}",
-                # Rounded first: what differs in the last bit is no "-0.0000".
-                "hour": f"{round(new - old, 6) + 0.0:+,.4f}",
-                "month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
-            }
+    rows = [
+        {
+            "cost": name,
+            "before": f"{old:,.4f}",
+            "after": f"{new:,.4f}",
+            # Rounded first: a difference in the last bit is no "-0.0000".
+            "hour": f"{round(new - old, 6) + 0.0:+,.4f}",
+            "month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
+        }
+        for name, old, new in (
+            ("with all nodes", before.with_nodes, after.with_nodes),
+            ("without nodes", before.without_nodes, after.without_nodes),
         )
+    ]
     columns = {
-        "what": "cost",
+        "cost": "cost",
         "before": "USD/h before",
         "after": "USD/h after",
         "hour": "difference USD/h",

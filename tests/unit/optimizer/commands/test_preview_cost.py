@@ -11,7 +11,7 @@ import pytest
 
 from infra.offline.preview import Resource, resources
 from optimizer.catalog import Catalog, load
-from optimizer.commands.preview.cost import FREE, Line, cost_lines, totals
+from optimizer.commands.preview.cost import FREE, CostLine, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers
@@ -45,7 +45,7 @@ def catalog() -> Catalog:
 
 def bill(
     catalog: Catalog, changes: Mapping[str, Any], config: Mapping[str, str]
-) -> tuple[FleetPlan, list[Resource], list[Line]]:
+) -> tuple[FleetPlan, list[Resource], list[CostLine]]:
     plan, found = declared(json.dumps(changes), json.dumps(config))
     return plan, found, cost_lines(found, catalog, plan.region, prices=plan.prices, plan=plan)
 
@@ -56,7 +56,7 @@ def declared(changes: str, config: str) -> tuple[FleetPlan, list[Resource]]:
     return plan, resources(plan, stack="dev", config=json.loads(config))
 
 
-def by_item(lines: list[Line]) -> dict[str, Line]:
+def by_item(lines: list[CostLine]) -> dict[str, CostLine]:
     return {line.item: line for line in lines}
 
 
