@@ -1,7 +1,7 @@
-"""One tick: read, look, decide, write, act. Lambda calls ``handler`` every minute.
+"""Run one tick: read, observe, decide, write, act. Lambda calls ``handler`` every minute.
 
-The state is written before anything is done, and only if nobody else wrote it meanwhile: of two ticks at once one acts,
-and none loses a dollar. Log lines are JSON, one a decision.
+The state is written before any action, and only if no other tick wrote it meanwhile: of two ticks at once one acts, and
+none loses a dollar. Log lines are JSON, one a decision.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,25 +20,29 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
-from bootstrap.controller import aws
-from bootstrap.controller.aws import Clients
-from bootstrap.controller.decide import Action, decide, end_all
+from bootstrap.controller.actions import Action
+from bootstrap.controller.bucket import ConflictError, StateError, load_state, save_state
+from bootstrap.controller.carry_out import carry_out, publish_metrics
+from bootstrap.controller.clients import Clients, to_seconds
+from bootstrap.controller.decide import decide, end_all
+from bootstrap.controller.gather import gather
+from bootstrap.controller.notices import delete_notices
 
 
 class TickError(RuntimeError):
-    """Part of a tick failed; its state is written, and the next tick tries the rest again."""
+    """Part of a tick failed; the state is written, and the next tick tries the rest again."""
 
 
-def log(event: str, **facts: Any) -> None:
-    """One line for the log group."""
-    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+def log(event: str, **values: Any) -> None:
+    """Write one line to the log group."""
+    sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
-    """Lambda's entry point; ``event`` and ``context`` say nothing the tick needs.
+    """Run a tick for Lambda; a tick needs neither ``event`` nor ``context``.
 
     Raises:
-        Exception: whatever failed, so that the function's Errors metric counts it.
+        Exception: any failure, so that the function's Errors metric counts it.
     """
     settings = ControllerSettings.from_environment(os.environ)
     state = tick(_clients(settings.region), settings, datetime.now(UTC))
@@ -47,48 +52,48 @@ def handler(event: object, context: object) -> dict[str, Any]:
 @functools.cache
 def _clients(region: str) -> Clients:
     # Once an execution environment: reading EC2's model takes seconds on the share of a core that 256 MB come with.
-    return Clients.of(boto3.session.Session(), region)
+    return Clients.create(boto3.session.Session(), region)
 
 
 def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> ControllerState:
-    """One tick at ``now``: returns the state it left.
+    """Run one tick at ``now`` and return the state that it left.
 
     Raises:
         bootstrap.contract.state.NewerStateError: a newer controller wrote state.json; nothing was done.
-        bootstrap.controller.aws.StateError: state.json cannot be trusted; the nodes are being ended.
-        botocore.exceptions.ClientError: AWS refused to show a fact, or to take the state; nothing was done.
+        bootstrap.controller.bucket.StateError: state.json cannot be trusted; the nodes are being ended.
+        botocore.exceptions.ClientError: AWS refused a read, or the state's write; nothing was done.
         TickError: an action failed; the others were done.
     """
-    now = now.astimezone(UTC).replace(microsecond=0)
+    now = to_seconds(now)
     try:
-        before, etag = aws.load_state(clients, settings)
+        before, etag = load_state(clients, settings)
     except NewerStateError as error:
-        # After a downgrade. Its dollars are not lost, so the fleet need not be: the object stays as old as it is, and
-        # the nodes' own lease (bootstrap/steps/check-lease.sh) bounds what they may cost uncounted.
+        # After a downgrade. The spend is not lost, so the fleet need not be: the object stays as old as it is, and the
+        # nodes' own lease (bootstrap/steps/check-lease.sh) bounds what they may cost uncounted.
         log("state-newer", reason=str(error))
         raise
-    except aws.StateError as error:
+    except StateError as error:
         log("state-unreadable", reason=str(error))
-        # Nobody knows what they cost, so nobody may let them run.
-        facts = aws.gather(clients, settings, None, now).facts
-        _act(clients, settings, end_all(settings, facts, now))
+        # Spend is unknown: end all nodes.
+        seen = gather(clients, settings, None, now).seen
+        _act(clients, settings, end_all(settings, seen, now))
         raise
-    gathered = aws.gather(clients, settings, before, now)
+    gathered = gather(clients, settings, before, now)
     for problem in gathered.problems:
         log("unreadable", reason=problem)
-    decision = decide(settings, before, gathered.facts, now)
+    decision = decide(settings, before, gathered.seen, now)
     state = decision.state
     try:
-        aws.save_state(clients, settings, state, etag)
-    except aws.ConflictError as error:
+        save_state(clients, settings, state, etag)
+    except ConflictError as error:
         log("conflict", reason=str(error))
-        return aws.load_state(clients, settings)[0] or state
+        return load_state(clients, settings)[0] or state
     for phase, reason in decision.changes:
         log("phase", phase=phase, reason=reason, run=state.run_id)
     failures = _act(clients, settings, decision.actions)
     try:
-        aws.forget(clients, settings, gathered.receipts)
-        aws.publish(clients, settings, state, before)
+        delete_notices(clients, settings, gathered.receipts)
+        publish_metrics(clients, settings, state, before)
     except (ClientError, BotoCoreError) as error:
         failures.append(str(error))
         log("failed", action="publish", reason=str(error))
@@ -105,13 +110,13 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     return state
 
 
-def _act(clients: Clients, settings: ControllerSettings, actions: tuple[Action, ...]) -> list[str]:
-    """Carry out what can be; what failed. One that fails must not keep the others from ending paid nodes."""
+def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[Action]) -> list[str]:
+    """Carry out all actions and return the failures: one must not keep the others from ending paid nodes."""
     failures = []
     for action in actions:
         name = type(action).__name__
         try:
-            aws.carry_out(clients, settings, action)
+            carry_out(clients, settings, action)
             log("action", action=name, **to_json(action))
         except (ClientError, BotoCoreError) as error:
             failures.append(f"{name}: {error}")

@@ -1,7 +1,7 @@
-"""Dollars, from what EC2 says of each instance: none is ever lost, and where a time is unknown the dearer one counts.
+"""Meter dollars from what EC2 says of each instance; where a time is unknown, the dearer one counts.
 
-Spend grows tick by tick: each instance is charged from where its meter stands to now, or to its end. So a tick that did
-not run is made up for by the next, a tick that ran twice charges once, and a changed price holds from then on.
+Spend grows tick by tick: each instance is charged from where its meter stands to now, or to its end. So the next tick
+makes up for one that did not run, a tick that ran twice charges once, and a changed price holds from then on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bootstrap.controller.observation import AutoScalingGroup, Machine
 
 # Billed even where an instance lives shorter: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
-# EC2 describes a terminated instance for about an hour; a day later nobody asks for it one by one.
+# EC2 describes a terminated instance for about an hour; after a day the state keeps only its spend.
 KEEP_ENDED = timedelta(days=1)
 
 
 def hours(duration: timedelta) -> float:
-    """``duration`` in hours; 0 for a negative one."""
+    """Convert to hours; 0 for a negative duration."""
     return max(0.0, duration.total_seconds()) / 3600
 
 
@@ -33,21 +33,21 @@ def charge(
     group: AutoScalingGroup | None,
     now: datetime,
 ) -> ControllerState:
-    """``state`` with every instance and the stack's own cost charged up to ``now``."""
-    seen = {machine.instance_id: machine for machine in machines}
-    instances: dict[str, MeteredInstance] = {}
-    for instance_id, instance in state.instances.items():
-        if instance_id in seen:
-            instances[instance_id] = _charged(settings, instance, seen[instance_id], now)
-        else:
-            instances[instance_id] = _gone(settings, instance, group, now)
-    for instance_id, machine in seen.items():
-        if instance_id not in instances:
-            instances[instance_id] = _charged(settings, _new(machine), machine, now)
-    folded = {key for key, found in instances.items() if found.ended_at and found.ended_at < now - KEEP_ENDED}
+    """Charge every instance and the stack's own cost up to ``now``."""
+    described = {machine.instance_id: machine for machine in machines}
+    instances = {
+        key: _charge_described(settings, instance, described[key], now)
+        if key in described
+        else _charge_forgotten(settings, instance, group, now)
+        for key, instance in state.instances.items()
+    }
+    for key, machine in described.items():
+        if key not in instances:
+            instances[key] = _charge_described(settings, _start_meter(machine), machine, now)
+    folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
     ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
     kept = {key: instance for key, instance in instances.items() if key not in folded}
-    fixed_usd = state.fixed_usd + _fixed(settings, state, group, now)
+    fixed_usd = state.fixed_usd + _charge_stack(settings, state, group, now)
     total_usd = ended_usd + fixed_usd + sum(instance.spent_usd for instance in kept.values())
     return replace(
         state,
@@ -60,7 +60,7 @@ def charge(
 
 
 def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
-    """What an hour costs with these instances, the stack's own cost and unused reservation included."""
+    """Present cost of an hour, with the stack's own cost and its unused reservation."""
     alive = [instance for instance in instances.values() if instance.ended_at is None]
     return (
         sum(instance.usd_per_hour for instance in alive)
@@ -75,7 +75,7 @@ def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
     return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
 
 
-def _new(machine: Machine) -> MeteredInstance:
+def _start_meter(machine: Machine) -> MeteredInstance:
     return MeteredInstance(
         instance_type=machine.instance_type,
         launched_at=machine.launched_at,
@@ -86,7 +86,7 @@ def _new(machine: Machine) -> MeteredInstance:
     )
 
 
-def _charged(
+def _charge_described(
     settings: ControllerSettings, instance: MeteredInstance, machine: Machine, now: datetime
 ) -> MeteredInstance:
     if instance.ended_at is not None and machine.ended:
@@ -101,7 +101,7 @@ def _charged(
     running_until = now if machine.running else machine.until or now
     if not machine.running:
         running_until = max(running_until, machine.launched_at + SHORTEST)
-    # A stopped node of a warm pool has a later launch time when it is started again; between, only its volume costs.
+    # A stopped node of a warm pool has a later launch time when it starts again; between, only its volume costs.
     running_from = max(instance.metered_until, machine.launched_at)
     until = running_until if machine.ended else max(now, running_until)
     spent = hours(running_until - running_from) * (price - volume) + hours(until - instance.metered_until) * volume
@@ -116,14 +116,14 @@ def _charged(
     )
 
 
-def _gone(
+def _charge_forgotten(
     settings: ControllerSettings, instance: MeteredInstance, group: AutoScalingGroup | None, now: datetime
 ) -> MeteredInstance:
-    """An instance EC2 no longer describes: it ended while nobody looked, and the latest time it can have counts.
+    """Charge an instance that EC2 no longer describes to the latest time at which it can have ended.
 
-    Between two ticks that is the next one. After a longer silence it is when the node's own lease had ended it, as EC2
-    forgets ended instances in an hour; but a group made since means that the old one was deleted with its nodes. Should
-    EC2 describe it again (its answers are eventually consistent), it is charged without a gap.
+    Between two ticks that is the next tick. After an outage it is the end of the node's own lease, because EC2 forgets
+    ended instances in an hour; but a group made since means that the old one was deleted with its nodes. Should EC2
+    describe the instance again (its answers are eventually consistent), it is charged without a gap.
     """
     if instance.ended_at is not None:
         return instance
@@ -135,7 +135,7 @@ def _gone(
     return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
 
 
-def _fixed(
+def _charge_stack(
     settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup | None, now: datetime
 ) -> float:
     # A group younger than the last tick: the stack was destroyed and deployed again, and cost nothing in between.

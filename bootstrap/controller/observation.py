@@ -1,35 +1,22 @@
-"""What one tick saw of the world; ``aws`` gathers it, ``decide`` judges it."""
+"""What one tick observes: read by ``gather``, judged by ``decide``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from bootstrap.contract.ending import IN_SERVICE, Member
 from bootstrap.contract.report import NodeReport
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import Lifecycle
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """An instance as the Auto Scaling group sees it.
-
-    Attributes:
-        state: lifecycle state, like "InService" or "Terminating:Wait".
-        protected: whether scale-in spares it.
-    """
-
-    instance_id: str
-    state: str
-    protected: bool
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoScalingGroup:
-    """The Auto Scaling group.
+    """The stack's Auto Scaling group.
 
     Attributes:
-        on_demand_base: OnDemandBaseCapacity; None where the group buys one kind only.
+        on_demand_base: OnDemandBaseCapacity; None where the group has one purchase option only.
     """
 
     created_at: datetime
@@ -39,9 +26,14 @@ class AutoScalingGroup:
     on_demand_base: int | None
     members: tuple[Member, ...]
 
-    def in_state(self, *states: str) -> list[str]:
-        """Ids of the members in one of ``states``."""
-        return [member.instance_id for member in self.members if member.state in states]
+    def in_state(self, state: str) -> list[str]:
+        """Ids of the members in a lifecycle state."""
+        return [member.instance_id for member in self.members if member.state == state]
+
+    @property
+    def in_service(self) -> list[str]:
+        """Ids of the members in service."""
+        return self.in_state(IN_SERVICE)
 
     @property
     def leaving(self) -> list[str]:
@@ -51,14 +43,14 @@ class AutoScalingGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """An instance as EC2 sees it.
+    """An instance as EC2 sees it; one that neither runs nor has ended is stopped.
 
     Attributes:
         running: whether its hours are billed: pending or running.
-        ended: whether it is shutting down or terminated, and never comes back. Neither: it is stopped.
-        until: when it stopped being billed, as EC2 says; None while running, or where EC2 does not say.
+        ended: whether it is shutting down or terminated, and never comes back.
+        until: end of billing; None while running, or where EC2 does not say.
         reclaimed: whether EC2 took the spot capacity back.
-        usd_per_hour: the spot market's present price where it runs, without its volume; None for the plan's price.
+        usd_per_hour: the spot market's present price in its zone, without its volume; None for the plan's price.
     """
 
     instance_id: str
@@ -74,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedLaunch:
-    """A launch that gave no instance."""
+    """A launch that gave no instance, with AWS's message."""
 
     at: datetime
     message: str
@@ -82,16 +74,16 @@ class FailedLaunch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Everything.
+    """Everything that one tick observes.
 
     Attributes:
         group: None where there is none (yet, or any more).
         machines: instances of the group, ended ones for about an hour.
-        missed: instances that ended while no tick looked for long, as Auto Scaling remembers them; EC2 does not.
-        interrupted, rebalanced: instance ids of the notices since the last tick, of any instance of the account.
+        missed: instances that ended during an outage: EC2 has forgotten them, Auto Scaling's activities have not.
+        interrupted, rebalanced: instance ids in the notices since the last tick, of any instance of the account.
         reports: by instance id, those not yet in the state.
         failed_launches: since the last tick.
-        request: what a person wants; None for nothing.
+        request: None without one.
     """
 
     group: AutoScalingGroup | None
@@ -102,3 +94,12 @@ class Observation:
     reports: dict[str, NodeReport] = field(default_factory=dict)
     failed_launches: tuple[FailedLaunch, ...] = ()
     request: PersonRequest | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick:
+    """All that a rule may look at, besides the state."""
+
+    settings: ControllerSettings
+    seen: Observation
+    now: datetime

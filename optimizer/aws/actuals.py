@@ -1,4 +1,4 @@
-"""What a deployed fleet does: its group and nodes, why launches failed, and what the nodes measure."""
+"""Read what a deployed fleet does: its group and nodes, its failed launches, and its metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.ending import Member
+
 if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
 
-# What the nodes publish, every minute (bootstrap/README.md).
+# Metrics that nodes publish every minute (bootstrap/metrics).
 NODE_METRICS = ("GpuUtilizationPercent", "GpuMemoryUsedGiB", "TokensPerSecond")
-# A value older than this says nothing of now.
+# An older value says nothing of the present.
 METRICS_WINDOW = timedelta(minutes=15)
 METRICS_PERIOD_S = 60
 # DescribeScalingActivities answers with the newest first, of the last six weeks.
@@ -21,13 +23,13 @@ ACTIVITIES_READ = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class DeployedNode:
     """One instance of the group.
 
     Attributes:
-        lifecycle_state: Auto Scaling's word for it ("InService", "Terminating:Wait").
+        lifecycle_state: Auto Scaling's word ("InService", "Terminating:Wait").
         lifecycle: "spot", "on-demand" or "capacity-block"; empty where EC2 did not say.
-        launched_at: its last start, UTC; None where EC2 did not say.
+        launched_at: the last start, UTC; None where EC2 did not say.
     """
 
     instance_id: str
@@ -41,40 +43,48 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """The Auto Scaling group: sizes in nodes."""
+class DeployedGroup:
+    """The stack's Auto Scaling group: sizes in nodes."""
 
     name: str
     wanted: int
     smallest: int
     largest: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeployedNode, ...]
+
+    @property
+    def members(self) -> list[Member]:
+        """The nodes, as the rules of a drain see them."""
+        return [
+            Member(instance_id=node.instance_id, state=node.lifecycle_state, protected=node.protected)
+            for node in self.nodes
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchFailure:
-    """A scaling activity that failed, in AWS's words."""
+    """A scaling activity that failed, with AWS's message."""
 
     at: datetime
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class MetricValue:
     """The newest value of a metric."""
 
     value: float
     at: datetime
 
 
-def read_group(client: AutoScalingClient, name: str) -> Group | None:
-    """The group with its instances; None where there is none of that name."""
+def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
+    """Describe the group with its instances; None where there is none of that name."""
     groups = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
     if not groups:
         return None
-    (found,) = groups
+    (group,) = groups
     nodes = tuple(
-        Node(
+        DeployedNode(
             instance_id=instance["InstanceId"],
             instance_type=instance.get("InstanceType", ""),
             zone=instance["AvailabilityZone"],
@@ -82,19 +92,19 @@ def read_group(client: AutoScalingClient, name: str) -> Group | None:
             health=instance["HealthStatus"],
             protected=instance["ProtectedFromScaleIn"],
         )
-        for instance in found["Instances"]
+        for instance in group["Instances"]
     )
-    return Group(
+    return DeployedGroup(
         name=name,
-        wanted=found["DesiredCapacity"],
-        smallest=found["MinSize"],
-        largest=found["MaxSize"],
+        wanted=group["DesiredCapacity"],
+        smallest=group["MinSize"],
+        largest=group["MaxSize"],
         nodes=tuple(sorted(nodes, key=lambda node: node.instance_id)),
     )
 
 
 def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, tuple[datetime, str]]:
-    """When each instance started, and how it is bought ("on-demand" for one in a reservation, too)."""
+    """Return each instance's start and lifecycle ("on-demand" for one in a reservation, too)."""
     if not instance_ids:
         return {}
     pages = client.get_paginator("describe_instances").paginate(InstanceIds=list(instance_ids))
@@ -109,25 +119,25 @@ def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, t
 def read_failures(
     client: AutoScalingClient, name: str, *, since: datetime, limit: int = 5
 ) -> tuple[LaunchFailure, ...]:
-    """The newest scaling activities that failed, each message once.
+    """Return the newest scaling activities that failed, each message once.
 
     Args:
         client: of the group's region.
         name: the group.
-        since: older ones are of no interest.
-        limit: how many at most.
+        since: the earliest start to return.
+        limit: the most to return.
     """
     answer = client.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=ACTIVITIES_READ)
-    found: dict[str, LaunchFailure] = {}
+    failures: dict[str, LaunchFailure] = {}
     for activity in answer["Activities"]:
         at, message = activity["StartTime"], activity.get("StatusMessage", "")
         if activity["StatusCode"] == "Failed" and at >= since:
-            found.setdefault(message, LaunchFailure(at=at, message=message))
-    return tuple(found.values())[:limit]
+            failures.setdefault(message, LaunchFailure(at=at, message=message))
+    return tuple(failures.values())[:limit]
 
 
-def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetime) -> dict[str, Measured]:
-    """The newest value of each metric, the mean over the nodes; none for a metric without one in a quarter of an hour.
+def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetime) -> dict[str, MetricValue]:
+    """Return each metric's newest mean over the nodes; nothing for a metric silent for a quarter of an hour.
 
     One GetMetricData request; AWS bills 0.01 USD for a thousand metrics (https://aws.amazon.com/cloudwatch/pricing/).
     """
@@ -147,16 +157,16 @@ def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetim
         EndTime=now,
         ScanBy="TimestampDescending",
     )
-    found = {}
+    values = {}
     for result in answer["MetricDataResults"]:
         if result["Values"]:
             name = names[int(result["Id"].removeprefix("m"))]
-            found[name] = Measured(value=result["Values"][0], at=result["Timestamps"][0])
-    return found
+            values[name] = MetricValue(value=result["Values"][0], at=result["Timestamps"][0])
+    return values
 
 
-def with_launches(group: Group, launches: Mapping[str, tuple[datetime, str]]) -> Group:
-    """The group, its nodes with what EC2 said of them."""
+def with_launches(group: DeployedGroup, launches: Mapping[str, tuple[datetime, str]]) -> DeployedGroup:
+    """Add what EC2 said of each node."""
     nodes = (
         replace(node, launched_at=launches[node.instance_id][0], lifecycle=launches[node.instance_id][1])
         if node.instance_id in launches

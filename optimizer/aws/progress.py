@@ -1,4 +1,4 @@
-"""How far the training is, and how fast, as its ledger in the bucket says (bootstrap/training/ledger.py)."""
+"""Read a training's progress and speed from its ledger in the bucket (bootstrap/training/ledger.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEGMENTS_READ = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TrainingProgress:
     """The run at its newest event.
 
     Attributes:
@@ -37,7 +37,7 @@ class Progress:
     finished: bool
 
 
-def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> Progress | None:
+def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
     """The newest quarter of an hour of the ledger; None where no training wrote one."""
     pages = client.get_paginator("list_objects_v2").paginate(
         Bucket=bucket, Prefix=f"{checkpoint_prefix}/{LEDGER_FOLDER}"
@@ -56,7 +56,7 @@ def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> Prog
     return progress_of(lines)
 
 
-def progress_of(lines: Iterable[str]) -> Progress | None:
+def progress_of(lines: Iterable[str]) -> TrainingProgress | None:
     """What ledger lines say, in any order; a line that is no event is passed over, as the ledger's own reader does."""
     events = sorted(filter(None, map(_event, lines)), key=lambda event: float(event["t"]))
     step: int | None = None
@@ -84,7 +84,7 @@ def progress_of(lines: Iterable[str]) -> Progress | None:
     if mark is not None and last is not None and last[0] > mark[0] and last[1] > mark[1]:
         measured = last[0] - mark[0]
         speed = (last[1] - mark[1]) / measured
-    return Progress(
+    return TrainingProgress(
         step=step,
         saved_step=saved,
         at=datetime.fromtimestamp(float(events[-1]["t"]), UTC),

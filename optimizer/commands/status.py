@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
-    from optimizer.aws.actuals import Group, LaunchFailure, Measured
-    from optimizer.aws.progress import Progress
+    from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+    from optimizer.aws.progress import TrainingProgress
 
 T = TypeVar("T")
 
@@ -49,10 +49,10 @@ class Reading:
     at: datetime
     state: ControllerState | None = None
     request: PersonRequest | None = None
-    group: Group | None = None
+    group: DeployedGroup | None = None
     failures: tuple[LaunchFailure, ...] = ()
-    progress: Progress | None = None
-    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    progress: TrainingProgress | None = None
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
@@ -199,7 +199,7 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def current_progress(reading: Reading) -> Progress | None:
+def current_progress(reading: Reading) -> TrainingProgress | None:
     """The training's progress, unless it is an earlier run's."""
     found, state = reading.progress, reading.state
     if found is None or (state is not None and found.at < state.run_started_at):
@@ -224,7 +224,7 @@ def _limits(limits: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {usd:,.2f}" for name, usd in limits.items() if usd is not None)
 
 
-def _saved(progress: Progress | None) -> str:
+def _saved(progress: TrainingProgress | None) -> str:
     if progress is None:
         return ""
     saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"

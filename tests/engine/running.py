@@ -19,7 +19,7 @@ from typing import Any
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.aws import Clients
+from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick as controller_tick
 from infra.naming import Names
 from tests.engine.deployment import REGION, Deployment

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.ending import Member
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.controller.decide import decide
-from bootstrap.controller.observation import AutoScalingGroup, Machine, Member, Observation
+from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 from infra.offline.preview import resources
 from optimizer.catalog.snapshot import load
 from optimizer.performance.calibration import load as load_calibration

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 
 from infra.naming import Names
-from optimizer.aws.actuals import Group, read_group
+from optimizer.aws.actuals import DeployedGroup, read_group
 from optimizer.commands.stack.file import write_stack_file
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import merged, sample_plan
@@ -76,7 +76,7 @@ class DeployedStack:
         return ["--stack", self.names.stack, "--directory", str(self.directory)]
 
     @property
-    def group(self) -> Group:
+    def group(self) -> DeployedGroup:
         """The group as it is now."""
         found = read_group(self.autoscaling, self.names.group)
         assert found is not None

@@ -17,7 +17,7 @@ from moto.autoscaling.responses import AutoScalingResponse
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.aws import Clients
+from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
 from tests.engine.moto_extension import activities, lifecycle, mixed_instances
 from tests.unit.bootstrap.controller.world import settings
@@ -147,7 +147,7 @@ def clients() -> Clients:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "testing")
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
-        return Clients.of(boto3.session.Session(), REGION)
+        return Clients.create(boto3.session.Session(), REGION)
 
 
 @pytest.fixture

@@ -6,18 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection
 from bootstrap.contract.settings import BlockTimes
 from bootstrap.contract.timings import ENDING
-from bootstrap.controller.decide import (
-    RETRY_WAITS,
-    AbandonLaunch,
-    EndLeaving,
-    EndStaying,
-    LiftProtection,
-    SetGroup,
-    decide,
-    unfit_limit,
-)
+from bootstrap.controller.actions import SetGroup
+from bootstrap.controller.decide import decide
+from bootstrap.controller.ends import unfit_limit
+from bootstrap.controller.phases import RETRY_WAITS
 from tests.unit.bootstrap.controller.world import MINUTE, START, World, settings, trained
 
 

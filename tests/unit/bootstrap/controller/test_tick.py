@@ -13,9 +13,11 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.settings import VARIABLE
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
-from bootstrap.controller import aws
-from bootstrap.controller.aws import INTERRUPTION, REBALANCE, ConflictError, StateError
+from bootstrap.controller import bucket
+from bootstrap.controller.bucket import ConflictError, StateError
+from bootstrap.controller.gather import gather
 from bootstrap.controller.handler import TickError, handler, tick
+from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.unit.bootstrap.controller.conftest import Stack
 
@@ -174,7 +176,6 @@ def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
 
 def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.trained()
-    gather = aws.gather
     other: list[Any] = []
 
     def slow(*args: Any) -> Any:
@@ -184,10 +185,10 @@ def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.Monkey
             other[0] = tick(stack.clients, stack.config, stack.now + timedelta(seconds=30))
         return found
 
-    monkeypatch.setattr(aws, "gather", slow)
+    monkeypatch.setattr("bootstrap.controller.handler.gather", slow)
     stack.ask("stop")
     calls: list[Any] = []
-    monkeypatch.setattr(aws, "carry_out", lambda *args: calls.append(args))
+    monkeypatch.setattr("bootstrap.controller.handler.carry_out", lambda *args: calls.append(args))
     state = stack.tick()
     # The slower one found the state written, and did nothing.
     assert state == other[0]
@@ -198,9 +199,9 @@ def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.Monkey
 def test_the_first_state_is_written_once(stack: Stack) -> None:
     state = stack.tick()
     with pytest.raises(ConflictError):
-        aws.save_state(stack.clients, stack.config, state, None)
+        bucket.save_state(stack.clients, stack.config, state, None)
     with pytest.raises(ConflictError):
-        aws.save_state(stack.clients, stack.config, state, '"of-another-version"')
+        bucket.save_state(stack.clients, stack.config, state, '"of-another-version"')
 
 
 @pytest.mark.parametrize("content", ["{torn", "[]", '{"schema_version": 1}', "{}"])
@@ -269,11 +270,11 @@ def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch, pytest.raises(StateError, match="was deleted"):
         patch.setattr(stack.clients.s3, "get_object", deleted)
-        aws.load_state(stack.clients, stack.config)
+        bucket.load_state(stack.clients, stack.config)
     headers.clear()
     with monkeypatch.context() as patch:
         patch.setattr(stack.clients.s3, "get_object", deleted)
-        assert aws.load_state(stack.clients, stack.config) == (None, None)
+        assert bucket.load_state(stack.clients, stack.config) == (None, None)
 
 
 @pytest.mark.parametrize("code", ["Throttling", "AccessDenied"])
@@ -324,7 +325,7 @@ def test_metrics_that_are_not_taken_stop_nothing(stack: Stack, monkeypatch: pyte
     "body",
     [
         pytest.param("[" * 10_000, id="nested deeper than Python reads"),
-        pytest.param(json.dumps({"step": "x" * aws.REPORT_BYTES}), id="larger than a report"),
+        pytest.param(json.dumps({"step": "x" * bucket.REPORT_BYTES}), id="larger than a report"),
         pytest.param(
             json.dumps(
                 {"schema_version": 1, "run": "r", "state": "done", "exit_status": 0, "step": "", "at": FIRST_HOUR}

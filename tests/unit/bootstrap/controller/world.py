@@ -6,21 +6,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection, Member
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.decide import (
-    AbandonLaunch,
-    Action,
-    Decision,
-    EndLeaving,
-    EndStaying,
-    LiftProtection,
-    SetGroup,
-    decide,
-)
-from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Member, Observation
+from bootstrap.controller.actions import Action, SetGroup
+from bootstrap.controller.decide import Decision, decide
+from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Observation
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.codec import from_json
 from bootstrap.contract.state import ControllerState
+from bootstrap.contract.timings import ENDING
 from optimizer.aws import drain
 from optimizer.aws.drain import Drain
 from optimizer.errors import GpufleetError
@@ -163,10 +164,10 @@ def test_a_node_that_protects_itself_again_and_again_is_ended_and_still_saves(de
     assert deployed.group.nodes == () and deployed.group.wanted == 0
     assert sorted(found.completed) == sorted((clinging, other))
     assert held[other][0] < timedelta(minutes=1)
-    assert drain.MAY_STAY <= held[clinging][0] <= drain.MAY_STAY + timedelta(minutes=1)
+    assert ENDING <= held[clinging][0] <= ENDING + timedelta(minutes=1)
     # Each has the whole time to save, the one that was ended late too.
     assert all(since[-1] - since[0] >= SAVE - timedelta(seconds=2 * drain.POLL_S) for since in held.values())
-    assert clock.passed <= drain.MAY_STAY + SAVE + timedelta(minutes=1)
+    assert clock.passed <= ENDING + SAVE + timedelta(minutes=1)
 
 
 def test_while_the_controller_lives_it_ends_those_that_stay(deployed: DeployedStack) -> None:

@@ -1,0 +1,92 @@
+"""Choose the actions that bring the Auto Scaling group to what the state wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from bootstrap.contract.ending import (
+    EndAction,
+    abandon_launches,
+    end_leaving,
+    end_staying,
+    lift_protection,
+)
+from bootstrap.contract.state import ENDED, UP, ControllerState
+from bootstrap.controller.observation import AutoScalingGroup, Tick
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetGroup:
+    """Set the group's sizes and OnDemandBaseCapacity; None leaves one as it is."""
+
+    desired: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
+    on_demand_base: int | None = None
+
+
+Action = SetGroup | EndAction
+
+
+def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
+    """Return what is to be done now; empty without a group."""
+    group, now = tick.seen.group, tick.now
+    if group is None:
+        return []
+    up = state.phase in UP
+    protected = [] if up else lift_protection(group.members)
+    sizes = _workers_sizes(tick, group, up=up) if tick.settings.mode == "workers" else _gang_sizes(tick, state, group)
+    if protected:
+        # Again, though it may be 0 already: the node entered service, protected, after it was set.
+        sizes = replace(sizes, desired=0)
+    actions: list[Action] = [*protected]
+    if sizes != SetGroup():
+        actions.append(sizes)
+    if not up:
+        actions += abandon_launches(group.members)
+    if state.phase == "draining" and group.desired == 0:
+        actions += end_staying(group.members, state.since, now)
+    leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}
+    return actions + end_leaving(group.members, leaving_since, timedelta(seconds=tick.settings.drain_s), now)
+
+
+def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:
+    """Start and stop workers by the bounds of the size, which the Pulumi program does not set back.
+
+    The desired size is the scaling policies'.
+    """
+    smallest, largest = tick.settings.min_nodes, tick.settings.node_count
+    min_size, max_size = (smallest, largest) if up else (0, 0)
+    if (group.min_size, group.max_size) == (min_size, max_size) and (up or group.desired == 0):
+        return SetGroup()
+    desired = max(smallest, min(group.desired, largest)) if up else 0
+    return SetGroup(desired=desired, min_size=min_size, max_size=max_size)
+
+
+def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> SetGroup:
+    """Start and stop a gang by the desired size, which the Pulumi program does not declare.
+
+    A scheduled gang's largest size is 0 once its run has ended: or a schedule would start nodes every day for some
+    minutes. The program does not set that back either.
+    """
+    settings = tick.settings
+    up = state.phase in UP
+    desired = settings.node_count if up else 0
+    base = min_size = max_size = None
+    largest = 0 if state.phase in ENDED and settings.scheduled else settings.node_count
+    # A group that was workers' or scheduled before still has their bounds: `pulumi up` ignores these.
+    stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
+    if stale or (settings.scheduled and group.max_size != largest):
+        min_size, max_size = 0, largest
+    if up and group.on_demand_base is not None:
+        instead = state.on_demand and settings.fallback_on_demand
+        wanted = settings.node_count if instead else settings.on_demand_base
+        base = wanted if wanted != group.on_demand_base else None
+    return SetGroup(
+        desired=desired if desired != group.desired else None,
+        min_size=min_size,
+        max_size=max_size,
+        on_demand_base=base,
+    )

@@ -1,0 +1,105 @@
+"""Read Auto Scaling's activities: launches that failed, and instances that ended during an outage of the controller."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState
+from bootstrap.controller.clients import Clients, to_seconds
+from bootstrap.controller.observation import FailedLaunch, Machine
+
+# EC2 describes an ended instance for "usually less than one hour"; a tick so soon after the last one sees all:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
+EC2_FORGETS = timedelta(minutes=10)
+# Maximum activities to read (AWS keeps six weeks): a launch and an end each of some thousand nodes.
+MAX_ACTIVITIES = 5000
+# Longest time from a launch's begin in Auto Scaling to its instance in EC2's answers.
+LAUNCH_DELAY = timedelta(minutes=10)
+
+
+def read_activities(clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime) -> list[Any]:
+    """Return the group's activities, the latest first: one answer, and after an outage all since then.
+
+    After an outage also the activities of deleted groups of that name, whose nodes were paid. Activities still in
+    progress come first, however old, so they do not say that the rest is older.
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
+    query: dict[str, Any] = {"AutoScalingGroupName": settings.group}
+    if since is None or now - since <= EC2_FORGETS:
+        return list(clients.autoscaling.describe_scaling_activities(**query, MaxRecords=100)["Activities"])
+    pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
+        **query, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MAX_ACTIVITIES}
+    )
+    # An end that began before the outage may have ended in it.
+    oldest = since - LAUNCH_DELAY - timedelta(seconds=settings.drain_s)
+    activities: list[Any] = []
+    for page in pages:
+        activities += page["Activities"]
+        if any(activity["StartTime"] < oldest for activity in page["Activities"] if activity.get("EndTime")):
+            break
+    return activities
+
+
+def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple[FailedLaunch, ...]:
+    """Return the launches that failed after ``since``, the earliest first."""
+    failures = [
+        FailedLaunch(
+            at=to_seconds(activity.get("EndTime") or activity["StartTime"]), message=activity.get("StatusMessage", "")
+        )
+        for activity in activities
+        if activity["StatusCode"] == "Failed" and activity.get("Description", "").startswith("Launching")
+    ]
+    return tuple(
+        sorted((failure for failure in failures if since is None or failure.at > since), key=lambda failure: failure.at)
+    )
+
+
+def find_missed_machines(
+    settings: ControllerSettings,
+    activities: Iterable[Any],
+    state: ControllerState | None,
+    machines: Iterable[Machine],
+    now: datetime,
+) -> tuple[Machine, ...]:
+    """Return the instances that ended during an outage and that EC2 describes no more.
+
+    "Launching a new EC2 instance: i-..." begins before AWS bills the instance, "Terminating EC2 instance: i-..." ends
+    after. An instance that a tick saw has the price it had; the activities do not say how another was bought, so that
+    one counts as the dearest (an empty type has no price of its own).
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
+    if state is None or now - state.updated_at <= EC2_FORGETS:
+        return ()
+    described = {machine.instance_id for machine in machines}
+    launched: dict[str, datetime] = {}
+    ended: dict[str, datetime] = {}
+    for activity in activities:
+        match = re.match(r"(Launching|Terminating)\b.*\b(i-[0-9a-f]+)", activity.get("Description", ""))
+        if match is None or match[2] in described:
+            continue
+        if match[1] == "Terminating":
+            ended.setdefault(match[2], min(to_seconds(activity.get("EndTime") or now), now))
+        elif (started := to_seconds(activity["StartTime"])) > state.updated_at - LAUNCH_DELAY:
+            launched[match[2]] = started
+    missed = []
+    for key in sorted(ended.keys() & (launched.keys() | state.instances.keys())):
+        known = state.instances.get(key)
+        if known and known.ended_at:
+            continue
+        missed.append(
+            Machine(
+                instance_id=key,
+                instance_type=known.instance_type if known else "",
+                lifecycle=known.lifecycle if known else "on-demand",
+                launched_at=known.launched_at if known else launched[key],
+                running=False,
+                ended=True,
+                until=ended[key],
+                usd_per_hour=known.usd_per_hour - settings.volume_usd_per_node_hour if known else None,
+            )
+        )
+    return tuple(missed)

@@ -1,0 +1,144 @@
+"""Read and write the objects under ``control/`` in the stack's bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.contract import report, request, state
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.report import NodeReport, read_report
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState, NewerStateError
+from bootstrap.controller.clients import Clients, error_code, to_seconds
+
+# A report has a few hundred bytes, a run of months some thousand nodes. Nodes may write what they like below nodes/;
+# reading more than this would take the tick its memory or its minute, and with them the meter.
+REPORT_BYTES = 16 * 1024
+REPORTS = 10_000
+
+
+class StateError(RuntimeError):
+    """control/state.json cannot be trusted, so the spend is unknown; the message says what to do."""
+
+
+class ConflictError(RuntimeError):
+    """Another tick wrote the state since this one read it."""
+
+
+def load_state(clients: Clients, settings: ControllerSettings) -> tuple[ControllerState | None, str | None]:
+    """Read the state and its ETag; both None before the first tick.
+
+    Raises:
+        NewerStateError: a newer version of the controller wrote the state.
+        StateError: the object was deleted, or is not a state.
+    """
+    key = _key(settings, state.FILE)
+    place = f"s3://{settings.bucket}/{key}"
+    help_ = (
+        f"bring an earlier version back (aws s3api list-object-versions --bucket {settings.bucket} --prefix {key}); "
+        "until then no node is started, and running ones are ended"
+    )
+    try:
+        answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
+    except ClientError as error:
+        if not _is_missing(error):
+            raise
+        headers = error.response["ResponseMetadata"]["HTTPHeaders"]
+        if headers.get("x-amz-delete-marker") == "true":
+            raise StateError(f"{place} was deleted, and with it what was spent: {help_}") from error
+        return None, None
+    try:
+        return state.read_state(answer["Body"].read().decode(errors="replace"), place), answer["ETag"]
+    except NewerStateError as error:
+        raise NewerStateError(
+            f"{error}: a newer controller wrote it; `pulumi up` with that version of gpufleet goes on. Until then "
+            "nothing is started, metered or ended; the nodes save and end themselves half an hour after its last word"
+        ) from error
+    except FormatError as error:
+        raise StateError(f"{error}: {help_}") from error
+
+
+def save_state(clients: Clients, settings: ControllerSettings, new: ControllerState, etag: str | None) -> None:
+    """Write the state, unless it changed since it was read with ``etag`` (None: since it did not exist).
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+
+    Raises:
+        ConflictError: the object changed.
+    """
+    condition: dict[str, Any] = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+    key = _key(settings, state.FILE)
+    try:
+        clients.s3.put_object(
+            Bucket=settings.bucket,
+            Key=key,
+            Body=new.to_text().encode(),
+            ContentType="application/json",
+            **condition,
+        )
+    except ClientError as error:
+        if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
+            raise ConflictError(f"{key} was written by another tick") from error
+        raise
+
+
+def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
+    """Read the last person's request; None without one.
+
+    Raises:
+        FormatError: the object is not a request.
+    """
+    key = _key(settings, request.FILE)
+    try:
+        answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
+    except ClientError as error:
+        if _is_missing(error):
+            return None
+        raise
+    return request.read_request(answer["Body"].read().decode(errors="replace"), f"s3://{settings.bucket}/{key}")
+
+
+def load_reports(
+    clients: Clients, settings: ControllerSettings, known: Mapping[str, datetime | None], problems: list[str]
+) -> dict[str, NodeReport]:
+    """Read the reports that the nodes in ``known`` wrote since the time there.
+
+    An object that is no report (too large, archived, under a key of its own, not JSON) is added to ``problems``:
+    hostile code on one node must not stop the meter of all.
+    """
+    prefix = f"{_key(settings, report.FOLDER)}/"
+    reports = {}
+    pages = clients.s3.get_paginator("list_objects_v2").paginate(
+        Bucket=settings.bucket, Prefix=prefix, PaginationConfig={"MaxItems": REPORTS}
+    )
+    for entry in (entry for page in pages for entry in page.get("Contents", [])):
+        instance_id = entry["Key"].removeprefix(prefix).removesuffix(".json")
+        modified_at = to_seconds(entry["LastModified"])
+        if instance_id not in known or known[instance_id] == modified_at:
+            continue
+        place = f"s3://{settings.bucket}/{entry['Key']}"
+        try:
+            reports[instance_id] = read_report(_read_small(clients, settings, entry["Key"]), modified_at, place)
+        except (ValueError, RecursionError, ClientError) as error:
+            problems.append(f"{place} is not a report: {str(error)[:200]}")
+    return reports
+
+
+def _read_small(clients: Clients, settings: ControllerSettings, key: str) -> str:
+    body = clients.s3.get_object(Bucket=settings.bucket, Key=key)["Body"].read(REPORT_BYTES + 1)
+    if len(body) > REPORT_BYTES:
+        raise FormatError(f"the object has more than {REPORT_BYTES} bytes")
+    return body.decode()
+
+
+def _key(settings: ControllerSettings, name: str) -> str:
+    return f"{settings.control_prefix}/{name}"
+
+
+def _is_missing(error: ClientError) -> bool:
+    return error_code(error) in ("NoSuchKey", "404")

@@ -1,0 +1,84 @@
+"""Carry out actions on the Auto Scaling group, and publish a tick's metrics. No rule lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.ending import calls
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState
+from bootstrap.controller.actions import Action, SetGroup
+from bootstrap.controller.clients import Clients, error_code
+
+
+def carry_out(clients: Clients, settings: ControllerSettings, action: Action) -> None:
+    """Carry out one action; a repetition changes nothing.
+
+    Raises:
+        botocore.exceptions.ClientError: AWS refused a call.
+    """
+    if isinstance(action, SetGroup):
+        _set_group(clients, settings.group, action)
+        return
+    for operation, parameters in calls(
+        action, group=settings.group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
+    ):
+        try:
+            getattr(clients.autoscaling, operation)(**parameters)
+        except ClientError as error:
+            # The node, or its hook's timeout, was faster.
+            if error_code(error) != "ValidationError" or "No active Lifecycle Action" not in str(error):
+                raise
+
+
+def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
+    changes: dict[str, Any] = {}
+    if action.desired is not None:
+        changes["DesiredCapacity"] = action.desired
+    if changes and action == SetGroup(desired=action.desired):
+        clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **changes)
+        return
+    if action.min_size is not None and action.max_size is not None:
+        changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
+    if action.on_demand_base is not None:
+        # Only this part of the policy: with a launch template in the request, AWS checks the caller's permission to run
+        # instances and pass their role, and the controller has neither:
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
+        answer: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+        present = answer["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
+        changes["MixedInstancesPolicy"] = {
+            "InstancesDistribution": {**present, "OnDemandBaseCapacity": action.on_demand_base}
+        }
+    clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
+
+
+def publish_metrics(
+    clients: Clients, settings: ControllerSettings, state: ControllerState, before: ControllerState | None
+) -> None:
+    """Publish one minute's metrics; counts are of what is new since ``before``, so that sums over time are true."""
+    known = before if before and before.run_started_at == state.run_started_at else None
+
+    def new(count: Callable[[ControllerState], int]) -> int:
+        # Never below 0: unfit nodes are counted in a row.
+        return max(0, count(state) - (count(known) if known else 0))
+
+    metrics: dict[str, tuple[float, str]] = {
+        "SpentUsd": (state.spent_usd, "None"),
+        "UsdPerHour": (state.usd_per_hour, "None"),
+        "NodesInService": (state.nodes.in_service, "Count"),
+        "NodesWanted": (state.nodes.wanted, "Count"),
+        "Interruptions": (new(lambda state: state.interruptions), "Count"),
+        "RebalanceNotices": (new(lambda state: state.rebalance_notices), "Count"),
+        "FailedLaunches": (new(lambda state: state.failed_launches), "Count"),
+        "UnfitNodes": (new(lambda state: state.unfit_nodes), "Count"),
+    }
+    clients.cloudwatch.put_metric_data(
+        Namespace=settings.metric_namespace,
+        MetricData=[
+            {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
+            for name, (value, unit) in metrics.items()
+        ],
+    )

@@ -1,0 +1,46 @@
+"""boto3 clients of the controller, and how AWS's errors and times are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+if TYPE_CHECKING:
+    from mypy_boto3_autoscaling import AutoScalingClient
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_s3 import S3Client
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """boto3 clients of the stack's region."""
+
+    autoscaling: AutoScalingClient
+    ec2: EC2Client
+    s3: S3Client
+    sqs: Any
+    cloudwatch: Any
+
+    @classmethod
+    def create(cls, session: Any, region: str) -> Clients:
+        """Make clients of a boto3 session, whose calls end long before the function's time does."""
+        from botocore.config import Config
+
+        config = Config(
+            region_name=region, connect_timeout=3, read_timeout=8, retries={"mode": "standard", "max_attempts": 3}
+        )
+        names = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
+        return cls(**{name: session.client(name, config=config) for name in names})
+
+
+def error_code(error: ClientError) -> str:
+    """AWS's code of an error, like "NoSuchKey"."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def to_seconds(moment: datetime) -> datetime:
+    """Convert a time to UTC, to the second, as state.json holds it."""
+    return moment.astimezone(UTC).replace(microsecond=0)

@@ -1,0 +1,92 @@
+"""Gather a tick's observation from AWS. No rule lives here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.ending import Member
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import ControllerState
+from bootstrap.controller.activities import find_failed_launches, find_missed_machines, read_activities
+from bootstrap.controller.bucket import load_reports, load_request
+from bootstrap.controller.clients import Clients, to_seconds
+from bootstrap.controller.machines import read_machines
+from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
+from bootstrap.controller.observation import AutoScalingGroup, Observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """An observation and what remains to be done about it.
+
+    Attributes:
+        receipts: of the messages to delete once the state that counts them is written.
+        problems: objects, messages and prices that could not be read and are left out.
+    """
+
+    seen: Observation
+    receipts: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
+    """Read everything that the tick at ``now`` looks at.
+
+    Raises:
+        botocore.exceptions.ClientError: AWS refused a call: half of an observation decides nothing.
+    """
+    problems: list[str] = []
+    since = state.updated_at if state else None
+    # Notices first: an instance they name is then among the machines.
+    notices, receipts = receive_notices(clients, settings, problems)
+    group = read_group(clients, settings)
+    machines = read_machines(clients, settings, now, problems)
+    activities = read_activities(clients, settings, since, now) if group else []
+    missed = find_missed_machines(settings, activities, state, machines, now)
+    reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
+    if state:
+        reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
+    try:
+        request = load_request(clients, settings)
+    except FormatError as error:
+        # A request that cannot be read changes nothing.
+        problems.append(str(error))
+        request = state.request if state else None
+    seen = Observation(
+        group=group,
+        machines=machines,
+        missed=missed,
+        interrupted=frozenset(notices[INTERRUPTION]),
+        rebalanced=frozenset(notices[REBALANCE]),
+        reports=load_reports(clients, settings, reported_at, problems),
+        failed_launches=find_failed_launches(activities, since),
+        request=request,
+    )
+    return Gathered(seen=seen, receipts=tuple(receipts), problems=tuple(problems))
+
+
+def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:
+    """Describe the stack's group; None where there is none."""
+    answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
+    if not answer["AutoScalingGroups"]:
+        return None
+    group: Any = answer["AutoScalingGroups"][0]
+    distribution = group.get("MixedInstancesPolicy", {}).get("InstancesDistribution")
+    return AutoScalingGroup(
+        created_at=to_seconds(group["CreatedTime"]),
+        desired=group["DesiredCapacity"],
+        min_size=group["MinSize"],
+        max_size=group["MaxSize"],
+        on_demand_base=None if distribution is None else int(distribution.get("OnDemandBaseCapacity") or 0),
+        members=tuple(
+            Member(
+                instance_id=member["InstanceId"],
+                state=member["LifecycleState"],
+                protected=member["ProtectedFromScaleIn"],
+            )
+            for member in group["Instances"]
+        ),
+    )

@@ -1,0 +1,70 @@
+"""Update the state's instances from what a tick observes: dollars charged, interruptions and failures counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bootstrap.contract.ending import LEAVING
+from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
+from bootstrap.controller import meter
+from bootstrap.controller.observation import Tick
+
+
+def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
+    """Charge all instances, and count interruptions, notices, unfit nodes and failed launches."""
+    settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
+    state = meter.charge(settings, state, (*seen.machines, *seen.missed), seen.group, now)
+    in_service = set(seen.group.in_service) if seen.group else set()
+    leaving = set(seen.group.in_state(LEAVING)) if seen.group else set()
+    interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
+    missed = {machine.instance_id for machine in seen.missed}
+    instances: dict[str, MeteredInstance] = {}
+    passed = False
+    unfit = interruptions = rebalances = 0
+    for key, old in state.instances.items():
+        report = seen.reports.get(key)
+        new = old
+        # A report of another run is old: the node was there before the plan changed.
+        if report and report.run_id == settings.run_id:
+            new = replace(new, report=report.state, reported_at=report.modified_at)
+        new = replace(
+            new,
+            # Of a node that came and went between two ticks, its report proves that it served.
+            served=old.served or key in in_service or new.report not in (None, "unfit"),
+            interrupted=old.interrupted or key in interrupted,
+            rebalanced=old.rebalanced or key in seen.rebalanced,
+            leaving_since=(old.leaving_since or now) if key in leaving else None,
+        )
+        passed |= new.served and not old.served
+        interruptions += new.interrupted and not old.interrupted
+        rebalances += new.rebalanced and not old.rebalanced
+        ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
+        # Nodes end themselves during an outage, which is no failure.
+        if ended_now and not new.served and not new.interrupted and state.phase in UP and key not in missed:
+            unfit += 1
+        instances[key] = new
+    failures = seen.failed_launches
+    return replace(
+        state,
+        instances=instances,
+        # In a row: over weeks of replaced nodes, a bad one now and then is no sign of bad code.
+        unfit_nodes=(0 if passed else state.unfit_nodes) + unfit,
+        interruptions=state.interruptions + interruptions,
+        rebalance_notices=state.rebalance_notices + rebalances,
+        failed_launches=state.failed_launches + len(failures),
+        last_failure=failures[-1].message[:300] if failures else state.last_failure,
+        complete_since=(state.complete_since or now) if len(in_service) >= settings.node_count else None,
+    )
+
+
+def count_nodes(tick: Tick, state: ControllerState) -> NodeCounts:
+    """Count the group's members by state."""
+    group = tick.seen.group
+    if group is None:
+        return NodeCounts()
+    wanted = tick.settings.node_count if state.phase in UP else 0
+    if tick.settings.mode == "workers" and wanted:
+        wanted = group.desired
+    in_service, leaving = len(group.in_service), len(group.leaving)
+    pending = len(group.members) - in_service - leaving
+    return NodeCounts(wanted=wanted, in_service=in_service, pending=pending, terminating=leaving)

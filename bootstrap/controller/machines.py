@@ -1,0 +1,83 @@
+"""Read the stack's instances from EC2, with the spot market's prices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.controller.clients import Clients, to_seconds
+from bootstrap.controller.observation import Machine
+
+
+def read_machines(
+    clients: Clients, settings: ControllerSettings, now: datetime, problems: list[str]
+) -> tuple[Machine, ...]:
+    """Describe the group's instances, by the tag that Auto Scaling gives them; ended ones for about an hour.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
+    """
+    filters: Any = [{"Name": "tag:aws:autoscaling:groupName", "Values": [settings.group]}]
+    pages = clients.ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    instances: list[Any] = [
+        instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]
+    ]
+    spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
+    prices = _read_spot_prices(clients, sorted(spot), now, problems) if spot else {}
+    return tuple(_parse_machine(instance, prices) for instance in instances)
+
+
+def _read_spot_prices(
+    clients: Clients, types: list[str], now: datetime, problems: list[str]
+) -> dict[tuple[str, str], float]:
+    """Return USD per hour by zone name and instance type: a time range of no length has the prices in effect then.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
+    """
+    prices: dict[tuple[str, str], float] = {}
+    query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": now, "EndTime": now}
+    try:
+        for page in clients.ec2.get_paginator("describe_spot_price_history").paginate(**query):
+            for entry in page["SpotPriceHistory"]:
+                usd = float(entry["SpotPrice"])
+                if usd > 0:
+                    # The latest comes first.
+                    prices.setdefault((entry["AvailabilityZone"], entry["InstanceType"]), usd)
+    except ClientError as error:
+        # The plan's prices count instead.
+        problems.append(f"no spot prices: {error}")
+    return prices
+
+
+def _parse_machine(instance: Any, spot_prices: Mapping[tuple[str, str], float]) -> Machine:
+    state = instance["State"]["Name"]
+    lifecycle: Lifecycle = "on-demand"
+    usd_per_hour = None
+    if instance.get("InstanceLifecycle") in ("spot", "capacity-block"):
+        lifecycle = instance["InstanceLifecycle"]
+    if lifecycle == "spot":
+        zone = instance.get("Placement", {}).get("AvailabilityZone", "")
+        usd_per_hour = spot_prices.get((zone, instance["InstanceType"]))
+    return Machine(
+        instance_id=instance["InstanceId"],
+        instance_type=instance["InstanceType"],
+        lifecycle=lifecycle,
+        launched_at=to_seconds(instance["LaunchTime"]),
+        # AWS bills the hours of these two states only:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+        running=state in ("pending", "running"),
+        ended=state in ("shutting-down", "terminated"),
+        until=_parse_transition(instance.get("StateTransitionReason", "")),
+        reclaimed=instance.get("StateReason", {}).get("Code", "").startswith("Server.Spot"),
+        usd_per_hour=usd_per_hour,
+    )
+
+
+def _parse_transition(text: str) -> datetime | None:
+    """Return the time in "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none."""
+    match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", text)
+    return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None

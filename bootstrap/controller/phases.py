@@ -1,0 +1,162 @@
+"""Move a run from phase to phase (bootstrap/contract/state.py has their table), one step a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from bootstrap.contract.state import ENDED, PAUSES, UP, ControllerState
+from bootstrap.contract.timings import LEASE, TICK
+from bootstrap.controller.ends import is_ceiling_raised, must_end
+from bootstrap.controller.meter import hours
+from bootstrap.controller.observation import Tick
+from bootstrap.controller.runs import rest
+
+# Waits before the second, third... start of a gang that did not come together; then the run has failed.
+RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
+# A gang that held this long forgets the attempts before it.
+PROVEN = timedelta(minutes=30)
+
+
+def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
+    """Return the state one phase on; the same object where nothing changes."""
+    group, now = tick.seen.group, tick.now
+    if state.phase in ENDED:
+        return _revive(tick, state)
+    end = must_end(tick, state)
+    if end and state.phase == "draining" and state.after in PAUSES:
+        return replace(state, after=end[0], reason=end[1])
+    if end and state.phase in PAUSES:
+        return state.with_phase(*end, now)
+    if end and state.phase in UP:
+        return state.with_phase("draining", end[1], now, after=end[0])
+    if state.phase == "draining":
+        # Not after the drain: the state keeps no ceiling but the last tick's.
+        if state.after == "over-budget" and not end and is_ceiling_raised(tick.settings, state):
+            return replace(state, after="waiting", reason="the ceiling was raised")
+        if group and group.members:
+            return state
+        assert state.after is not None
+        return state.with_phase(state.after, state.reason, now, next_attempt_at=state.next_attempt_at)
+    if state.phase == "waiting":
+        return _start(tick, state)
+    if state.phase == "paused":
+        if not group or group.desired == 0:
+            return state
+        state = state.with_phase("waiting", "the group's desired size was raised from 0", now)
+        end = must_end(tick, state)
+        # A pause has no nodes, so the group's members are the gang's first.
+        return state.with_phase(*end, now) if end else _start(tick, state, adopt=True)
+    if tick.settings.mode == "workers":
+        # "starting" is of a stack whose nodes were a gang before.
+        return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
+    return _check_gang(tick, state)
+
+
+def _revive(tick: Tick, state: ControllerState) -> ControllerState:
+    """Start an ended run again where its reason to end is gone."""
+    request = tick.seen.request
+    reason = ""
+    if state.phase == "stopped" and (request is None or request.want == "run"):
+        return state.with_phase("waiting", "the request to stop is gone", tick.now)
+    if state.phase == "over-budget" and is_ceiling_raised(tick.settings, state):
+        reason = "the ceiling was raised"
+    elif state.phase == "block-ended":
+        # The run stays the same, and a block that was bought for it is paid from its start.
+        reason = "the plan has another Capacity Block, or needs none"
+    return state.with_phase("waiting", reason, tick.now) if reason and not must_end(tick, state) else state
+
+
+def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> ControllerState:
+    """Ask for all nodes where nothing stands against it; ``adopt`` keeps the members that are there."""
+    settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
+    if settings.block and now < settings.block.start:
+        return _wait(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
+    if group is None:
+        return _wait(state, f"there is no group {settings.group}: `pulumi up` makes it")
+    if group.members and not adopt:
+        return _wait(state, f"{len(group.members)} nodes of before are still ending")
+    if state.next_attempt_at and now < state.next_attempt_at:
+        return state
+    if settings.mode == "workers":
+        return state.with_phase("running", "the scaling policies decide how many workers run", now)
+    if group.max_size < count and not settings.scheduled:
+        return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
+    attempt = state.attempts + 1
+    return state.with_phase(
+        "starting",
+        f"{count} nodes asked for, attempt {attempt}",
+        now,
+        attempts=attempt,
+        attempt_started_at=now,
+        incomplete_since=None,
+    )
+
+
+def _wait(state: ControllerState, reason: str) -> ControllerState:
+    return state if state.reason == reason else replace(state, reason=reason)
+
+
+def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
+    """Keep a gang that starts or trains complete: all nodes, or within the window none."""
+    settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
+    if group is None:
+        return state
+    if group.desired == 0 and state.desired_seen > 0:
+        return _pause(tick, state)
+    in_service = len(group.in_service)
+    if in_service >= count:
+        if state.phase == "starting":
+            return state.with_phase(
+                "running", f"all {count} nodes are in service", now, attempt_started_at=None, incomplete_since=None
+            )
+        if state.incomplete_since:
+            return replace(state, incomplete_since=None, reason=f"all {count} nodes are in service again")
+        if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
+            return replace(state, attempts=0)
+        return state
+    since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
+    if since is None:
+        return replace(state, incomplete_since=now, reason=f"{in_service} of {count} nodes are in service")
+    # A tick early: the window is over before the next one.
+    if now - since + TICK > timedelta(seconds=settings.gang_window_s):
+        return _give_back(tick, state, in_service)
+    return state
+
+
+def _pause(tick: Tick, state: ControllerState) -> ControllerState:
+    """Follow a group whose size another hand set to 0."""
+    assert tick.seen.group
+    if tick.seen.group.created_at > state.updated_at:
+        # `pulumi destroy` in the middle of a run, and `pulumi up`: nobody wants a pause.
+        return rest(tick, replace(state, desired_seen=0), "the stack was deployed anew")
+    reason = "a schedule, or a person, set the group's size to 0"
+    silent = tick.now - state.updated_at
+    if silent > LEASE:
+        reason = (
+            f"the controller was silent for {hours(silent) * 60:.0f} minutes, so the nodes saved and ended "
+            "themselves: see its log group, then `gpufleet resume`"
+        )
+    return state.with_phase("draining", reason, tick.now, after="paused")
+
+
+def _give_back(tick: Tick, state: ControllerState, in_service: int) -> ControllerState:
+    """End an incomplete gang, whose waiting nodes are paid; try again later, or with on-demand nodes."""
+    settings, now = tick.settings, tick.now
+    reason = f"{in_service} of {settings.node_count} nodes within {settings.gang_window_s // 60} minutes"
+    if state.last_failure:
+        reason += f" (AWS: {state.last_failure})"
+    if settings.fallback_on_demand and not state.on_demand:
+        return state.with_phase(
+            "draining", f"{reason}: on-demand nodes instead", now, after="waiting", on_demand=True, attempts=0
+        )
+    # A block is paid whether it is used or not: only its end ends the attempts.
+    if settings.block:
+        next_attempt_at = now + RETRY_WAITS[0]
+    elif state.attempts > len(RETRY_WAITS):
+        reason += f", {state.attempts} times in a row: `gpufleet resume` tries again"
+        return state.with_phase("draining", reason, now, after="failed")
+    else:
+        next_attempt_at = now + RETRY_WAITS[max(0, state.attempts - 1)]
+    reason += f": the next attempt is at {next_attempt_at:%H:%M} UTC"
+    return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)

@@ -1,0 +1,91 @@
+"""Begin runs: on the first tick, when the settings name another run, and when a person asks to go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bootstrap.contract.state import ENDED, UP, ControllerState
+from bootstrap.controller.observation import Tick
+
+
+def first_state(tick: Tick) -> ControllerState:
+    """Return the state before the first tick; the stack is metered from when its group was made."""
+    born = min(tick.seen.group.created_at, tick.now) if tick.seen.group else tick.now
+    reason = "the first tick"
+    state = ControllerState(
+        run_id=tick.settings.run_id,
+        job=tick.settings.job,
+        phase="waiting",
+        reason=reason,
+        since=tick.now,
+        run_started_at=born,
+        updated_at=born,
+    )
+    return rest(tick, state, reason)
+
+
+def rest(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
+    """Keep no nodes until the next start is due; a scheduled gang waits for its schedule."""
+    if tick.settings.scheduled and tick.settings.mode == "training":
+        return state.with_phase("paused", f"{reason}; a schedule starts the nodes", tick.now)
+    return state.with_phase("waiting", reason, tick.now)
+
+
+def change_run(tick: Tick, state: ControllerState) -> ControllerState:
+    """Begin the run that the settings name, where it is another one."""
+    settings = tick.settings
+    if state.job != settings.job:
+        # The meter itself never goes back: instances of the old job are charged to their end.
+        state = replace(state, job=settings.job, earlier_usd=state.earlier_usd + state.spent_usd, spent_usd=0.0)
+    if state.run_id == settings.run_id:
+        return state
+    reason = f"run {settings.run_id} follows run {state.run_id}"
+    state = _begin(tick, replace(state, run_id=settings.run_id))
+    if settings.mode == "workers" and state.phase not in ENDED:
+        # Workers train alone: the group replaces them one after another.
+        return state
+    if tick.seen.group and tick.seen.group.members:
+        # Nodes of two versions never train together, so the old ones save their state and go.
+        after = "paused" if settings.scheduled else "waiting"
+        return state.with_phase("draining", reason, tick.now, after=after)
+    return rest(tick, state, reason)
+
+
+def obey(tick: Tick, state: ControllerState) -> ControllerState:
+    """Take in a new request to run; ``ends.must_end`` looks at one to stop in every tick."""
+    request, group = tick.seen.request, tick.seen.group
+    if request == state.request:
+        return state
+    state = replace(state, request=request)
+    if request is None or request.want != "run":
+        return state
+    reason = f"{request.by} asked to go on"
+    if state.phase in UP and group and group.desired == 0 < state.desired_seen:
+        # Asked during an outage, after the nodes had ended themselves: the run must not pause now.
+        return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
+    if state.phase == "paused":
+        return state.with_phase("waiting", reason, tick.now)
+    if state.phase in ENDED:
+        return _begin(tick, state).with_phase("waiting", reason, tick.now)
+    if state.phase == "draining" and state.after == "paused":
+        return replace(state, after="waiting", reason=reason)
+    if state.phase == "draining" and state.after in ENDED:
+        return replace(_begin(tick, state), after="waiting", reason=reason)
+    return state
+
+
+def _begin(tick: Tick, state: ControllerState) -> ControllerState:
+    """Reset the counts for a run that begins, or begins anew."""
+    return replace(
+        state,
+        # Reports of the run before do not count; reported_at stays, so that they are not read again.
+        instances={key: replace(instance, report=None) for key, instance in state.instances.items()},
+        run_started_at=tick.now,
+        attempts=0,
+        on_demand=False,
+        unfit_nodes=0,
+        failed_launches=0,
+        interruptions=0,
+        rebalance_notices=0,
+        last_failure="",
+    )
