@@ -6,13 +6,14 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import bundle, images
+from infra.component import ComponentArgs
 from infra.configuration import load
 from infra.controller import Controller, ControllerArgs
 from infra.fleet import Fleet, FleetArgs
 from infra.kubernetes.cluster import Cluster, ClusterArgs
 from infra.kubernetes.manifests import plan_digest
 from infra.naming import Names, tags
-from infra.network import Network, NetworkArgs
+from infra.network import Network
 from infra.observability import Observability, ObservabilityArgs
 from infra.scaling import Scaling, ScalingArgs
 from infra.security import Security, SecurityArgs
@@ -40,7 +41,7 @@ def main(*, starts_nodes: bool = True) -> None:
     labels = tags(settings.stack, plan.job.model, settings.tags)
     archive = bundle.build()
 
-    network = Network("network", NetworkArgs(settings=settings, names=names, tags=labels))
+    network = Network("network", ComponentArgs(settings=settings, names=names, tags=labels))
     security = Security(
         "security",
         SecurityArgs(

@@ -1,47 +1,46 @@
-"""Settings of the controller (bootstrap/contract/settings.py): the stack's names, its limits and its prices."""
+"""The controller's settings, from the plan and the stack's settings: names, limits and the prices of its meter."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
 
+from bootstrap.contract.settings import BlockTimes, ControllerSettings, Lifecycle
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
 from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan, Market, PurchaseOption
 
-# What the meter sees of an instance is its lifecycle; one in a reservation has none and reads as on-demand:
+# Lifecycle that EC2 shows the meter by purchase option; an instance in a reservation has none and reads as on-demand:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-LIFECYCLES: dict[PurchaseOption, str] = {
+LIFECYCLES: dict[PurchaseOption, Lifecycle] = {
     "on-demand": "on-demand",
     "spot": "spot",
     "reserved": "on-demand",
     "capacity-block": "capacity-block",
 }
-# What the meter counts of a NAT gateway from the stack's first hour to its last: itself 0.093, its address 0.005; the
-# dearest region the catalog has (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are
-# not counted: what goes through it nobody sees here.
+# NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
+# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted, as
+# the controller does not see them.
 NAT_USD_PER_HOUR = 0.093 + 0.005
-# What the meter counts of the cluster from the stack's first hour to its last: control plane 0.10, two t4g.small at
-# 0.0184 with 20 GiB of gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 as
-# the catalog has them (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21). GPU nodes outweigh it a hundredfold.
+# Kubernetes cluster, metered as long as the stack exists: control plane 0.10, two t4g.small at 0.0184 with 20 GiB of
+# gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 in the catalog
+# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21). GPU nodes outweigh it a hundredfold.
 CLUSTER_USD_PER_HOUR = 0.10 + SYSTEM_NODES * (0.0184 + SYSTEM_VOLUME_GIB * 0.088 / 730) + 3 * 0.011
 
 
 def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
-    """Price of a node by lifecycle and instance type, USD per hour, from the prices the plan was made with.
+    """Prices of a node by lifecycle and instance type, USD per hour, from the plan's prices.
 
     Raises:
-        ConfigError: the plan has nodes whose price it does not say: they could not be metered.
+        ConfigError: the plan lacks a price of its nodes: they could not be metered.
     """
     purchase = plan.purchase
     markets: list[Market]
     # A reservation without a price of its own is billed at the on-demand price.
     markets = ["owned-reservation", "reserved-1yr", "on-demand"] if purchase.option == "reserved" else [purchase.option]
-    by_lifecycle = {LIFECYCLES[purchase.option]: _first_priced(plan, markets)}
+    by_lifecycle: dict[str, dict[str, float]] = {LIFECYCLES[purchase.option]: _first_priced(plan, markets)}
     if purchase.on_demand_base or purchase.fallback == "on-demand":
         by_lifecycle["on-demand"] = _first_priced(plan, ("on-demand",))
     for lifecycle, by_type in by_lifecycle.items():
@@ -65,63 +64,56 @@ def _first_priced(plan: FleetPlan, markets: Sequence[Market]) -> dict[str, float
 
 
 def job_id(plan: FleetPlan) -> str:
-    """12 hex digits that name what is trained: another layout, code or budget goes on with the same meter."""
+    """12 hex digits that name the job: another layout, code or budget goes on with the same meter."""
     job = plan.job.model_dump(mode="json", exclude={"budget_usd", "deadline_hours"})
     return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def control_settings(
     settings: Settings, names: Names, *, bucket: str, queue_url: str, group: str, train_archive: str
-) -> dict[str, Any]:
-    """What the controller is told, as JSON: the fields of bootstrap/contract/settings.py.
+) -> ControllerSettings:
+    """Build the controller's settings.
 
     Raises:
         ConfigError: as ``node_prices``.
     """
     plan, scaling = settings.plan, settings.scaling
     cost, purchase = plan.cost_usd.breakdown, plan.purchase
-    hours = plan.hours.expected
-    gang = settings.mode == "training"
-    block = purchase.capacity_block
-    return {
-        "schema_version": 1,
-        "stack": names.stack,
-        "region": names.region,
-        "group": group,
-        "launch_hook": names.launch_hook,
-        "terminate_hook": names.terminate_hook,
-        "bucket": bucket,
-        "control_prefix": names.control_prefix,
-        "queue_url": queue_url,
-        "metric_namespace": names.metric_namespace,
-        "mode": settings.mode,
-        "run": settings.run_id(train_archive),
-        "job": job_id(plan),
-        "node_count": plan.node_count,
-        "min_nodes": settings.min_nodes,
-        "prices": node_prices(plan),
-        "volume_usd_per_node_hour": _rate(cost.volumes, hours * plan.node_count),
-        "fixed_usd_per_hour": _rate(cost.storage + cost.transfer + cost.head_node, hours)
+    hours, block = plan.hours.expected, plan.purchase.capacity_block
+    # The owner of an existing reservation pays for it, used or not.
+    makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
+    return ControllerSettings(
+        schema_version=1,
+        stack=names.stack,
+        region=names.region,
+        group=group,
+        launch_hook=names.launch_hook,
+        terminate_hook=names.terminate_hook,
+        bucket=bucket,
+        control_prefix=names.control_prefix,
+        queue_url=queue_url,
+        metric_namespace=names.metric_namespace,
+        mode=settings.mode,
+        run_id=settings.run_id(train_archive),
+        job=job_id(plan),
+        node_count=plan.node_count,
+        min_nodes=settings.min_nodes,
+        prices=node_prices(plan),
+        volume_usd_per_node_hour=_rate(cost.volumes, hours * plan.node_count),
+        fixed_usd_per_hour=_rate(cost.storage + cost.transfer + cost.head_node, hours)
         + (CLUSTER_USD_PER_HOUR if settings.platform == "eks" else 0.0)
         + (NAT_USD_PER_HOUR if settings.nat else 0.0),
-        # An existing reservation is paid by whoever made it, used or not.
-        "reserved_nodes": plan.node_count
-        if purchase.option == "reserved" and not purchase.capacity_reservation_id
-        else 0,
-        "ceiling_usd": settings.ceiling_usd,
-        "gang_window_s": settings.gang_window_s,
-        "drain_s": plan.terminate_timeout_s,
-        "fallback_on_demand": purchase.fallback == "on-demand",
-        "on_demand_base": purchase.on_demand_base,
-        "scheduled": bool(gang and scaling and scaling.schedules),
-        "block": {"start": _time(block.start), "end": _time(block.end)} if block else None,
-    }
+        reserved_nodes=plan.node_count if makes_reservation else 0,
+        ceiling_usd=settings.ceiling_usd,
+        gang_window_s=settings.gang_window_s,
+        drain_s=plan.terminate_timeout_s,
+        fallback_on_demand=purchase.fallback == "on-demand",
+        on_demand_base=purchase.on_demand_base,
+        scheduled=bool(settings.mode == "training" and scaling and scaling.schedules),
+        block=BlockTimes(start=block.start, end=block.end) if block else None,
+    )
 
 
 def _rate(usd: float, hours: float) -> float:
-    # Nine digits: of dollars per hour, less than anybody can be billed.
+    # Nine digits of dollars per hour: less than anybody can be billed.
     return round(usd / hours, 9)
-
-
-def _time(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

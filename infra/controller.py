@@ -9,24 +9,22 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.codec import to_json
+from bootstrap.contract.settings import VARIABLE
 from infra import bundle, policies
+from infra.component import Component, ComponentArgs
 from infra.control_settings import control_settings
-from infra.naming import Names
-from infra.observability import LOG_RETENTION_DAYS
-from infra.settings import Settings
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
 TIMEOUT_S = 55
+# bootstrap.contract.timings.TICK, in EventBridge's words.
 SCHEDULE = "rate(1 minute)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerArgs:
-    """What is controlled, and where its state is."""
+class ControllerArgs(ComponentArgs):
+    """Arguments of Controller: the group it controls, and the places of its state and events."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     key_arn: pulumi.Input[str]
     bucket: pulumi.Input[str]
     queue_url: pulumi.Input[str]
@@ -34,7 +32,7 @@ class ControllerArgs:
     train_archive: pulumi.Input[str]
 
 
-class Controller(pulumi.ComponentResource):
+class Controller(Component):
     """The function with its role, log group and schedule.
 
     The schedule comes last and goes first: the function finds everything it needs, and nothing starts nodes while the
@@ -42,62 +40,35 @@ class Controller(pulumi.ComponentResource):
     """
 
     def __init__(self, name: str, args: ControllerArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Controller", name, None, opts)
+        super().__init__(name, args, opts)
         self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
-        self._name = f"{args.names.prefix}-controller"
-        role, permissions = self._role()
-        function = self._function(role, permissions)
-        self._schedule(function)
+        self._name = f"{self._prefix}-controller"
+        self._schedule(self._function())
         self.register_outputs({})
 
-    def _role(self) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        args = self._args
-        role = aws.iam.Role(
-            self._name,
-            name=args.names.controller_role,
-            assume_role_policy=json.dumps(policies.assume_role("lambda.amazonaws.com")),
-            tags=args.tags,
-            opts=self._own,
+    def _function(self) -> aws.lambda_.Function:
+        args, names = self._args, self._names
+        role = self._role(self._name, policies.assume_role("lambda.amazonaws.com"), physical=names.controller_role)
+        policy = pulumi.Output.from_input(args.key_arn).apply(
+            lambda arn: json.dumps(policies.controller_policy(names, key_arn=arn))
         )
-        permissions = aws.iam.RolePolicy(
-            self._name,
-            role=role.name,
-            policy=pulumi.Output.from_input(args.key_arn).apply(
-                lambda arn: json.dumps(policies.controller_policy(args.names, key_arn=arn))
-            ),
-            opts=self._own,
-        )
-        return role, permissions
-
-    def _function(self, role: aws.iam.Role, permissions: aws.iam.RolePolicy) -> aws.lambda_.Function:
-        args, names = self._args, self._args.names
+        permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
-        archive = aws.s3.BucketObjectv2(
+        archive = self._object(
             self._name,
-            bucket=args.bucket,
             # By its digest, so that changed code is a changed key, which makes Lambda take it.
-            key=f"{names.bootstrap_prefix}/controller-{code.sha256}.zip",
+            f"{names.bootstrap_prefix}/controller-{code.sha256}.zip",
+            bucket=args.bucket,
+            key_arn=args.key_arn,
             content_base64=base64.b64encode(code.content).decode(),
             content_type="application/zip",
-            server_side_encryption="aws:kms",
-            kms_key_id=args.key_arn,
             bucket_key_enabled=True,
-            tags=args.tags,
-            opts=self._own,
         )
-        # Lambda would make it itself, unencrypted and kept for ever.
-        log_group = aws.cloudwatch.LogGroup(
-            self._name,
-            name=names.controller_log_group,
-            kms_key_id=args.key_arn,
-            retention_in_days=LOG_RETENTION_DAYS,
-            tags=args.tags,
-            opts=self._own,
-        )
+        # Lambda would make the log group itself, unencrypted and kept for ever.
+        log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
 
         def variable(known: dict[str, str]) -> str:
-            return json.dumps(control_settings(args.settings, names, **known), separators=(",", ":"))
+            return json.dumps(to_json(control_settings(args.settings, names, **known)), separators=(",", ":"))
 
         known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
             bucket=args.bucket, queue_url=args.queue_url, group=args.group_name, train_archive=args.train_archive
@@ -114,17 +85,16 @@ class Controller(pulumi.ComponentResource):
             memory_size=256,
             timeout=TIMEOUT_S,
             role=role.arn,
-            environment=aws.lambda_.FunctionEnvironmentArgs(variables={"GPUFLEET_CONTROL": known.apply(variable)}),
+            environment=aws.lambda_.FunctionEnvironmentArgs(variables={VARIABLE: known.apply(variable)}),
             kms_key_arn=args.key_arn,
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=log_group.name),
-            tags=args.tags,
+            tags=self._tags,
             # Lambda tries the role out when it makes the function.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[permissions]),
+            opts=self._after(permissions),
         )
 
     def _schedule(self, function: aws.lambda_.Function) -> None:
-        args, names = self._args, self._args.names
-        # The next tick makes up for a failed one; two of the same minute would only be in each other's way.
+        # The next tick makes up for a failed one; two ticks of the same minute would only be in each other's way.
         retries = aws.lambda_.FunctionEventInvokeConfig(
             self._name,
             function_name=function.name,
@@ -134,10 +104,10 @@ class Controller(pulumi.ComponentResource):
         )
         rule = aws.cloudwatch.EventRule(
             self._name,
-            name=names.rule("controller"),
+            name=self._names.rule("controller"),
             description="Runs the controller every minute",
             schedule_expression=SCHEDULE,
-            tags=args.tags,
+            tags=self._tags,
             opts=self._own,
         )
         permission = aws.lambda_.Permission(
@@ -146,12 +116,7 @@ class Controller(pulumi.ComponentResource):
             function=function.name,
             principal="events.amazonaws.com",
             source_arn=rule.arn,
-            source_account=names.account_id,
+            source_account=self._names.account_id,
             opts=self._own,
         )
-        aws.cloudwatch.EventTarget(
-            self._name,
-            rule=rule.name,
-            arn=function.arn,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[retries, permission]),
-        )
+        aws.cloudwatch.EventTarget(self._name, rule=rule.name, arn=function.arn, opts=self._after(retries, permission))

@@ -12,8 +12,8 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
+from infra.component import Component, ComponentArgs
 from infra.kubernetes import constants as kubernetes
-from infra.naming import Names
 from infra.settings import ConfigError, Settings
 from optimizer.plan import INTERFACE_ENDPOINTS
 
@@ -86,16 +86,7 @@ def _zones_of_account() -> dict[str, Zone]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkArgs:
-    """What the network is for."""
-
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
-
-
-class Network(pulumi.ComponentResource):
+class Network(Component):
     """VPC with private subnets and endpoints, or an existing one; and the placement group.
 
     Attributes:
@@ -108,11 +99,9 @@ class Network(pulumi.ComponentResource):
         placement_group: cluster placement group; None for a lone node.
     """
 
-    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Network", name, None, opts)
+    def __init__(self, name: str, args: ComponentArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(name, args, opts)
         settings = args.settings
-        self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
         self.own_vpc_id: pulumi.Output[str] | None = None
@@ -132,31 +121,31 @@ class Network(pulumi.ComponentResource):
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
 
     def _create(self, zones: list[Zone]) -> None:
-        args, plan, eks = self._args, self._args.settings.plan, self._args.settings.platform == "eks"
-        prefix, tags = args.names.prefix, args.tags
+        settings, prefix, tags = self._settings, self._prefix, self._tags
+        plan, eks = settings.plan, settings.platform == "eks"
         endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
         # Only a node's first interface has an address (the other EFA cards are efa-only), twice over for replacements
         # that start while their predecessors stop; endpoints take one each in the first subnet.
         nodes = 2 * plan.node_count
         addresses = (nodes + kubernetes.SYSTEM_NODES) * kubernetes.NODE_ADDRESSES if eks else nodes
-        ranges = subnet_ranges(args.settings.vpc_cidr, ZONES, addresses + len(endpoints))
+        ranges = subnet_ranges(settings.vpc_cidr, ZONES, addresses + len(endpoints))
         # Always all, so that turning the gateway or the platform changes no other subnet's range.
-        services = service_ranges(args.settings.vpc_cidr, ZONES, 2 * ZONES)
+        services = service_ranges(settings.vpc_cidr, ZONES, 2 * ZONES)
         nat_ranges, control_plane_ranges = services[:ZONES], services[ZONES:]
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
-            cidr_block=str(args.settings.vpc_cidr),
+            cidr_block=str(settings.vpc_cidr),
             # Both are needed for the endpoints' private names.
             enable_dns_support=True,
             enable_dns_hostnames=True,
-            tags={**tags, "Name": prefix},
+            tags=self._named(prefix),
             opts=self._own,
         )
         self.vpc_id = self.own_vpc_id = vpc.id
         # A VPC's default group lets its members talk to each other and out; adopted without rules, it lets nothing.
         aws.ec2.DefaultSecurityGroup(f"{prefix}-default-group", vpc_id=vpc.id, tags=tags, opts=self._own)
         routes = aws.ec2.RouteTable(
-            f"{prefix}-private", vpc_id=vpc.id, tags={**tags, "Name": f"{prefix}-private"}, opts=self._own
+            f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
         )
         self.subnet_ids = [self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes) for zone in zones]
         if eks:
@@ -164,7 +153,7 @@ class Network(pulumi.ComponentResource):
                 self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)
                 for zone in control_plane_zones(zones[0])
             ]
-        if args.settings.nat:
+        if settings.nat:
             self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints)
@@ -172,14 +161,14 @@ class Network(pulumi.ComponentResource):
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
     ) -> pulumi.Output[str]:
-        prefix = self._args.names.prefix
+        prefix = self._prefix
         subnet = aws.ec2.Subnet(
             f"{prefix}-{name}",
             vpc_id=self.vpc_id,
             availability_zone=zone.name,
             cidr_block=str(addresses),
             map_public_ip_on_launch=False,
-            tags={**self._args.tags, "Name": f"{prefix}-{name}"},
+            tags=self._named(f"{prefix}-{name}"),
             opts=self._own,
         )
         aws.ec2.RouteTableAssociation(f"{prefix}-{name}", subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
@@ -191,12 +180,12 @@ class Network(pulumi.ComponentResource):
         One gateway, in the fleet's first zone: a lone node in another zone pays for crossing over, and a second gateway
         would cost more. AWS's own services stay on the endpoints, whose routes and names come first.
         """
-        prefix, tags, vpc_id = self._args.names.prefix, self._args.tags, self.vpc_id
+        prefix, vpc_id = self._prefix, self.vpc_id
         internet = aws.ec2.InternetGateway(
-            f"{prefix}-internet", vpc_id=vpc_id, tags={**tags, "Name": prefix}, opts=self._own
+            f"{prefix}-internet", vpc_id=vpc_id, tags=self._named(prefix), opts=self._own
         )
         public = aws.ec2.RouteTable(
-            f"{prefix}-public-routes", vpc_id=vpc_id, tags={**tags, "Name": f"{prefix}-public"}, opts=self._own
+            f"{prefix}-public-routes", vpc_id=vpc_id, tags=self._named(f"{prefix}-public"), opts=self._own
         )
         out = aws.ec2.Route(
             f"{prefix}-public-routes",
@@ -208,17 +197,17 @@ class Network(pulumi.ComponentResource):
         address = aws.ec2.Eip(
             f"{prefix}-nat-address",
             domain="vpc",
-            tags={**tags, "Name": f"{prefix}-nat"},
+            tags=self._named(f"{prefix}-nat"),
             # The internet gateway cannot be detached while the VPC has a public address, so it goes last.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
+            opts=self._after(internet),
         )
         gateway = aws.ec2.NatGateway(
             f"{prefix}-nat",
             allocation_id=address.id,
             subnet_id=self._subnet("public", zone, addresses, public),
-            tags={**tags, "Name": prefix},
+            tags=self._named(prefix),
             # In another zone it is another gateway, and two cannot have the one address.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[out], delete_before_replace=True),
+            opts=self._after(out, delete_before_replace=True),
         )
         aws.ec2.Route(
             f"{prefix}-private",
@@ -229,25 +218,23 @@ class Network(pulumi.ComponentResource):
         )
 
     def _gateway_endpoint(self, routes: aws.ec2.RouteTable) -> None:
-        settings = self._args.settings
+        settings = self._settings
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = self._endpoint(
             "s3",
-            policies.s3_endpoint_policy(
-                self._args.names, image_layers=settings.platform == "eks", internet=settings.nat
-            ),
+            policies.s3_endpoint_policy(self._names, image_layers=settings.platform == "eks", internet=settings.nat),
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
         )
         self.s3_prefix_list_id = s3.prefix_list_id
 
     def _interface_endpoints(self, services: tuple[str, ...]) -> None:
-        prefix, tags = self._args.names.prefix, self._args.tags
+        prefix, tags = self._prefix, self._tags
         group = aws.ec2.SecurityGroup(
             f"{prefix}-endpoints",
             description="Interface endpoints: HTTPS from inside the VPC",
             vpc_id=self.vpc_id,
-            tags={**tags, "Name": f"{prefix}-endpoints"},
+            tags=self._named(f"{prefix}-endpoints"),
             opts=self._own,
         )
         aws.vpc.SecurityGroupIngressRule(
@@ -257,7 +244,7 @@ class Network(pulumi.ComponentResource):
             ip_protocol="tcp",
             from_port=443,
             to_port=443,
-            cidr_ipv4=str(self._args.settings.vpc_cidr),
+            cidr_ipv4=str(self._settings.vpc_cidr),
             tags=tags,
             opts=self._own,
         )
@@ -265,7 +252,7 @@ class Network(pulumi.ComponentResource):
         for service in services:
             self._endpoint(
                 service,
-                policies.interface_endpoint_policy(self._args.names, service),
+                policies.interface_endpoint_policy(self._names, service),
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
                 # One subnet serves the whole VPC: a second would double the hourly price for the same few calls.
@@ -274,23 +261,21 @@ class Network(pulumi.ComponentResource):
             )
 
     def _endpoint(self, service: str, policy: dict[str, Any], **arguments: Any) -> aws.ec2.VpcEndpoint:
-        names = self._args.names
+        names = self._names
         return aws.ec2.VpcEndpoint(
             f"{names.prefix}-{service}",
             vpc_id=self.vpc_id,
             service_name=f"com.amazonaws.{names.region}.{service}",
             policy=json.dumps(policy),
-            tags={**self._args.tags, "Name": f"{names.prefix}-{service}"},
+            tags=self._named(f"{names.prefix}-{service}"),
             opts=self._own,
             **arguments,
         )
 
     def _placement_group(self) -> aws.ec2.PlacementGroup | None:
-        args = self._args
+        settings = self._settings
         # An existing reservation may belong to a placement group of its owner's; instances of another group could not
         # use it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
-        if not args.settings.gang or args.settings.plan.purchase.capacity_reservation_id:
+        if not settings.gang or settings.plan.purchase.capacity_reservation_id:
             return None
-        return aws.ec2.PlacementGroup(
-            f"{args.names.prefix}-cluster", strategy="cluster", tags=args.tags, opts=self._own
-        )
+        return aws.ec2.PlacementGroup(f"{self._prefix}-cluster", strategy="cluster", tags=self._tags, opts=self._own)

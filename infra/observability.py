@@ -11,13 +11,12 @@ import pulumi_aws as aws
 
 from infra import dashboard, policies
 from infra.alarms import Alarm, alarms
+from infra.component import Component, ComponentArgs
 from infra.naming import PROJECT, Names
-from infra.settings import Settings
 
 # A two-minute notice is worthless tomorrow; what could not be handled is kept for whoever looks into it.
 EVENT_RETENTION_S = 86_400
 DEAD_RETENTION_S = 14 * 86_400
-LOG_RETENTION_DAYS = 30
 # Nodes on Nitro are looked at every minute in any case, and the records cost by the GB:
 # https://docs.aws.amazon.com/vpc/latest/userguide/flow-log-records.html
 FLOW_LOG_INTERVAL_S = 600
@@ -72,17 +71,14 @@ def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[s
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservabilityArgs:
+class ObservabilityArgs(ComponentArgs):
     """What is observed and who is told."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     key_arn: pulumi.Input[str]
     own_vpc_id: pulumi.Output[str] | None
 
 
-class Observability(pulumi.ComponentResource):
+class Observability(Component):
     """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms if there is an address.
 
     Attributes:
@@ -91,11 +87,10 @@ class Observability(pulumi.ComponentResource):
     """
 
     def __init__(self, name: str, args: ObservabilityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Observability", name, None, opts)
+        super().__init__(name, args, opts)
         self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
         names, tags = args.names, args.tags
-        log_group = self._log_group("nodes", names.log_group)
+        log_group = self._log_group(f"{self._prefix}-nodes", names.log_group, args.key_arn)
         if args.own_vpc_id is not None:
             self._flow_log(args.own_vpc_id)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
@@ -133,7 +128,7 @@ class Observability(pulumi.ComponentResource):
     def _queue(
         self, name: str, physical: str, retention_s: int, *, dead_letter_arn: pulumi.Output[str] | None = None
     ) -> aws.sqs.Queue:
-        names = self._args.names
+        names = self._names
         redrive = None
         if dead_letter_arn is not None:
             redrive = dead_letter_arn.apply(lambda arn: json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5}))
@@ -148,12 +143,12 @@ class Observability(pulumi.ComponentResource):
             receive_wait_time_seconds=20,
             visibility_timeout_seconds=60,
             redrive_policy=redrive,
-            tags=self._args.tags,
+            tags=self._tags,
             opts=self._own,
         )
 
     def _alarms(self) -> None:
-        args, names, tags = self._args, self._args.names, self._args.tags
+        args, names, tags = self._args, self._names, self._tags
         topic = aws.sns.Topic(f"{names.prefix}-alarms", kms_master_key_id=args.key_arn, tags=tags, opts=self._own)
         aws.sns.TopicPolicy(
             f"{names.prefix}-alarms",
@@ -172,7 +167,7 @@ class Observability(pulumi.ComponentResource):
             self._alarm(alarm, topic.arn)
 
     def _alarm(self, alarm: Alarm, topic_arn: pulumi.Output[str]) -> None:
-        prefix, lone = self._args.names.prefix, None if alarm.expression else next(iter(alarm.metrics.values()))
+        prefix, lone = self._names.prefix, None if alarm.expression else next(iter(alarm.metrics.values()))
         queries = [
             aws.cloudwatch.MetricAlarmMetricQueryArgs(
                 id=name,
@@ -205,7 +200,7 @@ class Observability(pulumi.ComponentResource):
             treat_missing_data=alarm.without_data,
             alarm_actions=[topic_arn],
             ok_actions=[topic_arn],
-            tags=self._args.tags,
+            tags=self._tags,
             opts=self._own,
         )
 
@@ -217,7 +212,7 @@ class Observability(pulumi.ComponentResource):
         activated as a cost allocation tag:
         https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html
         """
-        args, names = self._args, self._args.names
+        args, names = self._args, self._names
         limit = args.settings.ceiling_usd or args.settings.plan.cost_usd.p95
         aws.budgets.Budget(
             f"{names.prefix}-budget",
@@ -245,32 +240,14 @@ class Observability(pulumi.ComponentResource):
             opts=self._own,
         )
 
-    def _log_group(self, name: str, physical: str) -> aws.cloudwatch.LogGroup:
-        return aws.cloudwatch.LogGroup(
-            f"{self._args.names.prefix}-{name}",
-            name=physical,
-            kms_key_id=self._args.key_arn,
-            retention_in_days=LOG_RETENTION_DAYS,
-            tags=self._args.tags,
-            opts=self._own,
-        )
-
     def _flow_log(self, vpc_id: pulumi.Output[str]) -> None:
-        names, tags = self._args.names, self._args.tags
-        group = self._log_group("flow", names.flow_log_group)
-        role = aws.iam.Role(
-            f"{names.prefix}-flow",
-            description=f"Flow logs of gpufleet stack {names.stack}",
-            assume_role_policy=json.dumps(policies.flow_log_trust(names)),
-            tags=tags,
-            opts=self._own,
+        names, tags = self._names, self._tags
+        group = self._log_group(f"{self._prefix}-flow", names.flow_log_group, self._args.key_arn)
+        name = f"{self._prefix}-flow"
+        role = self._role(
+            name, policies.flow_log_trust(names), description=f"Flow logs of gpufleet stack {names.stack}"
         )
-        policy = aws.iam.RolePolicy(
-            f"{names.prefix}-flow",
-            role=role.name,
-            policy=json.dumps(policies.flow_log_policy(names)),
-            opts=self._own,
-        )
+        policy = self._role_policy(name, role, json.dumps(policies.flow_log_policy(names)))
         aws.ec2.FlowLog(
             f"{names.prefix}-flow",
             vpc_id=vpc_id,
@@ -280,5 +257,5 @@ class Observability(pulumi.ComponentResource):
             iam_role_arn=role.arn,
             max_aggregation_interval=FLOW_LOG_INTERVAL_S,
             tags={**tags, "Name": names.prefix},
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+            opts=self._after(policy),
         )

@@ -1,7 +1,7 @@
-"""What changes the size of the group besides the controller: policies on a metric, and scheduled actions.
+"""Scaling of the group beside the controller: policies on a metric, and scheduled actions.
 
-Policies are for workers only. A training gang has one size, and either runs whole or not at all; scheduled actions may
-pause it and bring it back, which the controller sees and carries out with a checkpoint first.
+Policies are for workers only. A training gang runs whole or not at all; scheduled actions may pause it and bring it
+back, which the controller carries out with a checkpoint first.
 """
 
 from __future__ import annotations
@@ -14,54 +14,50 @@ import pulumi_aws as aws
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from infra import clock
-from infra.naming import Names
-from infra.settings import Queue, Settings
+from infra.component import Component, ComponentArgs
+from infra.settings import Queue
 
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"
 PERIOD_S = 60
-# A node more costs a launch of minutes, so one look at the queue is not enough; a node less, what it is working on.
+# A node more costs a launch of minutes, so one look at the queue is not enough; a node less loses its work.
 UP_AFTER_MINUTES = 2
 DOWN_AFTER_MINUTES = 15
-# "Leave it as it is" to the provider, whose default is 0.
+# Tells the provider to leave a size as it is; its default is 0.
 UNCHANGED = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingArgs:
-    """What is scaled, and by what."""
+class ScalingArgs(ComponentArgs):
+    """Arguments of Scaling."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     group_name: pulumi.Input[str]
 
 
 def steps(nodes: int) -> list[int]:
-    """How many nodes at once: 1, 2, 4 and so on, and at last all ``nodes``; 11 steps for 1000 nodes, AWS takes 20.
+    """Sizes of a step, in nodes: 1, 2, 4 and so on, and at last all ``nodes``; 11 steps for 1000 nodes, AWS takes 20.
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
     """
-    found = [1]
-    while found[-1] < nodes:
-        found.append(min(2 * found[-1], nodes))
-    return found
+    sizes = [1]
+    while sizes[-1] < nodes:
+        sizes.append(min(2 * sizes[-1], nodes))
+    return sizes
 
 
-class Scaling(pulumi.ComponentResource):
+class Scaling(Component):
     """Target tracking on GPU utilisation, step scaling on the depth of a queue, and scheduled actions."""
 
     def __init__(self, name: str, args: ScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Scaling", name, None, opts)
-        self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
-        wanted = args.settings.scaling
-        if wanted:
-            if wanted.gpu_utilization_percent is not None:
-                self._track_utilization(wanted.gpu_utilization_percent)
-            if wanted.queue:
-                self._follow(wanted.queue)
-            for number, schedule in enumerate(wanted.schedules, start=1):
+        super().__init__(name, args, opts)
+        self._group_name = args.group_name
+        scaling = args.settings.scaling
+        if scaling:
+            if scaling.gpu_utilization_percent is not None:
+                self._track_utilization(scaling.gpu_utilization_percent)
+            if scaling.queue:
+                self._follow_queue(scaling.queue)
+            for number, schedule in enumerate(scaling.schedules, start=1):
                 self._schedule(
                     f"schedule-{number}", schedule.nodes, recurrence=schedule.cron, time_zone=schedule.timezone
                 )
@@ -69,44 +65,42 @@ class Scaling(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _track_utilization(self, percent: float) -> None:
-        """Add nodes above ``percent``, take them below.
+        """Add nodes above ``percent``, the mean over the nodes in service, and take nodes below.
 
-        The mean over the nodes in service. A new node counts only after the group's warm-up, as its idle GPUs would ask
-        for fewer nodes while it loads. Without any node there is no metric and the group stays at its size, hence the
-        refusal of a minimum of 0 (config.py); a silent node does not count, as its missing data says nothing:
+        A new node counts only after the group's warm-up, as its idle GPUs would ask for fewer nodes while it loads.
+        Without any node there is no metric and the group stays at its size, so a minimum of 0 is refused
+        (refusals/scaling.py). A silent node does not count:
         https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
         """
-        names = self._args.names
         aws.autoscaling.Policy(
-            f"{names.prefix}-gpu-utilization",
-            autoscaling_group_name=self._args.group_name,
+            f"{self._prefix}-gpu-utilization",
+            autoscaling_group_name=self._group_name,
             policy_type="TargetTrackingScaling",
             target_tracking_configuration=aws.autoscaling.PolicyTargetTrackingConfigurationArgs(
                 target_value=percent,
                 customized_metric_specification=(
                     aws.autoscaling.PolicyTargetTrackingConfigurationCustomizedMetricSpecificationArgs(
-                        namespace=names.metric_namespace, metric_name=GPU_UTILIZATION, statistic="Average"
+                        namespace=self._names.metric_namespace, metric_name=GPU_UTILIZATION, statistic="Average"
                     )
                 ),
             ),
             opts=self._own,
         )
 
-    def _follow(self, queue: Queue) -> None:
-        """As many nodes as the queue's messages are worth, those that are being worked on too.
+    def _follow_queue(self, queue: Queue) -> None:
+        """Keep a node for every messagesPerNode messages of the queue, waiting or being worked on.
 
-        The alarms look at the nodes that lack: messages / messagesPerNode, rounded up, less the group's desired size.
-        Not less the nodes in service, which come minutes later: the group would grow again each minute. And not the
-        waiting messages alone: none waits where each node works on one, and no node may go then.
+        The alarms look at the missing nodes: messages / messagesPerNode, rounded up, less the group's desired size.
+        Nodes in service come minutes later: with their number the group would grow again each minute. Waiting messages
+        alone would end nodes that work: none waits where each node works on one.
         """
-        nodes = self._args.settings.plan.node_count
-        found = steps(nodes)
-        self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES, found)
-        self._step("queue-down", queue, "LessThanOrEqualToThreshold", -1, DOWN_AFTER_MINUTES, found)
+        sizes = steps(self._settings.plan.node_count)
+        self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES, sizes)
+        self._step("queue-down", queue, "LessThanOrEqualToThreshold", -1, DOWN_AFTER_MINUTES, sizes)
 
     def _step(self, name: str, queue: Queue, comparison: str, sign: int, minutes: int, sizes: list[int]) -> None:
-        """Policy and alarm for one direction; ``sign`` is 1 for nodes that lack, -1 for nodes too many."""
-        args, prefix = self._args, self._args.names.prefix
+        """Policy and alarm for one direction; ``sign`` is 1 for missing nodes, -1 for nodes too many."""
+        prefix = self._prefix
         adjustments = []
         for size, following in zip(sizes, [*sizes[1:], None], strict=True):
             # Bounds are relative to the alarm's threshold, one node.
@@ -121,7 +115,7 @@ class Scaling(pulumi.ComponentResource):
             )
         policy = aws.autoscaling.Policy(
             f"{prefix}-{name}",
-            autoscaling_group_name=args.group_name,
+            autoscaling_group_name=self._group_name,
             policy_type="StepScaling",
             adjustment_type="ChangeInCapacity",
             metric_aggregation_type="Average",
@@ -144,14 +138,14 @@ class Scaling(pulumi.ComponentResource):
                 _metric("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue.name}),
                 _metric("working", "AWS/SQS", "ApproximateNumberOfMessagesNotVisible", {"QueueName": queue.name}),
                 _metric(
-                    "desired", "AWS/AutoScaling", "GroupDesiredCapacity", {"AutoScalingGroupName": args.names.group}
+                    "desired", "AWS/AutoScaling", "GroupDesiredCapacity", {"AutoScalingGroupName": self._names.group}
                 ),
             ],
-            # Nothing is known, so nothing changes. SQS is silent for a queue that nobody touched for six hours:
+            # Without data nothing changes. SQS is silent for a queue that nobody touched for six hours:
             # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-monitoring-using-cloudwatch.html
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=args.tags,
+            tags=self._tags,
             opts=self._own,
         )
 
@@ -164,11 +158,11 @@ class Scaling(pulumi.ComponentResource):
         time_zone: str | None = None,
         start_time: str | None = None,
     ) -> None:
-        prefix = self._args.names.prefix
+        prefix = self._prefix
         aws.autoscaling.Schedule(
             f"{prefix}-{name}",
             scheduled_action_name=f"{prefix}-{name}",
-            autoscaling_group_name=self._args.group_name,
+            autoscaling_group_name=self._group_name,
             desired_capacity=nodes,
             min_size=UNCHANGED,
             max_size=UNCHANGED,
@@ -179,16 +173,16 @@ class Scaling(pulumi.ComponentResource):
         )
 
     def _drain_before_the_block_ends(self) -> None:
-        """A second line of defence: the controller drains the fleet some minutes earlier."""
-        plan = self._args.settings.plan
+        """Drain the fleet before the block's end, should the controller not have done so some minutes earlier."""
+        plan = self._settings.plan
         block = plan.purchase.capacity_block
         if block is None:
             return
-        # Its hook ends before AWS ends the node.
-        at = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
+        # The terminate hook ends before AWS ends the node.
+        moment = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
         # Auto Scaling takes no time in the past, and forgets an action that has run.
-        if at > clock.now():
-            self._schedule("block-end", 0, start_time=f"{at:%Y-%m-%dT%H:%M:%SZ}")
+        if moment > clock.now():
+            self._schedule("block-end", 0, start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def _metric(

@@ -1,4 +1,4 @@
-"""Who may do what: the stack's key, the nodes' role, and the security group EFA needs."""
+"""The stack's key, the nodes' role and instance profile, and the security group that EFA needs."""
 
 from __future__ import annotations
 
@@ -9,41 +9,35 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.naming import Names
-from infra.settings import Settings
+from infra.component import Component, ComponentArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecurityArgs:
-    """What the security resources guard."""
+class SecurityArgs(ComponentArgs):
+    """Arguments of Security; an existing VPC has no endpoint group and no prefix list."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     vpc_id: pulumi.Input[str]
     endpoint_group_id: pulumi.Output[str] | None
     s3_prefix_list_id: pulumi.Output[str] | None
 
 
-class Security(pulumi.ComponentResource):
+class Security(Component):
     """KMS key, instance role and profile, Auto Scaling's service-linked role, security group of the nodes.
 
     Attributes:
         key_arn, key_id: the stack's KMS key.
         service_role_arn: Auto Scaling's role that may use the key.
-        instance_profile_arn: what an instance is launched with; None on platform eks, whose nodes do less.
+        instance_profile_arn: instance profile of the nodes; None on platform eks, whose nodes have another role.
         node_group_id: security group of every interface of a node.
     """
 
     def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Security", name, None, opts)
-        self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
+        super().__init__(name, args, opts)
         self.service_role_arn = self._service_role()
         key = self._key()
         self.key_arn, self.key_id = key.arn, key.key_id
         self.instance_profile_arn = self._instance_profile() if args.settings.platform == "ec2" else None
-        self.node_group_id = self._node_group()
+        self.node_group_id = self._node_group(args)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
     def _service_role(self) -> pulumi.Output[str]:
@@ -51,68 +45,55 @@ class Security(pulumi.ComponentResource):
         # use the key, and an account that never had a group (so lacks that role) can deploy:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/autoscaling-service-linked-role.html
         role = aws.iam.ServiceLinkedRole(
-            f"{self._args.names.prefix}-auto-scaling",
+            f"{self._prefix}-auto-scaling",
             aws_service_name="autoscaling.amazonaws.com",
-            custom_suffix=self._args.names.service_role_suffix,
+            custom_suffix=self._names.service_role_suffix,
             description="Launches the nodes of this gpufleet stack with volumes under its key",
-            tags=self._args.tags,
+            tags=self._tags,
             opts=self._own,
         )
         return role.arn
 
     def _key(self) -> aws.kms.Key:
-        args = self._args
+        names, settings = self._names, self._settings
         key = aws.kms.Key(
-            f"{args.names.prefix}-key",
-            description=f"gpufleet {args.names.stack}: checkpoints, volumes, queue, logs",
+            f"{self._prefix}-key",
+            description=f"gpufleet {names.stack}: checkpoints, volumes, queue, logs",
             enable_key_rotation=True,
-            # The longest wait: without the key every checkpoint is noise.
-            deletion_window_in_days=7 if args.settings.force_destroy else 30,
+            # The longest wait: without the key no checkpoint can be read.
+            deletion_window_in_days=7 if settings.force_destroy else 30,
             policy=self.service_role_arn.apply(
                 lambda arn: json.dumps(
-                    policies.key_policy(args.names, service_role_arn=arn, alarms=bool(args.settings.alarm_email))
+                    policies.key_policy(names, service_role_arn=arn, alarms=bool(settings.alarm_email))
                 )
             ),
-            tags=args.tags,
-            opts=pulumi.ResourceOptions(parent=self, protect=not args.settings.force_destroy),
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, protect=not settings.force_destroy),
         )
-        aws.kms.Alias(f"{args.names.prefix}-key", name=args.names.key_alias, target_key_id=key.key_id, opts=self._own)
+        aws.kms.Alias(f"{self._prefix}-key", name=names.key_alias, target_key_id=key.key_id, opts=self._own)
         return key
 
     def _instance_profile(self) -> pulumi.Output[str]:
-        names, tags, workers = self._args.names, self._args.tags, self._args.settings.mode == "workers"
-        role = aws.iam.Role(
-            f"{names.prefix}-node",
-            name=names.role,
+        names, workers, name = self._names, self._settings.mode == "workers", f"{self._prefix}-node"
+        role = self._role(
+            name,
+            policies.assume_role("ec2.amazonaws.com"),
+            physical=names.role,
             description=f"Nodes of gpufleet stack {names.stack}",
-            assume_role_policy=json.dumps(policies.assume_role("ec2.amazonaws.com")),
-            tags=tags,
-            opts=self._own,
         )
-        policy = aws.iam.RolePolicy(
-            f"{names.prefix}-node",
-            role=role.name,
-            policy=self.key_arn.apply(
-                lambda arn: json.dumps(policies.node_policy(names, key_arn=arn, workers=workers))
-            ),
-            opts=self._own,
-        )
-        profile = aws.iam.InstanceProfile(
-            f"{names.prefix}-node",
-            role=role.name,
-            tags=tags,
-            # A node asks for its bundle within seconds of starting: the permission must be there before the profile.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
-        )
+        policy = self.key_arn.apply(lambda arn: json.dumps(policies.node_policy(names, key_arn=arn, workers=workers)))
+        granted = self._role_policy(name, role, policy)
+        # A node asks for its bundle within seconds of starting: the permission must be there before the profile.
+        profile = aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(granted))
         return profile.arn
 
-    def _node_group(self) -> pulumi.Output[str]:
-        args, prefix = self._args, self._args.names.prefix
+    def _node_group(self, args: SecurityArgs) -> pulumi.Output[str]:
+        prefix, tags = self._prefix, self._tags
         group = aws.ec2.SecurityGroup(
             f"{prefix}-nodes",
             description="GPU nodes: all traffic among themselves, nothing from outside",
             vpc_id=args.vpc_id,
-            tags={**args.tags, "Name": f"{prefix}-nodes"},
+            tags=self._named(f"{prefix}-nodes"),
             opts=self._own,
         )
         # EFA needs both directions, all protocols, to and from the same group:
@@ -123,7 +104,7 @@ class Security(pulumi.ComponentResource):
             description="From the other nodes",
             ip_protocol="-1",
             referenced_security_group_id=group.id,
-            tags=args.tags,
+            tags=tags,
             opts=self._own,
         )
         aws.vpc.SecurityGroupEgressRule(
@@ -132,7 +113,7 @@ class Security(pulumi.ComponentResource):
             description="To the other nodes",
             ip_protocol="-1",
             referenced_security_group_id=group.id,
-            tags=args.tags,
+            tags=tags,
             opts=self._own,
         )
         own_vpc = args.endpoint_group_id is not None and args.s3_prefix_list_id is not None
@@ -141,32 +122,23 @@ class Security(pulumi.ComponentResource):
             self._https(
                 "to-endpoints", group, "Interface endpoints", referenced_security_group_id=args.endpoint_group_id
             )
-        if args.settings.nat or not own_vpc:
-            # Through the NAT gateway somebody asked for; or an existing VPC, where its endpoints or proxy are is its
-            # owner's business, and its routes and network ACLs bound this.
+        if self._settings.nat or not own_vpc:
+            # Through the NAT gateway that the user asked for; or in an existing VPC, whose owner decides where its
+            # endpoints or proxy are, and bounds this by routes and network ACLs.
             self._https("to-https", group, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
         return group.id
 
     def _https(
-        self,
-        name: str,
-        group: aws.ec2.SecurityGroup,
-        description: str,
-        *,
-        cidr_ipv4: str | None = None,
-        prefix_list_id: pulumi.Input[str] | None = None,
-        referenced_security_group_id: pulumi.Input[str] | None = None,
+        self, name: str, group: aws.ec2.SecurityGroup, description: str, **target: pulumi.Input[str] | None
     ) -> None:
         aws.vpc.SecurityGroupEgressRule(
-            f"{self._args.names.prefix}-{name}",
+            f"{self._prefix}-{name}",
             security_group_id=group.id,
             description=description,
             ip_protocol="tcp",
             from_port=443,
             to_port=443,
-            cidr_ipv4=cidr_ipv4,
-            prefix_list_id=prefix_list_id,
-            referenced_security_group_id=referenced_security_group_id,
-            tags=self._args.tags,
+            tags=self._tags,
             opts=self._own,
+            **target,
         )

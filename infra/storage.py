@@ -1,4 +1,4 @@
-"""Where checkpoints live: one bucket, encrypted, versioned, private; and the bootstrap bundle the nodes fetch."""
+"""The bucket of the checkpoints, encrypted, versioned and private, and the files that nodes fetch from it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.bundle import Bundle
-from infra.naming import Names
-from infra.settings import Settings
+from infra.component import Component, ComponentArgs
 
-# What was deleted or overwritten can be brought back for a day, S3's shortest; longer would bill every pruned
-# checkpoint, and a version a minute of the controller's state.
+# A deleted or overwritten object can be restored for a day, S3's shortest; longer would bill every pruned checkpoint,
+# and a version a minute of the controller's state.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageArgs:
-    """What is stored and with which key."""
+class StorageArgs(ComponentArgs):
+    """Arguments of Storage: the key, and the archives to upload."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     key_arn: pulumi.Input[str]
     bundle: Bundle
     train_code: Bundle | None
 
 
-class Storage(pulumi.ComponentResource):
+class Storage(Component):
     """The checkpoint bucket and the bootstrap bundle in it.
 
     Unless gpufleet:forceDestroy is set, the bucket and what guards it are protected: `pulumi destroy` says so instead
@@ -46,24 +42,52 @@ class Storage(pulumi.ComponentResource):
     """
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Storage", name, None, opts)
-        prefix, names, tags = args.names.prefix, args.names, args.tags
-        own = pulumi.ResourceOptions(parent=self, protect=not args.settings.force_destroy)
+        super().__init__(name, args, opts)
+        self._key_arn = args.key_arn
+        self._guarded = pulumi.ResourceOptions(parent=self, protect=not args.settings.force_destroy)
+        self._logical = f"{self._prefix}-checkpoints"
         bucket = aws.s3.Bucket(
-            f"{prefix}-checkpoints",
-            bucket=names.bucket,
+            self._logical,
+            bucket=self._names.bucket,
             force_destroy=args.settings.force_destroy,
-            tags=tags,
-            opts=own,
+            tags=self._tags,
+            opts=self._guarded,
         )
-        encryption = aws.s3.BucketServerSideEncryptionConfiguration(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
+        self.bucket = bucket.id
+        ready = self._after(self._encryption(), self._access(), self._versions())
+        prefix = self._names.bootstrap_prefix
+        bundle = self._archive("bootstrap", f"{prefix}/{args.bundle.sha256}.tar.gz", args.bundle, ready)
+        self.bundle_key = bundle.key
+        self.node_files: list[pulumi.Resource] = [bundle]
+        self.train_archive: pulumi.Input[str] = ""
+        if args.train_code:
+            code = args.train_code
+            uploaded = self._archive("train-code", f"{prefix}/train-{code.sha256}.tar.gz", code, ready)
+            self.train_archive = uploaded.key
+            self.node_files.append(uploaded)
+        if args.settings.wheels:
+            # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
+            wheels = self._object(
+                f"{self._prefix}-wheels",
+                self._names.wheels_key,
+                bucket=self.bucket,
+                key_arn=self._key_arn,
+                opts=ready,
+                source=pulumi.FileAsset(str(args.settings.wheels)),
+                bucket_key_enabled=True,
+            )
+            self.node_files.append(wheels)
+        self.register_outputs({"bucket": self.bucket})
+
+    def _encryption(self) -> pulumi.Resource:
+        return aws.s3.BucketServerSideEncryptionConfiguration(
+            self._logical,
+            bucket=self.bucket,
             rules=[
                 aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
                     apply_server_side_encryption_by_default=(
                         aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
-                            sse_algorithm="aws:kms", kms_master_key_id=args.key_arn
+                            sse_algorithm="aws:kms", kms_master_key_id=self._key_arn
                         )
                     ),
                     # One KMS request a bucket and a while instead of one a shard:
@@ -71,41 +95,46 @@ class Storage(pulumi.ComponentResource):
                     bucket_key_enabled=True,
                 )
             ],
-            opts=own,
+            opts=self._guarded,
         )
+
+    def _access(self) -> pulumi.Resource:
+        names = self._names
         ownership = aws.s3.BucketOwnershipControls(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
+            self._logical,
+            bucket=self.bucket,
             rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
-            opts=own,
+            opts=self._guarded,
         )
         block = aws.s3.BucketPublicAccessBlock(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
+            self._logical,
+            bucket=self.bucket,
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=own,
+            opts=self._guarded,
         )
-        policy = aws.s3.BucketPolicy(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
-            policy=pulumi.Output.from_input(args.key_arn).apply(
+        return aws.s3.BucketPolicy(
+            self._logical,
+            bucket=self.bucket,
+            policy=pulumi.Output.from_input(self._key_arn).apply(
                 lambda arn: json.dumps(policies.bucket_policy(names, key_arn=arn))
             ),
             # S3 refuses two changes of a bucket's access at once with OperationAborted.
-            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[block, ownership])),
+            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[block, ownership])),
         )
+
+    def _versions(self) -> pulumi.Resource:
         versioning = aws.s3.BucketVersioning(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
+            self._logical,
+            bucket=self.bucket,
             versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
-            opts=own,
+            opts=self._guarded,
         )
         aws.s3.BucketLifecycleConfiguration(
-            f"{prefix}-checkpoints",
-            bucket=bucket.id,
+            self._logical,
+            bucket=self.bucket,
             rules=[
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="old-versions",
@@ -127,46 +156,18 @@ class Storage(pulumi.ComponentResource):
                 )
             ],
             # Rules on noncurrent versions need versioning first.
-            opts=pulumi.ResourceOptions.merge(own, pulumi.ResourceOptions(depends_on=[versioning])),
+            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[versioning])),
         )
-        ready = pulumi.ResourceOptions(parent=self, depends_on=[encryption, policy, versioning])
+        return versioning
 
-        def archive(name: str, key: str, content: Bundle) -> aws.s3.BucketObjectv2:
-            return aws.s3.BucketObjectv2(
-                f"{prefix}-{name}",
-                bucket=bucket.id,
-                key=key,
-                content_base64=base64.b64encode(content.content).decode(),
-                content_type="application/gzip",
-                server_side_encryption="aws:kms",
-                kms_key_id=args.key_arn,
-                bucket_key_enabled=True,
-                tags=tags,
-                opts=ready,
-            )
-
-        bundle = archive("bootstrap", f"{names.bootstrap_prefix}/{args.bundle.sha256}.tar.gz", args.bundle)
-        self.node_files: list[pulumi.Resource] = [bundle]
-        self.train_archive: pulumi.Input[str] = ""
-        if args.train_code:
-            key = f"{names.bootstrap_prefix}/train-{args.train_code.sha256}.tar.gz"
-            code = archive("train-code", key, args.train_code)
-            self.train_archive = code.key
-            self.node_files.append(code)
-        if args.settings.wheels:
-            # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
-            wheels = aws.s3.BucketObjectv2(
-                f"{prefix}-wheels",
-                bucket=bucket.id,
-                key=names.wheels_key,
-                source=pulumi.FileAsset(str(args.settings.wheels)),
-                server_side_encryption="aws:kms",
-                kms_key_id=args.key_arn,
-                bucket_key_enabled=True,
-                tags=tags,
-                opts=ready,
-            )
-            self.node_files.append(wheels)
-        self.bucket = bucket.id
-        self.bundle_key = bundle.key
-        self.register_outputs({"bucket": self.bucket})
+    def _archive(self, name: str, key: str, archive: Bundle, opts: pulumi.ResourceOptions) -> aws.s3.BucketObjectv2:
+        return self._object(
+            f"{self._prefix}-{name}",
+            key,
+            bucket=self.bucket,
+            key_arn=self._key_arn,
+            opts=opts,
+            content_base64=base64.b64encode(archive.content).decode(),
+            content_type="application/gzip",
+            bucket_key_enabled=True,
+        )

@@ -1,7 +1,7 @@
-"""What a node runs at first boot: write the plan's facts to a file, fetch the bootstrap bundle, check it, run it.
+"""User data: a node's first boot writes the plan's facts to a file, fetches the bootstrap bundle, checks and runs it.
 
-Pure: a plan and names go in, text comes out. User data can be read by every process on the node and by everyone who may
-describe the launch template, so no secret belongs here; secrets are SSM parameters.
+Settings and names go in, text comes out. Every process on the node, and everyone who may describe the launch template,
+can read user data, so no secret belongs here; secrets are SSM parameters.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from email.message import Message
 
+from bootstrap.contract.node_env import NodeEnvironment
 from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
-from optimizer.plan import FleetPlan
+from infra.naming import Names
+from infra.settings import Settings
 
 # Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 LIMIT_BYTES = 16 * 1024
@@ -20,51 +22,38 @@ LIMIT_BYTES = 16 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What a node must know besides the plan; all of it is known when the launch template is made."""
+    """Facts of a node that are known once the other components exist: keys in the bucket, ARNs, the image's kind."""
 
-    stack: str
-    run: str
-    mode: Literal["training", "workers"]
-    group: str
-    launch_hook: str
-    terminate_hook: str
     bucket: str
-    checkpoint_prefix: str
-    key_arn: str
-    log_group: str
-    metric_namespace: str
-    train_archive: str
-    train_command: str
-    ami_kind: str
     bundle_key: str
     bundle_sha256: str
-    warm_pool: bool
+    train_archive: str
+    key_arn: str
+    log_group: str
+    ami_kind: str
 
 
-def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
-    """Variables of /etc/gpufleet/node.env: the contract with the bootstrap, which reads nothing else.
+def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvironment:
+    """Variables of /etc/gpufleet/node.env.
 
-    Times in seconds, money in USD; GPUFLEET_PRICE_USD_PER_HOUR is the expected price of compute of all the nodes that
-    train together. Deadline, budget, training code and command are empty where there are none. The parallelism is the
-    plan's, number by number, for the training command: nothing downstream decides it again. A worker trains alone: its
-    job is one node, with the node's share of the plan's data-parallel ranks.
+    A worker trains alone: its job is one node, with the node's share of the plan's data-parallel ranks and price.
     """
+    plan, split = settings.plan, settings.plan.parallelism
     budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
-    split = plan.parallelism
-    jobs = plan.node_count if facts.mode == "workers" else 1
+    jobs = plan.node_count if settings.mode == "workers" else 1
     return {
-        "GPUFLEET_STACK": facts.stack,
-        "GPUFLEET_RUN": facts.run,
-        "GPUFLEET_MODE": facts.mode,
-        "GPUFLEET_REGION": plan.region,
-        "GPUFLEET_ASG_NAME": facts.group,
-        "GPUFLEET_LAUNCH_HOOK": facts.launch_hook,
-        "GPUFLEET_TERMINATE_HOOK": facts.terminate_hook,
+        "GPUFLEET_STACK": names.stack,
+        "GPUFLEET_RUN": settings.run_id(facts.train_archive),
+        "GPUFLEET_MODE": settings.mode,
+        "GPUFLEET_REGION": names.region,
+        "GPUFLEET_ASG_NAME": names.group,
+        "GPUFLEET_LAUNCH_HOOK": names.launch_hook,
+        "GPUFLEET_TERMINATE_HOOK": names.terminate_hook,
         "GPUFLEET_BUCKET": facts.bucket,
-        "GPUFLEET_CHECKPOINT_PREFIX": facts.checkpoint_prefix,
+        "GPUFLEET_CHECKPOINT_PREFIX": names.checkpoint_prefix,
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
         "GPUFLEET_LOG_GROUP": facts.log_group,
-        "GPUFLEET_METRIC_NAMESPACE": facts.metric_namespace,
+        "GPUFLEET_METRIC_NAMESPACE": names.metric_namespace,
         "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
@@ -87,13 +76,13 @@ def environment(plan: FleetPlan, facts: NodeFacts) -> dict[str, str]:
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
-        "GPUFLEET_TRAIN_COMMAND": facts.train_command,
+        "GPUFLEET_TRAIN_COMMAND": settings.train_command,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }
 
 
 # User data runs at the first boot only, and a node of the warm pool boots again, perhaps on another host, with its
-# launch hook waiting once more. The training service comes when a node enters service: with it, this boot is a reboot.
+# launch hook waiting once more. A node that has the training service has entered service: this boot is a reboot.
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/warm-pool-instance-lifecycle.html
 # https://docs.cloud-init.io/en/latest/reference/modules.html#scripts-per-boot
 _AT_EVERY_BOOT = f"""
@@ -108,25 +97,27 @@ chmod 0755 /var/lib/cloud/scripts/per-boot/gpufleet.sh
 """
 
 
-def environment_file(variables: Mapping[str, str]) -> str:
-    """``variables`` as lines a shell reads back exactly, whatever the values hold.
+def environment_file(variables: Mapping[str, object]) -> str:
+    """Lines that a shell reads back exactly, whatever the values hold.
 
     Raises:
         ValueError: a value has a line break or another control character.
     """
-    for name, value in variables.items():
-        if not value.isprintable():
-            raise ValueError(f"{name} has a line break or control character: {value!r}")
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+    texts = {name: str(value) for name, value in variables.items()}
+    for name, text in texts.items():
+        if not text.isprintable():
+            raise ValueError(f"{name} has a line break or control character: {text!r}")
+    return "".join(f"{name}={shlex.quote(text)}\n" for name, text in texts.items())
 
 
-def user_data(plan: FleetPlan, facts: NodeFacts, node_config: str = "") -> str:
-    """The script, at most 16 KiB; on platform eks beside what makes the node one of the cluster.
+def user_data(settings: Settings, names: Names, facts: NodeFacts, node_config: str = "") -> str:
+    """Script of a node's first boot, at most 16 KiB; on platform eks together with its NodeConfig.
 
     Args:
-        plan: the plan.
-        facts: what a node must know besides.
-        node_config: what nodeadm reads (infra.kubernetes.cluster.node_config); empty on platform ec2.
+        settings: the stack's settings.
+        names: the stack's names.
+        facts: facts of a node that are known only now.
+        node_config: NodeConfig for nodeadm (infra.kubernetes.cluster.node_config); empty on platform ec2.
 
     Raises:
         ValueError: a value has a control character, or the script is too long.
@@ -143,13 +134,13 @@ trap 'echo "gpufleet: user data failed in line ${{LINENO}}, shutting down" >&2; 
 install -d -m 0755 /etc/gpufleet /opt/gpufleet
 # No line below can equal the delimiter: each begins with a variable's name, and no value has a line break.
 cat >/etc/gpufleet/node.env <<'END_OF_NODE_ENV'
-{environment_file(environment(plan, facts))}END_OF_NODE_ENV
+{environment_file(environment(settings, names, facts))}END_OF_NODE_ENV
 chmod 0644 /etc/gpufleet/node.env
 
 bundle=$(mktemp)
 # In a stack's first minute its role and policies are still spreading through AWS.
 for attempt in {{1..10}}; do
-  if aws s3 cp --only-show-errors --region {quote(plan.region)} \\
+  if aws s3 cp --only-show-errors --region {quote(names.region)} \\
     {quote(f"s3://{facts.bucket}/{facts.bundle_key}")} "${{bundle}}"; then
     break
   fi
@@ -159,7 +150,7 @@ done
 echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
 tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
-{_AT_EVERY_BOOT if facts.warm_pool else ""}
+{_AT_EVERY_BOOT if settings.warm_pool else ""}
 trap - ERR
 exec /opt/gpufleet/{KUBERNETES_ENTRY_POINT if node_config else ENTRY_POINT}
 """
@@ -174,15 +165,20 @@ exec /opt/gpufleet/{KUBERNETES_ENTRY_POINT if node_config else ENTRY_POINT}
 
 
 def _multipart(parts: Mapping[str, str]) -> str:
-    """Parts by content type, as cloud-init and nodeadm take them from one user data.
+    """Contents by content type as one MIME text, from which cloud-init and nodeadm take each its part.
 
     https://cloudinit.readthedocs.io/en/latest/explanation/format.html#mime-multi-part-archive
     """
-    boundary = "=====gpufleet====="
-    text = f'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="{boundary}"\n'
+    whole = Message()
+    whole["MIME-Version"] = "1.0"
+    # A fixed boundary: the same plan gives the same user data, and so the same launch template.
+    whole["Content-Type"] = 'multipart/mixed; boundary="=====gpufleet====="'
     for content_type, content in parts.items():
-        text += f"\n--{boundary}\nContent-Type: {content_type}\n\n{content}"
-    return f"{text}\n--{boundary}--\n"
+        part = Message()
+        part["Content-Type"] = content_type
+        part.set_payload(content)
+        whole.attach(part)
+    return whole.as_string()
 
 
 def _number(value: float) -> str:

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.codec import to_json
+from bootstrap.contract.request import FILE, PersonRequest
 from infra import policies
+from infra.component import METADATA_OPTIONS, Component, ComponentArgs, launch_tags
 from infra.kubernetes.constants import (
     EKS_RELEASE_VERSION,
     KUBERNETES_VERSION,
@@ -26,7 +30,6 @@ from infra.kubernetes.constants import (
 )
 from infra.kubernetes.manifests import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
 from infra.naming import Names, slug
-from infra.settings import Settings
 
 SYSTEM_AMI_TYPE = "AL2023_ARM_64_STANDARD"
 LOG_RETENTION_DAYS = 90
@@ -58,12 +61,9 @@ TRAINING_STATEMENTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterArgs:
+class ClusterArgs(ComponentArgs):
     """What the cluster is for and where it is."""
 
-    settings: Settings
-    names: Names
-    tags: dict[str, str]
     key_arn: pulumi.Input[str]
     subnet_ids: list[pulumi.Input[str]]
     control_plane_subnet_ids: list[pulumi.Input[str]]
@@ -135,7 +135,7 @@ def statements(policy: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any
     return policies.document(*(by_name[name] for name in wanted))
 
 
-class Cluster(pulumi.ComponentResource):
+class Cluster(Component):
     """EKS cluster, its add-ons and system nodes, and the roles of GPU nodes and of the training container.
 
     Attributes:
@@ -146,11 +146,9 @@ class Cluster(pulumi.ComponentResource):
     """
 
     def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("gpufleet:infra:Cluster", name, None, opts)
+        super().__init__(name, args, opts)
         self._args = args
-        self._own = pulumi.ResourceOptions(parent=self)
         names, nvme = args.names, args.settings.plan.node.nvme_gb > 0
-        self._prefix = names.prefix
         self._wait_for_a_person()
         self._cluster = self._control_plane()
         self._group_id = self._cluster.vpc_config.apply(lambda found: found.cluster_security_group_id)
@@ -181,32 +179,28 @@ class Cluster(pulumi.ComponentResource):
 
         `gpufleet resume` starts them, and neither it nor a later request is set back by `pulumi up`.
         """
-        aws.s3.BucketObjectv2(
+        request = PersonRequest(
+            schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="pulumi up (platform eks)"
+        )
+        self._object(
             f"{self._prefix}-request",
+            f"{self._names.control_prefix}/{FILE}",
             bucket=self._args.bucket,
-            key=f"{self._args.names.control_prefix}/request.json",
-            content=json.dumps(
-                {"schema_version": 1, "want": "stop", "at": "2000-01-01T00:00:00Z", "by": "pulumi up (platform eks)"}
-            ),
+            key_arn=self._args.key_arn,
+            content=json.dumps(to_json(request)),
             content_type="application/json",
-            server_side_encryption="aws:kms",
-            kms_key_id=self._args.key_arn,
-            tags=self._args.tags,
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["content", "contentType", "tags", "tagsAll"]),
         )
 
     def _control_plane(self) -> aws.eks.Cluster:
-        args, names, eks = self._args, self._args.names, self._args.settings.eks
+        args, names, eks = self._args, self._names, self._settings.eks
         # EKS writes into the group of this name; made first, it is encrypted and does not keep audit logs for ever.
-        logs = aws.cloudwatch.LogGroup(
-            f"{self._prefix}-control-plane",
-            name=names.cluster_log_group,
-            kms_key_id=args.key_arn,
-            retention_in_days=LOG_RETENTION_DAYS,
-            tags=args.tags,
-            opts=self._own,
+        logs = self._log_group(
+            f"{self._prefix}-control-plane", names.cluster_log_group, args.key_arn, days=LOG_RETENTION_DAYS
         )
-        role, policy = self._role("cluster", policies.assume_role("eks.amazonaws.com"), ["AmazonEKSClusterPolicy"])
+        role, policy = self._granted_role(
+            "cluster", policies.assume_role("eks.amazonaws.com"), ["AmazonEKSClusterPolicy"]
+        )
         public = [str(network) for network in eks.public_access_cidrs]
         return aws.eks.Cluster(
             f"{self._prefix}-cluster",
@@ -232,19 +226,19 @@ class Cluster(pulumi.ComponentResource):
                 public_access_cidrs=public or None,
             ),
             tags=args.tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[logs, *policy]),
+            opts=self._after(logs, *policy),
         )
 
     def _administrators(self) -> None:
-        for number, arn in enumerate(self._args.settings.eks.admin_arns):
+        for number, arn in enumerate(self._settings.eks.admin_arns):
             entry = self._entry(f"admin-{number}", arn, "STANDARD")
             aws.eks.AccessPolicyAssociation(
                 f"{self._prefix}-admin-{number}",
                 cluster_name=self.name,
                 principal_arn=arn,
-                policy_arn=f"arn:{self._args.names.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy",
+                policy_arn=f"arn:{self._names.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy",
                 access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster"),
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[entry]),
+                opts=self._after(entry),
             )
 
     def _entry(self, name: str, arn: pulumi.Input[str], kind: str) -> aws.eks.AccessEntry:
@@ -253,25 +247,19 @@ class Cluster(pulumi.ComponentResource):
             cluster_name=self.name,
             principal_arn=arn,
             type=kind,
-            tags=self._args.tags,
+            tags=self._tags,
             opts=self._own,
         )
 
-    def _role(
+    def _granted_role(
         self, name: str, trust: dict[str, Any], managed: list[str], inline: pulumi.Input[str] | None = None
     ) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        """A role, and what must exist before anybody uses it."""
-        names = self._args.names
-        role = aws.iam.Role(
-            f"{self._prefix}-{name}",
-            description=f"gpufleet {names.stack}: {name} of the Kubernetes cluster",
-            assume_role_policy=json.dumps(trust),
-            tags=self._args.tags,
-            opts=self._own,
-        )
+        """A role, and its permissions, which must exist before anybody uses the role."""
+        names, name, short = self._names, f"{self._prefix}-{name}", name
+        role = self._role(name, trust, description=f"gpufleet {names.stack}: {short} of the Kubernetes cluster")
         granted: list[pulumi.Resource] = [
             aws.iam.RolePolicyAttachment(
-                f"{self._prefix}-{name}-{policy}",
+                f"{name}-{policy}",
                 role=role.name,
                 policy_arn=f"arn:{names.partition}:iam::aws:policy/{policy}",
                 opts=self._own,
@@ -279,11 +267,11 @@ class Cluster(pulumi.ComponentResource):
             for policy in managed
         ]
         if inline is not None:
-            granted.append(aws.iam.RolePolicy(f"{self._prefix}-{name}", role=role.name, policy=inline, opts=self._own))
+            granted.append(self._role_policy(name, role, inline))
         return role, granted
 
     def _node_policy(self, wanted: tuple[str, ...]) -> pulumi.Output[str]:
-        names = self._args.names
+        names = self._names
         return pulumi.Output.from_input(self._args.key_arn).apply(
             lambda arn: json.dumps(statements(policies.node_policy(names, key_arn=arn), wanted))
         )
@@ -291,22 +279,22 @@ class Cluster(pulumi.ComponentResource):
     def _gpu_nodes(self) -> pulumi.Output[str]:
         # No right on checkpoints: those are the training container's, which has them by its service account. The
         # policy of the network plugin is its service account's too.
-        role, granted = self._role(
+        role, granted = self._granted_role(
             "gpu-node", policies.assume_role("ec2.amazonaws.com"), _NODE_POLICIES, self._node_policy(NODE_STATEMENTS)
         )
         self._entry("gpu-node", role.arn, "EC2_LINUX")
         profile = aws.iam.InstanceProfile(
             f"{self._prefix}-gpu-node",
             role=role.name,
-            tags=self._args.tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=granted),
+            tags=self._tags,
+            opts=self._after(*granted),
         )
         return profile.arn
 
     def _training(self) -> None:
-        role, granted = self._role(
+        role, granted = self._granted_role(
             "training",
-            pod_identity_trust(self._args.names, NAMESPACE, SERVICE_ACCOUNT),
+            pod_identity_trust(self._names, NAMESPACE, SERVICE_ACCOUNT),
             [],
             self._node_policy(TRAINING_STATEMENTS),
         )
@@ -316,13 +304,13 @@ class Cluster(pulumi.ComponentResource):
             namespace=NAMESPACE,
             service_account=SERVICE_ACCOUNT,
             role_arn=role.arn,
-            tags=self._args.tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=granted),
+            tags=self._tags,
+            opts=self._after(*granted),
         )
 
     def _cni_role(self) -> aws.eks.AddonPodIdentityAssociationArgs:
-        role, _ = self._role(
-            "cni", pod_identity_trust(self._args.names, "kube-system", "aws-node"), ["AmazonEKS_CNI_Policy"]
+        role, _ = self._granted_role(
+            "cni", pod_identity_trust(self._names, "kube-system", "aws-node"), ["AmazonEKS_CNI_Policy"]
         )
         return aws.eks.AddonPodIdentityAssociationArgs(role_arn=role.arn, service_account="aws-node")
 
@@ -345,7 +333,7 @@ class Cluster(pulumi.ComponentResource):
             pod_identity_associations=[identity] if identity else None,
             resolve_conflicts_on_create="OVERWRITE",
             resolve_conflicts_on_update="OVERWRITE",
-            tags=self._args.tags,
+            tags=self._tags,
             opts=pulumi.ResourceOptions(
                 parent=self, depends_on=[after] if after else None, ignore_changes=["addonVersion"]
             ),
@@ -353,7 +341,7 @@ class Cluster(pulumi.ComponentResource):
 
     def _system_nodes(self, first: list[aws.eks.Addon]) -> aws.eks.NodeGroup:
         args = self._args
-        role, granted = self._role(
+        role, granted = self._granted_role(
             "system-node",
             policies.assume_role("ec2.amazonaws.com"),
             _NODE_POLICIES,
@@ -364,12 +352,7 @@ class Cluster(pulumi.ComponentResource):
             f"{self._prefix}-system-node",
             description=f"gpufleet {args.names.stack}: CoreDNS and controllers",
             update_default_version=True,
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled",
-                http_tokens="required",
-                http_put_response_hop_limit=1,
-                instance_metadata_tags="disabled",
-            ),
+            metadata_options=METADATA_OPTIONS,
             block_device_mappings=[
                 aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
                     device_name="/dev/xvda",
@@ -383,10 +366,7 @@ class Cluster(pulumi.ComponentResource):
                     ),
                 )
             ],
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
-                for kind in ("instance", "volume", "network-interface")
-            ],
+            tag_specifications=launch_tags(tags),
             tags=tags,
             opts=self._own,
         )
@@ -408,7 +388,7 @@ class Cluster(pulumi.ComponentResource):
             ),
             update_config=aws.eks.NodeGroupUpdateConfigArgs(max_unavailable=1),
             tags=args.tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[*first, *granted]),
+            opts=self._after(*first, *granted),
         )
 
     def _traffic(self) -> None:
@@ -431,7 +411,7 @@ class Cluster(pulumi.ComponentResource):
                 from_port=port,
                 to_port=port,
                 referenced_security_group_id=source,
-                tags=self._args.tags,
+                tags=self._tags,
                 opts=self._own,
             )
             if source is nodes:
@@ -444,7 +424,7 @@ class Cluster(pulumi.ComponentResource):
                     from_port=port,
                     to_port=port,
                     referenced_security_group_id=target,
-                    tags=self._args.tags,
+                    tags=self._tags,
                     opts=self._own,
                 )
 

@@ -35,7 +35,7 @@ from infra.kubernetes.manifests import (
 from infra.user_data import environment
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import LONE_NODE
-from tests.infra.test_user_data import FACTS
+from tests.infra.test_user_data import FACTS, NAMES, settings_of
 from tests.plans import sample_plan
 
 IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/train@sha256:" + "0" * 64
@@ -45,11 +45,11 @@ QUANTITY = re.compile(r"[1-9][0-9]*(m|Mi|Gi)?")
 
 
 def facts(plan: FleetPlan, **changes: Any) -> ClusterFacts:
-    known = dataclasses.replace(FACTS, train_command="train.py", train_archive=f"bootstrap/train-{'a' * 64}.tar.gz")
+    known = dataclasses.replace(FACTS, train_archive=f"bootstrap/train-{'a' * 64}.tar.gz")
     return ClusterFacts(
         **{
             "cluster": "gpufleet-dev",
-            "environment": environment(plan, known),
+            "environment": environment(settings_of(plan, trainCommand="train.py"), NAMES, known),
             "bundle_key": "bootstrap/bundle.tar.gz",
             "bundle_sha256": "b" * 64,
             "registry": "",

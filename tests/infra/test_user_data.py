@@ -15,68 +15,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.contract.node_env import NodeEnvironment
+from infra.naming import Names
+from infra.settings import Settings
 from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
+from optimizer.plan import FleetPlan
 from tests.infra.deployed import WORKERS, deploy, reserved
 from tests.plans import sample_plan
 
+NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 FACTS = NodeFacts(
-    stack="dev",
-    run="0123456789ab",
-    mode="training",
-    group="gpufleet-dev-nodes",
-    launch_hook="gpufleet-launch",
-    terminate_hook="gpufleet-terminate",
     bucket="gpufleet-dev-123456789012-us-east-1",
-    checkpoint_prefix="checkpoints",
-    key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
-    log_group="/gpufleet/dev",
-    metric_namespace="gpufleet/dev",
-    train_archive="",
-    train_command="",
-    ami_kind="dlami",
     bundle_key="bootstrap/x.tar.gz",
     bundle_sha256="0" * 64,
-    warm_pool=False,
+    train_archive="",
+    key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
+    log_group="/gpufleet/dev",
+    ami_kind="dlami",
 )
-# The contract with the bootstrap, by hand: a renamed variable must fail here.
-VARIABLES = {
-    "GPUFLEET_STACK",
-    "GPUFLEET_RUN",
-    "GPUFLEET_MODE",
-    "GPUFLEET_REGION",
-    "GPUFLEET_ASG_NAME",
-    "GPUFLEET_LAUNCH_HOOK",
-    "GPUFLEET_TERMINATE_HOOK",
-    "GPUFLEET_BUCKET",
-    "GPUFLEET_CHECKPOINT_PREFIX",
-    "GPUFLEET_KMS_KEY_ARN",
-    "GPUFLEET_LOG_GROUP",
-    "GPUFLEET_METRIC_NAMESPACE",
-    "GPUFLEET_NODE_COUNT",
-    "GPUFLEET_GPUS_PER_NODE",
-    "GPUFLEET_EFA_CARDS",
-    "GPUFLEET_GPU",
-    "GPUFLEET_DATA_PARALLEL",
-    "GPUFLEET_SHARDING",
-    "GPUFLEET_TENSOR_PARALLEL",
-    "GPUFLEET_PIPELINE_PARALLEL",
-    "GPUFLEET_CONTEXT_PARALLEL",
-    "GPUFLEET_EXPERT_PARALLEL",
-    "GPUFLEET_SEQUENCE_PARALLEL",
-    "GPUFLEET_VIRTUAL_STAGES",
-    "GPUFLEET_SEQ_LEN",
-    "GPUFLEET_MICRO_BATCH",
-    "GPUFLEET_GRAD_ACCUM",
-    "GPUFLEET_ACTIVATION_CHECKPOINTING",
-    "GPUFLEET_CHECKPOINT_INTERVAL_S",
-    "GPUFLEET_SCALE_IN_LIMIT_S",
-    "GPUFLEET_DEADLINE_HOURS",
-    "GPUFLEET_BUDGET_USD",
-    "GPUFLEET_PRICE_USD_PER_HOUR",
-    "GPUFLEET_TRAIN_ARCHIVE",
-    "GPUFLEET_TRAIN_COMMAND",
-    "GPUFLEET_AMI_KIND",
-}
+
+
+def variables(plan: FleetPlan, **keys: Any) -> dict[str, Any]:
+    """Variables of node.env of a plan, with configuration keys like trainCommand."""
+    return dict(environment(settings_of(plan, **keys), NAMES, FACTS))
+
+
+def settings_of(plan: FleetPlan, **keys: Any) -> Settings:
+    return Settings.model_validate({"stack": "dev", "plan": plan, **keys})
+
+
+def script(digest: str = FACTS.bundle_sha256, **keys: Any) -> str:
+    """User data of the sample plan."""
+    return user_data(settings_of(sample_plan(), **keys), NAMES, dataclasses.replace(FACTS, bundle_sha256=digest))
+
+
 HOSTILE = [
     "$(touch /tmp/owned)",
     "`id`",
@@ -102,16 +74,13 @@ def read_back(path: Path) -> dict[str, str]:
 
 
 def test_the_environment_is_the_contract() -> None:
-    variables = environment(sample_plan(), FACTS)
-    assert variables.keys() == VARIABLES
-    assert variables["GPUFLEET_NODE_COUNT"] == "2"
-    assert variables["GPUFLEET_GPUS_PER_NODE"] == "8"
-    assert variables["GPUFLEET_EFA_CARDS"] == "4"
-    assert variables["GPUFLEET_CHECKPOINT_INTERVAL_S"] == "600"
-    assert variables["GPUFLEET_DEADLINE_HOURS"] == "48"
-    assert variables["GPUFLEET_BUDGET_USD"] == "3000"
+    given = variables(sample_plan())
+    assert given.keys() == NodeEnvironment.__annotations__.keys()
+    expected = {"NODE_COUNT": "2", "GPUS_PER_NODE": "8", "EFA_CARDS": "4", "CHECKPOINT_INTERVAL_S": "600"}
+    expected |= {"DEADLINE_HOURS": "48", "BUDGET_USD": "3000"}
+    assert {name: given[f"GPUFLEET_{name}"] for name in expected} == expected
     # 95 USD of compute over 4.5 expected hours.
-    assert float(variables["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
+    assert float(given["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
 
 
 def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None:
@@ -125,19 +94,19 @@ def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None
     }
     split |= {"virtual_stages": 2, "micro_batch": 4, "grad_accum": 16, "sharding": "zero1"}
     plan = sample_plan(parallelism=split)
-    variables = environment(plan, FACTS)
+    given = variables(plan)
     names = ("DATA", "TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE")
-    assert [variables[f"GPUFLEET_{name}_PARALLEL"] for name in names] == ["2", "2", "2", "2", "2", "1"]
-    assert variables["GPUFLEET_VIRTUAL_STAGES"] == "2"
-    assert (variables["GPUFLEET_MICRO_BATCH"], variables["GPUFLEET_GRAD_ACCUM"]) == ("4", "16")
-    assert (variables["GPUFLEET_SHARDING"], variables["GPUFLEET_ACTIVATION_CHECKPOINTING"]) == ("zero1", "full")
+    assert [given[f"GPUFLEET_{name}_PARALLEL"] for name in names] == ["2", "2", "2", "2", "2", "1"]
+    assert given["GPUFLEET_VIRTUAL_STAGES"] == "2"
+    assert (given["GPUFLEET_MICRO_BATCH"], given["GPUFLEET_GRAD_ACCUM"]) == ("4", "16")
+    assert (given["GPUFLEET_SHARDING"], given["GPUFLEET_ACTIVATION_CHECKPOINTING"]) == ("zero1", "full")
 
 
 def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:
     plan = sample_plan(
         **reserved(), cost_usd={"expected": 50_000, "p50": 50_000, "p95": 50_000, "breakdown": {"compute": 49_995}}
     )
-    assert environment(plan, FACTS)["GPUFLEET_PRICE_USD_PER_HOUR"] == "20"
+    assert variables(plan)["GPUFLEET_PRICE_USD_PER_HOUR"] == "20"
 
 
 def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:
@@ -146,18 +115,17 @@ def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:
         node={"gpu_count": 0.5},
         parallelism={"data": 2, "grad_accum": 16},
     )
-    variables = environment(plan, FACTS)
-    assert (variables["GPUFLEET_BUDGET_USD"], variables["GPUFLEET_DEADLINE_HOURS"]) == ("", "")
-    assert variables["GPUFLEET_GPUS_PER_NODE"] == "1"
+    given = variables(plan)
+    assert (given["GPUFLEET_BUDGET_USD"], given["GPUFLEET_DEADLINE_HOURS"]) == ("", "")
+    assert given["GPUFLEET_GPUS_PER_NODE"] == "1"
 
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_bash_reads_hostile_values_back_exactly(value: str, tmp_path: Path) -> None:
-    facts = dataclasses.replace(FACTS, train_command=value, stack=value)
-    variables = environment(sample_plan(), facts)
+    given = variables(sample_plan(), trainCommand=value)
     path = tmp_path / "node.env"
-    path.write_text(environment_file(variables), encoding="utf-8")
-    assert read_back(path) == variables
+    path.write_text(environment_file(given), encoding="utf-8")
+    assert read_back(path) == given
 
 
 @settings(max_examples=25, deadline=None)
@@ -171,13 +139,13 @@ def test_bash_reads_any_printable_value_back(value: str, tmp_path_factory: pytes
 @pytest.mark.parametrize("value", ["a\nEND_OF_NODE_ENV\nrm -rf /", "a\x00b", "a\rb", "a\x1bb"])
 def test_a_line_break_or_control_character_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="GPUFLEET_TRAIN_COMMAND has a line break"):
-        user_data(sample_plan(), dataclasses.replace(FACTS, train_command=value))
+        script(trainCommand=value)
 
 
 def test_the_limit_of_ec2_is_kept() -> None:
-    assert len(user_data(sample_plan(), FACTS).encode()) < LIMIT_BYTES / 2
+    assert len(script().encode()) < LIMIT_BYTES / 2
     with pytest.raises(ValueError, match="the limit is 16384"):
-        user_data(sample_plan(), dataclasses.replace(FACTS, train_command="x" * LIMIT_BYTES))
+        script(trainCommand="x" * LIMIT_BYTES)
 
 
 def bundle(folder: Path, script: str) -> tuple[bytes, str]:
@@ -215,10 +183,10 @@ def boot(node: Path, text: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_the_script_runs_the_bundle_it_was_promised(node: Path) -> None:
     _, digest = bundle(node, f"#!/bin/bash\ncp {node}/etc/gpufleet/node.env {node}/ran\n")
-    facts = dataclasses.replace(FACTS, bundle_sha256=digest, train_command="python train.py --name 'a b'")
-    done = boot(node, user_data(sample_plan(), facts))
+    command = "python train.py --name 'a b'"
+    done = boot(node, script(digest, trainCommand=command))
     assert done.returncode == 0, done.stderr
-    assert read_back(node / "ran") == environment(sample_plan(), facts)
+    assert read_back(node / "ran") == variables(sample_plan(), trainCommand=command)
     assert "s3://gpufleet-dev-123456789012-us-east-1/bootstrap/x.tar.gz" in (node / "aws.log").read_text()
     assert not (node / "shutdown.log").exists()
 
@@ -228,7 +196,7 @@ def test_a_bundle_that_cannot_be_read_at_first_is_asked_for_again(node: Path) ->
     fake = (node / "bin" / "aws").read_text()
     first = f"#!/bin/bash\nif [[ ! -e {node}/tried ]]; then touch {node}/tried; exit 1; fi\n"
     (node / "bin" / "aws").write_text(first + fake.removeprefix("#!/bin/bash\n"))
-    done = boot(node, user_data(sample_plan(), dataclasses.replace(FACTS, bundle_sha256=digest)))
+    done = boot(node, script(digest))
     assert done.returncode == 0, done.stderr
     assert (node / "ran").exists() and not (node / "shutdown.log").exists()
 
@@ -240,7 +208,7 @@ def test_a_wrong_or_missing_bundle_never_runs_and_the_node_ends(node: Path, case
         bundle(node, f"#!/bin/bash\ntouch {node}/ran # evil\n")
     else:
         (node / "bundle.tar.gz").unlink()
-    done = boot(node, user_data(sample_plan(), dataclasses.replace(FACTS, bundle_sha256=digest)))
+    done = boot(node, script(digest))
     assert done.returncode != 0
     assert not (node / "ran").exists()
     assert (node / "shutdown.log").read_text().strip() == "-h now"
@@ -260,22 +228,20 @@ def test_the_deployed_template_carries_this_script() -> None:
 
 @pytest.mark.parametrize("warm_pool", [False, True])
 def test_shellcheck_has_nothing_to_say(warm_pool: bool, tmp_path: Path) -> None:
-    script = tmp_path / "user_data.sh"
-    script.write_text(user_data(sample_plan(), dataclasses.replace(FACTS, warm_pool=warm_pool)))
+    path = tmp_path / "user_data.sh"
+    path.write_text(script(warmPool=int(warm_pool)))
     done = subprocess.run(
-        [Path(sys.executable).parent / "shellcheck", script], capture_output=True, text=True, check=False, timeout=120
+        [Path(sys.executable).parent / "shellcheck", path], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout
 
 
 def test_a_worker_is_a_job_of_one_node() -> None:
-    plan = sample_plan(**WORKERS)
-    variables = environment(plan, dataclasses.replace(FACTS, mode="workers"))
-    assert variables["GPUFLEET_MODE"] == "workers"
-    assert variables["GPUFLEET_NODE_COUNT"] == "1"
+    given = variables(sample_plan(**WORKERS), mode="workers")
+    assert (given["GPUFLEET_MODE"], given["GPUFLEET_NODE_COUNT"]) == ("workers", "1")
     # Its own eight GPUs, and its half of the price.
-    assert (variables["GPUFLEET_DATA_PARALLEL"], variables["GPUFLEET_GPUS_PER_NODE"]) == ("8", "8")
-    assert float(variables["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5 / 2)
+    assert (given["GPUFLEET_DATA_PARALLEL"], given["GPUFLEET_GPUS_PER_NODE"]) == ("8", "8")
+    assert float(given["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5 / 2)
 
 
 def test_the_run_is_that_of_the_code_the_command_and_the_plan() -> None:
@@ -296,14 +262,13 @@ def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path
     (node / "var/lib/cloud/scripts/per-boot").mkdir(parents=True)
     (node / "var/lib/gpufleet").mkdir(parents=True)
     (node / "var/lib/gpufleet/launch-hook").write_text("CONTINUE\n")
-    facts = dataclasses.replace(FACTS, bundle_sha256=digest, warm_pool=True)
-    text = user_data(sample_plan(), facts)
+    text = script(digest, warmPool=1)
     for folder in ("/var/lib/cloud", "/var/lib/gpufleet", "/etc/systemd"):
         text = text.replace(folder, f"{node}{folder}")
     assert boot(node, text).returncode == 0
-    script = node / "var/lib/cloud/scripts/per-boot/gpufleet.sh"
+    at_boot = node / "var/lib/cloud/scripts/per-boot/gpufleet.sh"
 
-    subprocess.run([script], check=True, timeout=120)
+    subprocess.run([at_boot], check=True, timeout=120)
     # The hook waits once more, so the answer to its first wait is forgotten.
     assert not (node / "var/lib/gpufleet/launch-hook").exists()
     assert (node / "ran").read_text() == "booted\nbooted\n"
@@ -311,5 +276,5 @@ def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path
     # A node in service reboots: its training service starts by itself, and no hook waits.
     (node / "etc/systemd/system").mkdir(parents=True)
     (node / "etc/systemd/system/gpufleet-train.service").touch()
-    subprocess.run([script], check=True, timeout=120)
+    subprocess.run([at_boot], check=True, timeout=120)
     assert (node / "ran").read_text() == "booted\nbooted\n"

@@ -1,0 +1,98 @@
+"""Base of the stack's components, and the resources that several of them declare alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.naming import Names
+from infra.settings import Settings
+
+LOG_RETENTION_DAYS = 30
+# A token is required, and answers travel one hop: a container or a forged request cannot read the role's credentials.
+METADATA_OPTIONS = aws.ec2.LaunchTemplateMetadataOptionsArgs(
+    http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1, instance_metadata_tags="disabled"
+)
+
+
+def launch_tags(tags: dict[str, str]) -> list[aws.ec2.LaunchTemplateTagSpecificationArgs]:
+    """Tags of everything that a launch template launches."""
+    return [
+        aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+        for kind in ("instance", "volume", "network-interface")
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentArgs:
+    """Arguments of every component: the stack's settings, the names and tags of its resources."""
+
+    settings: Settings
+    names: Names
+    tags: dict[str, str]
+
+
+class Component(pulumi.ComponentResource):
+    """Resources of one concern, named after the stack and tagged alike."""
+
+    def __init__(self, name: str, args: ComponentArgs, opts: pulumi.ResourceOptions | None) -> None:
+        super().__init__(f"gpufleet:infra:{type(self).__name__}", name, None, opts)
+        self._settings, self._names, self._tags = args.settings, args.names, args.tags
+        self._prefix = args.names.prefix
+        self._own = pulumi.ResourceOptions(parent=self)
+
+    def _named(self, name: str) -> dict[str, str]:
+        """Tags with the name that consoles show."""
+        return {**self._tags, "Name": name}
+
+    def _after(self, *resources: pulumi.Resource, **options: Any) -> pulumi.ResourceOptions:
+        """Options of a resource that comes after others and goes before them."""
+        return pulumi.ResourceOptions(parent=self, depends_on=list(resources), **options)
+
+    def _log_group(
+        self, name: str, physical: str, key_arn: pulumi.Input[str], days: int = LOG_RETENTION_DAYS
+    ) -> aws.cloudwatch.LogGroup:
+        return aws.cloudwatch.LogGroup(
+            name, name=physical, kms_key_id=key_arn, retention_in_days=days, tags=self._tags, opts=self._own
+        )
+
+    def _role(
+        self, name: str, trust: dict[str, Any], *, physical: str | None = None, description: str | None = None
+    ) -> aws.iam.Role:
+        return aws.iam.Role(
+            name,
+            name=physical,
+            description=description,
+            assume_role_policy=json.dumps(trust),
+            tags=self._tags,
+            opts=self._own,
+        )
+
+    def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
+        return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)
+
+    def _object(
+        self,
+        name: str,
+        key: str,
+        *,
+        bucket: pulumi.Input[str],
+        key_arn: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+        **content: Any,
+    ) -> aws.s3.BucketObjectv2:
+        """An object under the stack's key; ``content`` are the provider's further arguments."""
+        return aws.s3.BucketObjectv2(
+            name,
+            bucket=bucket,
+            key=key,
+            server_side_encryption="aws:kms",
+            kms_key_id=key_arn,
+            tags=self._tags,
+            opts=opts or self._own,
+            **content,
+        )
