@@ -14,7 +14,7 @@ from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
-    from optimizer.performance.own_runs import Report
+    from optimizer.performance.user_runs import Report
 
 # Rows from which a calibration is worth having, from the benchmark that docs/calibration.md quotes.
 FEW = 5
@@ -85,7 +85,7 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
     from optimizer.catalog.gpus import gpu_table
-    from optimizer.performance.own_runs import calibrate
+    from optimizer.performance.user_runs import calibrate
 
     report = calibrate(
         runs,
@@ -121,7 +121,7 @@ def _shipped(*, needed: bool) -> Calibration | None:
 
 def _template() -> str:
     """Header and first row of the shipped runs."""
-    from optimizer.performance.calibrate import RUNS
+    from optimizer.performance.measured_runs import RUNS
 
     with RUNS.open(encoding="utf-8") as file:
         return file.readline() + file.readline()
@@ -129,7 +129,7 @@ def _template() -> str:
 
 def _rows(report: Report) -> list[dict[str, Any]]:
     """One entry a run that was used; errors are relative, of throughput, above 0 where predicted too fast."""
-    from optimizer.performance.calibrate import throughput_error
+    from optimizer.performance.measured_runs import throughput_error
 
     before, after, left_out = (
         None if errors is None else throughput_error(errors).round(4).tolist()
@@ -139,9 +139,9 @@ def _rows(report: Report) -> list[dict[str, Any]]:
         {
             "line": row.line,
             "row_id": row.row_id,
-            "model": row.run.model.name,
-            "gpu": row.run.hardware.gpu.key,
-            "gpus": row.run.gpus,
+            "model": row.setup.model.name,
+            "gpu": row.setup.hardware.gpu.key,
+            "gpus": row.setup.gpus,
             "measured_tokens_per_second_per_gpu": row.tokens_per_second_per_gpu,
             "error_before": before and before[index],
             "error_after": after and after[index],

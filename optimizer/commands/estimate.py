@@ -12,24 +12,27 @@ from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.hardware import Gpu, Precision
+from optimizer.hardware import Precision
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.frameworks import DEFAULT, check_framework, fp8_note, framework_name, frameworks
-from optimizer.performance.inputs import OPTIMIZERS, checkpointing_code, sharding_code, visible_memory_gib
-from optimizer.performance.legality import check_legal, check_precision
-from optimizer.performance.runs import (
-    MOST,
+from optimizer.performance.inputs_builder import OPTIMIZERS
+from optimizer.performance.legality import check_precision
+from optimizer.performance.rates import visible_memory_gib
+from optimizer.performance.setups import (
+    USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
-    default_network_gbit_per_s,
-    default_seq_len,
+    build_hardware,
+    build_setup,
+    data_ranks,
     default_sharding,
     find_gpu,
+    resolve_seq_len,
 )
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Hardware, OptimizerName, Recipe
 from optimizer.search.confidence import speed_source
 from optimizer.units import parse_count
-from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
@@ -175,28 +178,21 @@ def _estimate_one(
     virtual_stages: int,
     activation_checkpointing: str,
     precision: Precision,
-    optimizer: Any,
-    attention: Any,
+    optimizer: OptimizerName,
+    attention: Attention,
     compiled: bool,
     framework: str,
     **hardware_options: Any,
 ) -> dict[str, Any]:
-    """Everything the command prints, as the JSON object it prints."""
+    """Estimate one configuration: the JSON object that the command prints."""
     spec = resolve_model(model)
     check_framework(framework, spec)
-    hardware, nodes, gpus, name = _hardware(**hardware_options)
+    hardware, gpus, name = _hardware(**hardware_options)
     check_precision(hardware.gpu, precision)
-    split = tensor * pipeline * context
-    if gpus % split:
-        raise InvalidInputError(
-            f"{gpus} GPUs",
-            limit=f"a multiple of --tensor {tensor} x --pipeline {pipeline} x --context {context}",
-            why="every data-parallel rank has that many GPUs",
-        )
-    data = gpus // split
+    data = data_ranks(gpus, tensor, pipeline, context)
     accumulation = _accumulation(data, micro_batch, grad_accum, global_batch)
     recipe = Recipe(
-        seq_len=_seq_len(spec, seq_len),
+        seq_len=resolve_seq_len(spec, seq_len),
         precision=precision,
         optimizer=optimizer,
         attention=attention,
@@ -206,32 +202,30 @@ def _estimate_one(
     sharding = sharding or default_sharding(spec, data * context)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
-    grid = Grid(
-        nodes=nodes,
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        expert=expert,
-        sequence_parallel=sequence_parallel,
-        virtual_stages=virtual_stages,
-        sharding=sharding_code(sharding),
-        micro_batch=micro_batch,
-        grad_accum=accumulation,
-        checkpointing=checkpointing_code(activation_checkpointing),
-    )
     if sequence_parallel and tensor == 1:
         raise InvalidInputError(
             "--sequence-parallel with --tensor 1",
             limit="--tensor of at least 2",
-            why="it is the tensor ranks that split norms and residual",
+            why="tensor ranks split norms and residual",
             next_step="leave --sequence-parallel out",
         )
-    check_legal(spec, recipe, grid)
-    found = evaluate(spec, recipe, hardware, grid, calibration)
-    reserve = {part: float(value) for part, value in reserve_gib(found).items()}
-    speed = float(found.tokens_per_second)
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+    setup = build_setup(
+        spec,
+        recipe,
+        hardware,
+        gpus=gpus,
+        **ranks,
+        sequence_parallel=sequence_parallel,
+        virtual_stages=virtual_stages,
+        sharding=sharding,
+        micro_batch=micro_batch,
+        grad_accum=accumulation,
+        checkpointing=activation_checkpointing,
+    )
+    estimates = evaluate(spec, recipe, hardware, setup.grid, calibration)
+    reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
+    speed = float(estimates.tokens_per_second)
     splits = [name for name, count in ranks.items() if count > 1]
     residual, source = speed_source(calibration, hardware.gpu, precision, recipe.framework, spec, splits)
     band = math.exp(residual.relative_error)
@@ -242,16 +236,13 @@ def _estimate_one(
         "hardware": name,
         "gpu": hardware.gpu.key,
         "gpus": gpus,
-        "nodes": nodes,
+        "nodes": setup.grid.nodes,
         "seq_len": recipe.seq_len,
         "global_batch": data * micro_batch * accumulation,
         "micro_batch": micro_batch,
         "grad_accum": accumulation,
         "data": data,
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "context": context,
-        "expert": expert,
+        **ranks,
         "sequence_parallel": sequence_parallel,
         "virtual_stages": virtual_stages,
         "sharding": sharding,
@@ -260,20 +251,20 @@ def _estimate_one(
         "optimizer": optimizer,
         "framework": recipe.framework,
         "unit": "samples" if spec.counts_samples else "tokens",
-        "step_time_s": float(found.step_time_s),
+        "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
         "tokens_per_second_low": speed / band,
         "tokens_per_second_high": speed * band,
         "tokens_per_second_per_gpu": speed / gpus,
-        "mfu": float(found.mfu),
-        "peak_memory_gib": float(found.peak_memory_gib),
-        "limit_gib": float(found.limit_gib),
-        "needed_gib": float(found.peak_memory_gib) + sum(reserve.values()),
+        "mfu": float(estimates.mfu),
+        "peak_memory_gib": float(estimates.peak_memory_gib),
+        "limit_gib": float(estimates.limit_gib),
+        "needed_gib": float(estimates.peak_memory_gib) + sum(reserve.values()),
         "gpu_memory_gib": visible_memory_gib(hardware),
-        "fits": bool(found.fits),
-        "memory_gib": {part: float(value) for part, value in found.memory_gib.items()},
+        "fits": bool(estimates.fits),
+        "memory_gib": {part: float(value) for part, value in estimates.memory_gib.items()},
         "reserve_gib": reserve,
-        "time_s": {part: float(value) for part, value in found.time_s.items()},
+        "time_s": {part: float(value) for part, value in estimates.time_s.items()},
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
         "calibration": source,
@@ -288,8 +279,8 @@ def _hardware(
     gpus_per_node: int | None,
     network: float | None,
     nodes: int | None,
-) -> tuple[Hardware, int, int, str]:
-    """Hardware, nodes, GPUs and a name for them."""
+) -> tuple[Hardware, int, str]:
+    """Resolve the hardware flags to a node, the number of GPUs, and a name for all of them."""
     if (instance_type is None) == (gpu is None):
         raise InvalidInputError(
             "give the hardware with one of --instance-type and --gpu", next_step="gpufleet offers lists instance types"
@@ -301,14 +292,13 @@ def _hardware(
                     f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
         from optimizer.catalog import load
-        from optimizer.performance.machines import share_of_gpu
 
-        hardware = share_of_gpu(load().instance_type(instance_type))
-        return hardware, nodes or 1, (nodes or 1) * hardware.gpus_per_node, instance_type
+        hardware = Hardware.from_instance_type(load().instance_type(instance_type))
+        return hardware, (nodes or 1) * hardware.gpus_per_node, instance_type
     from optimizer.catalog.gpus import gpu_table
 
-    model: Gpu = find_gpu(str(gpu), gpu_table())
-    per_node = gpus_per_node or min(8, gpus or 8)
+    model = find_gpu(str(gpu), gpu_table())
+    per_node = gpus_per_node or min(USUAL_GPUS_PER_NODE, gpus or USUAL_GPUS_PER_NODE)
     total = gpus or (nodes or 1) * per_node
     needed = math.ceil(total / per_node)
     if (nodes or needed) != needed or (needed > 1 and total % per_node):
@@ -316,14 +306,8 @@ def _hardware(
             f"--gpus {total} with --gpus-per-node {per_node} and --nodes {nodes or needed}",
             limit="GPUs are nodes x GPUs of a node",
         )
-    hardware = Hardware(
-        gpu=model,
-        gpus_per_node=per_node,
-        interconnect="nvswitch" if model.nvlink_gb_per_s else "pcie",
-        network_gbit_per_s=network or default_network_gbit_per_s(model, per_node),
-        efa=True,
-    )
-    return hardware, needed, total, f"{needed} x {min(per_node, total)} x {model.key}"
+    name = f"{needed} x {min(per_node, total)} x {model.key}"
+    return build_hardware(model, per_node, network), total, name
 
 
 def _accumulation(data: int, micro_batch: int, grad_accum: int | None, global_batch: int | None) -> int:
@@ -340,15 +324,6 @@ def _accumulation(data: int, micro_batch: int, grad_accum: int | None, global_ba
             why="every rank has the same number of sequences",
         )
     return global_batch // (data * micro_batch)
-
-
-def _seq_len(model: ModelSpec, given: int | None) -> int:
-    if model.counts_samples:
-        if given not in (None, 1):
-            takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"
-            raise InvalidInputError(f"--seq-len is {given}", limit=f"none: {model.name} takes {takes}")
-        return 1
-    return given or default_seq_len(model)
 
 
 def _print(result: dict[str, Any], output_format: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from optimizer.performance.inputs import OPTIMIZERS
+from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.units import GIB
 
 # torch.distributed.checkpoint, synchronous save of 15 GiB of state on one node of four H200: training stood still for

@@ -18,12 +18,12 @@ from optimizer.economics.controller import reserve_hours
 from optimizer.mixed.batch_split import BatchSplit, GroupTimes, split_batch
 from optimizer.mixed.groups import NodeGroups
 from optimizer.mixed.mix import Mix
-from optimizer.performance.communication import network_of
 from optimizer.performance.evaluate import evaluate_inputs, room_gib
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.machines import Machines, share_of_gpu
+from optimizer.performance.machines import Machines
+from optimizer.performance.rates import network_rate
 from optimizer.performance.step import step_seconds
-from optimizer.performance.types import DDP, ZERO2
+from optimizer.performance.types import DDP, ZERO2, Hardware
 from optimizer.search import layouts
 from optimizer.search.candidates import keeps_limits
 from optimizer.search.problem import Problem
@@ -78,7 +78,7 @@ class UnlikeSearch:
     def _machines(self) -> Machines:
         problem = self.problem
         types = {p.offer.instance.name: p.offer.instance for p in self.groups.purchases}
-        return Machines.of(list(types.values()), problem.recipe, problem.model, problem.calibration)
+        return Machines.build(list(types.values()), problem.recipe, problem.model, problem.calibration)
 
     @cached_property
     def _machine(self) -> NDArray[np.intp]:
@@ -187,9 +187,9 @@ class UnlikeSearch:
 
     def _slowest(self, machine: NDArray[np.intp]) -> dict[str, Any]:
         """Links and network of mixes (... x 2 types; fields of Inputs, ... x 1): those of the slower group."""
-        hardware = [share_of_gpu(instance) for instance in self._machines.instances]
+        hardware = [Hardware.from_instance_type(instance) for instance in self._machines.instances]
         with_efa, with_tcp = (
-            np.array([network_of(replace(h, efa=h.efa and efa))[0] for h in hardware]) for efa in (True, False)
+            np.array([network_rate(replace(h, efa=h.efa and efa))[0] for h in hardware]) for efa in (True, False)
         )
         # EFA talks to EFA; where one group has none, both speak TCP.
         efa = np.array([h.efa for h in hardware])[machine].all(axis=-1, keepdims=True)

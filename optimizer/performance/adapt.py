@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from optimizer.performance.calibrate import Measured, folds, log_errors
+from optimizer.performance.calibrate import folds
 from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual, model_kind, residual_key
 from optimizer.performance.fit import HUBER, START, factors
+from optimizer.performance.measured_runs import MeasuredRun, log_errors
 from optimizer.performance.types import Floats
 
 # Error of a user's row, in log units: rows of one set-up share most of theirs, so each proves less than a shipped row.
@@ -34,10 +35,10 @@ _ITERATIONS = 20
 _ENOUGH = 1e-4  # of a step, in log units
 
 Key = tuple[str, str]  # field of Calibration, and the key in it
-Fitter = Callable[[Sequence[Measured]], Calibration]
+Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
-def adapt(rows: Sequence[Measured], base: Calibration) -> Calibration:
+def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     """``base`` with the coefficients that ``rows`` use moved towards them; residuals and provenance stay the base's."""
     spread_of = {key: _spread(base, rows, *key) for key in sorted({key for row in rows for key in _own(row)})}
     keys = [key for key, spread in spread_of.items() if spread > 0]
@@ -67,7 +68,7 @@ def adapt(rows: Sequence[Measured], base: Calibration) -> Calibration:
     return moved(theta)
 
 
-def left_out_errors(rows: Sequence[Measured], fitter: Fitter) -> Floats:
+def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
     """log(predicted / measured) step time of each row, from ``fitter`` given the rows of the other models only.
 
     With one model, given the other rows; a single row is predicted by ``fitter`` of none.
@@ -80,7 +81,7 @@ def left_out_errors(rows: Sequence[Measured], fitter: Fitter) -> Floats:
     return errors
 
 
-def residuals(rows: Sequence[Measured], left_out: Floats, base: Calibration) -> dict[str, Residual]:
+def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
     """``base``'s residuals with those of the rows' GPUs brought up to date.
 
     The error is the root mean square of the rows' own, left out of the fit, and of the error the base gives the GPU
@@ -89,26 +90,28 @@ def residuals(rows: Sequence[Measured], left_out: Floats, base: Calibration) -> 
     """
     found = dict(base.residuals)
     floor = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    keys = [residual_key(row.run.hardware.gpu, row.run.recipe.precision, row.run.recipe.framework) for row in rows]
+    keys = [
+        residual_key(row.setup.hardware.gpu, row.setup.recipe.precision, row.setup.recipe.framework) for row in rows
+    ]
     groups = {key: [index for index, name in enumerate(keys) if name == key] for key in sorted(set(keys))}
     for kind in KINDS:
-        groups[kind] = [index for index, row in enumerate(rows) if model_kind(row.run.model) == kind]
+        groups[kind] = [index for index, row in enumerate(rows) if model_kind(row.setup.model) == kind]
     for key, mine in groups.items():
         if not mine:
             continue
         before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
         squares = float(np.sum(left_out[mine] ** 2)) + PRIOR_ROWS * before.relative_error**2
         error = math.sqrt(squares / (len(mine) + PRIOR_ROWS))
-        if len({rows[index].run.model.name for index in mine}) == 1:
+        if len({rows[index].setup.model.name for index in mine}) == 1:
             error = max(error, min(floor, before.relative_error))
         found[key] = Residual(rows=before.rows + len(mine), relative_error=round(error, 4))
     return found
 
 
-def _own(row: Measured) -> set[Key]:
+def _own(row: MeasuredRun) -> set[Key]:
     """The coefficients that are the row's own: of each of its products, the most special key of each field."""
     found = set()
-    for names in factors(row.run).values():
+    for names in factors(row.setup).values():
         found |= set({field: key for field, key in names if key != POOLED}.items())
     return found
 
@@ -119,13 +122,13 @@ def _value(base: Calibration, field: str, key: str) -> float:
     return values.get(key, values.get(key.split()[0], values.get(POOLED, 1.0)))
 
 
-def _spread(base: Calibration, rows: Sequence[Measured], field: str, key: str) -> float:
+def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
     """How far the coefficient may move, in log units."""
     if key in getattr(base, field):
         return START[field].group * KNOWN_SPREAD
     spread = START[field].group
     if field == "matmul_efficiency":
         # The fit's spread is for processors of data centres; the calibration's own error says how far others may be.
-        gpus = [row.run.hardware.gpu for row in rows if (field, key) in _own(row)]
+        gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own(row)]
         spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
     return spread

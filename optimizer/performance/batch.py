@@ -1,4 +1,4 @@
-"""Many rows at once, each with its own model, GPU and configuration: what `gpufleet estimate --batch` computes."""
+"""Estimates of many rows at once, each with its own model, GPU and configuration: `gpufleet estimate --batch`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from optimizer.errors import GpufleetError
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.inputs import stack
-from optimizer.performance.runs import read_row, row_error
+from optimizer.performance.rows import read_row, row_error
 
 # Columns added to the input's, in this order. Tokens are samples for a CNN.
 COLUMNS = (
@@ -28,34 +29,34 @@ COLUMNS = (
 def estimate_rows(
     rows: Sequence[Mapping[str, Any]], gpus: Mapping[str, Gpu], calibration: Calibration
 ) -> list[dict[str, Any]]:
-    """COLUMNS of each row, in order; a row that cannot be estimated has only ``error``.
+    """Estimate each row: its COLUMNS, in order; a row that cannot be estimated has only ``error``.
 
     Args:
-        rows: column name to value, as ``runs.read_row`` reads them.
+        rows: column name to value.
         gpus: the GPU table by key.
         calibration: fitted numbers.
     """
     results: list[dict[str, Any]] = [dict.fromkeys(COLUMNS) for _ in rows]
-    inputs, counts, places = [], [], []
-    for place, row in enumerate(rows):
+    inputs, counts, positions = [], [], []
+    for position, row in enumerate(rows):
         try:
-            read = read_row(row, gpus)
-            inputs.append(read.inputs(calibration.coefficients(read.hardware.gpu, read.recipe)))
+            setup = read_row(Row(row), gpus)
+            inputs.append(setup.inputs(calibration))
         except GpufleetError as error:
-            results[place]["error"] = row_error(error)
+            results[position]["error"] = row_error(error)
             continue
-        counts.append(read.gpus)
-        places.append(place)
+        counts.append(setup.gpus)
+        positions.append(position)
     if not inputs:
         return results
-    # A number near the largest double may overflow on the way; such a row is told so below.
+    # A number near the largest double may overflow; the row then gets an error below.
     with np.errstate(over="ignore", invalid="ignore"):
         estimates = evaluate_inputs(stack(inputs))
-    for at, (place, count) in enumerate(zip(places, counts, strict=True)):
-        speed = float(estimates.tokens_per_second[at]) / count
-        values = (speed, float(estimates.peak_memory_gib[at]), float(estimates.step_time_s[at]))
-        if not all(math.isfinite(value) and value > 0 for value in values):
-            results[place]["error"] = "the row's numbers are too large or too small to estimate"
-            continue
-        results[place].update(zip(COLUMNS, (*values, bool(estimates.fits[at])), strict=False))
+    for index, (position, count) in enumerate(zip(positions, counts, strict=True)):
+        speed = float(estimates.tokens_per_second[index]) / count
+        values = (speed, float(estimates.peak_memory_gib[index]), float(estimates.step_time_s[index]))
+        if all(math.isfinite(value) and value > 0 for value in values):
+            results[position].update(zip(COLUMNS, (*values, bool(estimates.fits[index])), strict=False))
+        else:
+            results[position]["error"] = "the row's numbers are too large or too small to estimate"
     return results

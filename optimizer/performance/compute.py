@@ -15,7 +15,7 @@ import numpy as np
 
 from optimizer.performance import kernels
 from optimizer.performance.experts import experts
-from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.memory import (
     grouped_in_32_bits,
     layer_parameters,
@@ -25,7 +25,7 @@ from optimizer.performance.memory import (
     updated_parameters,
 )
 from optimizer.performance.samples import sample_costs, sample_flops
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Bools
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Flag, Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +183,7 @@ def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
     return np.where(fused, _flash_seconds(x, products, scores, full, masked), _unfused_seconds(x, products, scores))
 
 
-def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Bools) -> Number:
+def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Flag) -> Number:
     """Of one layer's fused attention.
 
     Flash computes half of a causal score matrix, unless that comes as a mask, and recomputes it in the backward pass

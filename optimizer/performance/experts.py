@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.performance import kernels
-from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.memory import EXPERT_CAPACITY, experts_in_32_bits, tokens_of_rank
-from optimizer.performance.types import FULL, NONE
+from optimizer.performance.types import FULL, NONE, Number
 
 # Rows of a product are computed in tiles of 128, and the last tile of each expert's is half empty on average
 # (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).

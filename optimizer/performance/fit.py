@@ -19,7 +19,7 @@ from optimizer.performance.calibration import POOLED, attention_precision, die
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, stack
-from optimizer.performance.runs import RowRun
+from optimizer.performance.setups import Setup
 from optimizer.performance.types import Floats
 
 
@@ -72,7 +72,7 @@ _ITERATIONS = 60
 _ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 
-def fit_coefficients(runs: Sequence[RowRun], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
+def fit_coefficients(runs: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
     """Fit the coefficients to measured step times.
 
     Args:
@@ -104,7 +104,7 @@ def fit_coefficients(runs: Sequence[RowRun], step_time_s: Sequence[float], suite
     return problem.fields(theta)
 
 
-def factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
+def factors(run: Setup) -> dict[str, list[tuple[str, str]]]:
     """What each coefficient of a run is a product of, as (field of Calibration, key), the most general first."""
     processor, framework = die(run.hardware.gpu), framework_name(run.recipe.framework)
     found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
@@ -124,7 +124,7 @@ def factors(run: RowRun) -> dict[str, list[tuple[str, str]]]:
 class _Problem:
     """The parameters and the residuals they give; ``parameters`` names each as (field of Calibration, key)."""
 
-    def __init__(self, runs: Sequence[RowRun], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
+    def __init__(self, runs: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
         # What the coefficients of each row are a product of.
         products = [factors(run) for run in runs]
         used = {factor for row in products for names in row.values() for factor in names}
@@ -140,8 +140,7 @@ class _Problem:
         self.measured = np.log(step_time_s)
         count = {suite: suites.count(suite) for suite in set(suites)}
         self.weights = np.sqrt([len(runs) / len(count) / count[suite] for suite in suites]) / NOISE
-        any_coefficients = Coefficients(**dict.fromkeys(_COEFFICIENTS, 1.0))
-        self.inputs = stack([run.inputs(any_coefficients) for run in runs])
+        self.inputs = stack([run.inputs(None) for run in runs])
 
     @staticmethod
     def _spread(field: str, key: str) -> float:

@@ -100,7 +100,7 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 def check_framework(name: str, model: ModelSpec) -> None:
     """Refuse training code that does not train a model of this kind: its profile would say nothing of the run.
 
-    A profiled module is checked where its profile is read (``inputs.of_module``).
+    A profiled module is checked where its profile is read (``inputs_builder``).
 
     Raises:
         InvalidInputError: a language model's framework for a CNN, or the other way round.

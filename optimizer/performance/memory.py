@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.samples import sample_bytes
-from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3
+from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Flag, Number
 from optimizer.units import GIB
 
 PARTS = ("weights", "gradients", "optimizer_state", "activations", "logits", "communication", "workspace")
@@ -137,13 +137,12 @@ def _moments(x: Inputs) -> _Moments:
     # Autocast keeps its copies until the backward pass, which makes them again where the layers are computed again: the
     # peak is then at the end of the forward pass, when the gradient of the logits is not there yet, or after it.
     head = np.minimum(x.vocab * x.hidden / x.tensor, held)
+    held_narrow = held
     kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
     if np.any(x.experts > 0):  # weights that stay in 32 bits have no copy
         wide = np.where(experts_in_32_bits(x), layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0)
         kept = np.where(x.checkpointing == FULL, np.maximum(kept - wide * x.cast_bytes, 0.0), kept)
         held_narrow = held - wide
-    else:
-        held_narrow = held
     if np.any(x.fp8_cast_bytes > 0):
         # torchao casts a layer's weights when a product reads them, and keeps no copy (h200_fp8_202611.md).
         kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
@@ -248,7 +247,7 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
     # bits) the normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once
     # more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
-    autocast = residual_bytes > element
+    autocast = np.where(residual_bytes > element, 1.0, 0.0)
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
     wide = residual_bytes * by_hand
@@ -261,11 +260,11 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     # compiler computes the product of the gate and what it gates again.
     gated = x.mlp_matrices > 2.5
     gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
-    of_expert = element if narrow else np.where(_products_miss_autocast(x), 4.0, element)
+    of_expert: Number = element if narrow else np.where(_products_miss_autocast(x), 4.0, element)
     inner = of_expert * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
     # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
     # on each tensor rank), and the experts' outputs that their weights are multiplied with.
-    dispatched = of_expert * x.hidden * (x.experts > 0) * used
+    dispatched = of_expert * x.hidden * np.where(x.experts > 0, 1.0, 0.0) * used
     # Unfused attention: a score's softmax (in PyTorch 32 bits), what the product reads where that is another
     # tensor (16 bits, or after dropout), and a mask byte. Where no fused kernel takes it, 4.2 bytes a score in 32 bits
     # and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
@@ -357,7 +356,7 @@ def logits_bytes(x: Inputs) -> Number:
     return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
 
 
-def experts_in_32_bits(x: Inputs) -> Number:
+def experts_in_32_bits(x: Inputs) -> Flag:
     """Where a mixture's products run in 32 bits although the run's precision is 16.
 
     torch's grouped product is no autocast operation: with 32-bit weights, which autocast leaves as they are, it
@@ -367,21 +366,21 @@ def experts_in_32_bits(x: Inputs) -> Number:
     return _products_miss_autocast(x) & np.logical_not(computes_narrow(x))
 
 
-def _products_miss_autocast(x: Inputs) -> Number:
+def _products_miss_autocast(x: Inputs) -> Flag:
     return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0)
 
 
-def grouped_in_32_bits(x: Inputs) -> Number:
+def grouped_in_32_bits(x: Inputs) -> Flag:
     """Where PyTorch has no fused attention: 32-bit inputs with fewer keys and values than queries."""
     return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query)
 
 
-def scores_by_compiler(x: Inputs) -> Number:
+def scores_by_compiler(x: Inputs) -> Flag:
     """Where a compiler writes the scores out: no fused attention takes Hugging Face's mask with dropout, not causal."""
     return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
 
 
-def computes_narrow(x: Inputs) -> Number:
+def computes_narrow(x: Inputs) -> Flag:
     """Where plain PyTorch is FSDP2, which computes in 16 bits throughout instead of under autocast."""
     return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)
 

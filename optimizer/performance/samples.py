@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optimizer.performance import kernels
-from optimizer.performance.inputs import Inputs, Number
-from optimizer.performance.types import FULL, ZERO2
+from optimizer.performance.inputs import Inputs
+from optimizer.performance.types import FULL, ZERO2, Number
 
 if TYPE_CHECKING:
     from optimizer.workload.profile.records import ArithmeticWidth, ModuleProfile, Pass
@@ -78,7 +78,7 @@ def sample_costs(x: Inputs) -> SampleCosts:
         )
     profile = x.module
     forward = profile.forward_flops
-    passes = ELEMENTWISE_PASSES
+    passes: Number = ELEMENTWISE_PASSES
     if 2.0 * forward.convolution > forward.total:
         passes = _cnn_passes(x) / COUNTED_CNN_PASSES
 
@@ -152,5 +152,5 @@ def _passes(x: Inputs, profile: ModuleProfile) -> tuple[Pass, Pass]:
     """The passes without and with activation checkpointing; the first twice where nothing can be checkpointed."""
     width: ArithmeticWidth = "16-bit" if np.all(x.low_precision > 0) else "32-bit"
     none = profile.passed(width, "none")
-    assert none is not None  # checked by make_inputs
+    assert none is not None  # checked by build_inputs
     return none, profile.passed(width, "full") or none

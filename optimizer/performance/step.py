@@ -7,9 +7,9 @@ import numpy as np
 from optimizer.performance import kernels
 from optimizer.performance.communication import communication
 from optimizer.performance.compute import compute, optimizer_time
-from optimizer.performance.inputs import Inputs, Number
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.memory import layers_of_stage
-from optimizer.performance.types import ZERO3
+from optimizer.performance.types import ZERO3, Number
 
 PARTS = (
     "matmul",

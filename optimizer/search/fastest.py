@@ -26,7 +26,7 @@ from optimizer.economics.controller import reserve_hours
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import evaluate_inputs, limit_gib, needed_gib, room_gib, step_s
-from optimizer.performance.machines import Machines, share_of_gpu
+from optimizer.performance.machines import Machines
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Hardware
 from optimizer.plan import Parallelism
 from optimizer.search import layouts
@@ -152,7 +152,7 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
             found[instance.name] = reject_batch(instance, amount.largest_batch)
             continue
         # Types of the same GPU, links and network are as fast as each other: host and disks are not in the estimate.
-        hardware = share_of_gpu(instance)
+        hardware = Hardware.from_instance_type(instance)
         facts = tuple(getattr(hardware, field.name) for field in fields(Hardware) if field.name != "gpu")
         able.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
     if able:
@@ -189,7 +189,7 @@ class Search:
 
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[LayoutTable]) -> None:
         model, recipe, calibration = problem.model, problem.recipe, problem.calibration
-        machines = Machines.of(instances, recipe, model, calibration)
+        machines = Machines.build(instances, recipe, model, calibration)
         self.machines, self.model = machines, model
         distinct = list({id(table): table for table in tables}.values())
         self.table_of = [next(at for at, one in enumerate(distinct) if one is table) for table in tables]
@@ -391,7 +391,7 @@ class Search:
             at = row[piece]
             ranks = table.data[at] * table.tensor[at] * table.pipeline[at] * table.context[at] / table.nodes[at]
             settings = self._grid(at) | {name: values[piece] for name, values in columns.items()}
-            peak, nccl_gib[piece] = needed_gib(self.machines.any_with(ranks, settings))
+            peak, nccl_gib[piece] = needed_gib(self.machines.inputs_without_gpu(ranks, settings))
             peak_gib[:, :, piece] = np.where(self.shards[:, :, at], peak, np.inf)
         return peak_gib, nccl_gib
 
@@ -519,7 +519,7 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(found, name)[at] for found, at in chosen], float)
     machine = np.array([position[found.instance.name] for found, _ in chosen])
-    machines = Machines.of(types, problem.recipe, problem.model, problem.calibration)
+    machines = Machines.build(types, problem.recipe, problem.model, problem.calibration)
     return evaluate_inputs(machines.inputs(machine, columns))
 
 

@@ -23,22 +23,13 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.hardware import Gpu
 from optimizer.performance.adapt import adapt
-from optimizer.performance.calibrate import (
-    RUNS,
-    Measured,
-    cross_validated_errors,
-    fit,
-    fit_rows,
-    folds,
-    log_errors,
-    predict,
-    read_runs,
-    throughput_error,
-)
+from optimizer.performance.calibrate import cross_validated_errors, fit, fit_rows, folds
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.inputs import stack
-from optimizer.performance.runs import read_row
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs, throughput_error
+from optimizer.performance.rows import read_row
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.peers import PEERS, Answer, ask
 
@@ -72,7 +63,7 @@ class Results:
         own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows; 0 is none.
     """
 
-    rows: list[Measured]
+    rows: list[MeasuredRun]
     errors: dict[str, Floats]
     peak_memory_gib: Floats
     fits: Bools
@@ -86,25 +77,25 @@ class Results:
         return sorted({row.suite for row in self.rows})
 
 
-def constant_mfu(train: Sequence[Measured], test: Sequence[Measured], calibration: Calibration) -> Floats:
+def constant_mfu(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], calibration: Calibration) -> Floats:
     """Log errors of the bar: step time from one MFU a GPU, the geometric mean of its training rows'.
 
     A GPU without training rows has the geometric mean of all. FLOPs are the estimator's own, attention included and
     recomputation not (counting it makes the bar worse on these rows).
     """
 
-    def flop_seconds(rows: Sequence[Measured]) -> Floats:
+    def flop_seconds(rows: Sequence[MeasuredRun]) -> Floats:
         found = predict(rows, calibration)  # MFU x step time: seconds at peak, whatever the calibration
         return np.asarray(found.mfu * found.step_time_s)
 
     log_mfu = np.log(flop_seconds(train) / [row.step_time_s for row in train])
-    train_gpus = np.array([row.run.hardware.gpu.key for row in train])
+    train_gpus = np.array([row.setup.hardware.gpu.key for row in train])
     mean = {key: log_mfu[train_gpus == key].mean() for key in set(train_gpus)}
-    log_times = np.log(flop_seconds(test)) - [mean.get(row.run.hardware.gpu.key, log_mfu.mean()) for row in test]
+    log_times = np.log(flop_seconds(test)) - [mean.get(row.setup.hardware.gpu.key, log_mfu.mean()) for row in test]
     return np.asarray(log_times - np.log([row.step_time_s for row in test]))
 
 
-def measure(rows: Sequence[Measured]) -> dict[str, Floats]:
+def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
     """Log errors of every row, by way of predicting it."""
     shipped = fit_rows(rows)
     suites = np.array([row.suite for row in rows])
@@ -124,7 +115,7 @@ def measure(rows: Sequence[Measured]) -> dict[str, Floats]:
     return found
 
 
-def left_out_suite_errors(rows: Sequence[Measured]) -> Floats:
+def left_out_suite_errors(rows: Sequence[MeasuredRun]) -> Floats:
     """Log errors of each row from a fit to the rows of the other suites only."""
     suites = np.array([row.suite for row in rows])
     errors = np.zeros(len(rows))
@@ -140,7 +131,7 @@ def mean_absolute_percentage(log_error: Floats) -> float:
     return float(100 * np.abs(throughput_error(log_error)).mean())
 
 
-def own_rows_curve(rows: Sequence[Measured]) -> dict[str, dict[int, float]]:
+def own_rows_curve(rows: Sequence[MeasuredRun]) -> dict[str, dict[int, float]]:
     """What a user's own rows bring: each suite is the user's in turn, and the others are what ships.
 
     The mean over CHOICES random choices of the user's rows; the error is of the suite's rows that were not chosen.
@@ -170,10 +161,8 @@ def ran_out_of_memory(
         return {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    runs = [read_row(row, gpus) for row in rows]
-    fits = evaluate_inputs(
-        stack([run.inputs(calibration.coefficients(run.hardware.gpu, run.recipe)) for run in runs])
-    ).fits
+    setups = [read_row(Row(row), gpus) for row in rows]
+    fits = evaluate_inputs(stack([setup.inputs(calibration) for setup in setups])).fits
     found: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):
         count, wrong = found.get(row["allocator"], (0, []))
@@ -181,7 +170,7 @@ def ran_out_of_memory(
     return found
 
 
-def run(rows: list[Measured]) -> Results:
+def run(rows: list[MeasuredRun]) -> Results:
     """Measure everything."""
     shipped = fit_rows(rows)
     estimates = predict(rows, shipped)
@@ -207,8 +196,8 @@ def write_raw(path: Path, results: Results) -> None:
         line: dict[str, Any] = {
             "row_id": row.row_id,
             "suite": row.suite,
-            "model": row.run.model.name,
-            "gpu": row.run.hardware.gpu.key,
+            "model": row.setup.model.name,
+            "gpu": row.setup.hardware.gpu.key,
             "measured_step_time_s": row.step_time_s,
             "measured_peak_memory_gib": row.peak_memory_gib,
             "predicted_peak_memory_gib": float(results.peak_memory_gib[index]),

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from optimizer.performance.calibrate import RUNS, Measured, throughput_error
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, throughput_error
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.accuracy import CHOICES, PeerResult, Results, mean_absolute_percentage
 
@@ -25,11 +25,11 @@ and step.py, some of which were read off the h200 rows or chosen with the left-o
 suite nobody here has seen, expect somewhat more."""
 
 # Goals on rows not used for fitting, per cent: what, which rows, which errors, the goal.
-GOALS: tuple[tuple[str, Callable[[Measured], bool], str, float], ...] = (
+GOALS: tuple[tuple[str, Callable[[MeasuredRun], bool], str, float], ...] = (
     ("llm-foundry FSDP rows, A100 and H100", lambda row: row.suite == "llmfoundry", "models", 5.0),
     (
         "Megatron TP/PP rows",
-        lambda row: row.suite == "megatron" and float(np.asarray(row.run.grid.tensor)) > 1,
+        lambda row: row.suite == "megatron" and float(np.asarray(row.setup.grid.tensor)) > 1,
         "models",
         4.0,
     ),
@@ -83,7 +83,7 @@ def _goals(results: Results) -> list[str]:
         f"| ran, and predicted not to fit | 0 | {refused} of {len(results.rows)} | {_verdict(refused, 0, '')} |"
     )
     for allocator, (count, wrong) in results.ran_out.items():
-        assumed = allocator != "default"  # limits assume expandable segments (optimizer/performance/inputs.py)
+        assumed = allocator != "default"  # limits assume expandable segments (optimizer/performance/memory.py)
         zero, verdict = ("0", _verdict(len(wrong), 0, "")) if assumed else ("-", "not the allocator assumed")
         lines.append(f"| ran out ({allocator}), and predicted to fit | {zero} | {len(wrong)} of {count} | {verdict} |")
     return lines

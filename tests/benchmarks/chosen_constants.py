@@ -16,13 +16,14 @@ from unittest.mock import patch
 import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance import communication, kernels, step
-from optimizer.performance.calibrate import RUNS, Measured, fit_rows, log_errors, read_runs, throughput_error
+from optimizer.performance import collectives, kernels, step
+from optimizer.performance.calibrate import fit_rows
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_runs, throughput_error
 
 # (module, constants with a value that leaves their effect out, or another that would be as plausible).
 NEUTRAL: Mapping[str, tuple[ModuleType, dict[str, Any]]] = {
     "none": (kernels, {}),
-    "rings do not lose bandwidth with nodes": (communication, {"NODES_AT_HALF_BANDWIDTH": 1e12}),
+    "rings do not lose bandwidth with nodes": (collectives, {"NODES_AT_HALF_BANDWIDTH": 1e12}),
     "host and GPU overlap: power 2 for 2.5": (step, {"_OVERLAP_POWER": 2.0}),
     "host and GPU overlap: power 4 for 2.5": (step, {"_OVERLAP_POWER": 4.0}),
     "a tensor collective costs the host nothing (measured: 60 to 109 us)": (kernels, {"HOST_S_PER_COLLECTIVE": 0.0}),
@@ -48,7 +49,7 @@ NEUTRAL: Mapping[str, tuple[ModuleType, dict[str, Any]]] = {
 }
 
 
-def error_when_left_out(rows: Sequence[Measured], suite: str) -> float:
+def error_when_left_out(rows: Sequence[MeasuredRun], suite: str) -> float:
     """Mean absolute error of the throughput of ``suite`` in per cent, from a fit to the other suites."""
     fitted = fit_rows([row for row in rows if row.suite != suite])
     errors = throughput_error(log_errors([row for row in rows if row.suite == suite], fitted))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.cli import cli
-from optimizer.performance.calibrate import RUNS
+from optimizer.performance.measured_runs import RUNS
 
 # Standard deviations of the log errors of two GPUs, as `calibration.json` has them: both measured, one not, neither.
 ERRORS = ((0.08, 0.08), (0.08, 0.2), (0.2, 0.2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import RUNS, read_runs, throughput_error
+from optimizer.performance.measured_runs import RUNS, read_runs, throughput_error
 from tests.benchmarks.accuracy import measure
 
 pytestmark = pytest.mark.benchmark

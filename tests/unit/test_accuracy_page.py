@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import RUNS, Measured, read_runs
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, read_runs
 from tests.benchmarks.accuracy import PeerResult, Results, write_raw
 from tests.benchmarks.accuracy_page import page
 from tests.benchmarks.peers import CALCULON, LLM_ANALYSIS, Answer, ask, calculon_peer, facts, llm_analysis_peer
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Measured]:
+def rows() -> list[MeasuredRun]:
     """Two rows of llm-foundry, two of vTrain, and a CNN with its peak."""
     found = read_runs(RUNS, gpu_table())
     named = {suite: [row for row in found if row.suite == suite] for suite in ("llmfoundry", "vtrain", "h200")}
-    cnn = next(row for row in named["h200"] if row.run.model.architecture == "cnn" and row.peak_memory_gib)
+    cnn = next(row for row in named["h200"] if row.setup.model.architecture == "cnn" and row.peak_memory_gib)
     return [*named["llmfoundry"][:2], *named["vtrain"][:2], cnn]
 
 
-def results(rows: list[Measured]) -> Results:
+def results(rows: list[MeasuredRun]) -> Results:
     """Ours 2% too slow everywhere, peaks a tenth too high, a peer three times too fast that knows no CNN."""
     names = ("fitted", "models", "suites", "constant fitted", "constant models", "constant suites")
     answers = [
@@ -49,7 +49,7 @@ def results(rows: list[Measured]) -> Results:
     )
 
 
-def test_the_page_says_what_was_reached_and_by_how_much_a_goal_was_missed(rows: list[Measured]) -> None:
+def test_the_page_says_what_was_reached_and_by_how_much_a_goal_was_missed(rows: list[MeasuredRun]) -> None:
     text = page(results(rows), "a command")
     assert "| llm-foundry FSDP rows, A100 and H100 (2), new model | <= 5 | 2.0 | reached |" in text
     assert "| new suite: mean of the suites | <= 8 | 2.0 | reached |" in text
@@ -60,7 +60,7 @@ def test_the_page_says_what_was_reached_and_by_how_much_a_goal_was_missed(rows: 
     assert "| vtrain | 2 | 2.0 (-2.0) |" in text
 
 
-def test_a_peer_is_judged_on_the_rows_it_expresses_and_with_its_best_factor(rows: list[Measured]) -> None:
+def test_a_peer_is_judged_on_the_rows_it_expresses_and_with_its_best_factor(rows: list[MeasuredRun]) -> None:
     text = page(results(rows), "a command")
     # Three times too fast is 200%; one factor mends it all.
     assert "| vtrain | defaults | 2 | 200.0 (+200.0) | 2.0 | 0.0 | 2.0 |" in text
@@ -68,7 +68,7 @@ def test_a_peer_is_judged_on_the_rows_it_expresses_and_with_its_best_factor(rows
     assert "not installed." in text
 
 
-def test_the_raw_file_has_every_prediction(rows: list[Measured], tmp_path: Path) -> None:
+def test_the_raw_file_has_every_prediction(rows: list[MeasuredRun], tmp_path: Path) -> None:
     path = tmp_path / "raw.csv"
     write_raw(path, results(rows))
     with path.open(encoding="utf-8", newline="") as file:
@@ -81,12 +81,12 @@ def test_the_raw_file_has_every_prediction(rows: list[Measured], tmp_path: Path)
     assert found[-1]["peer_cannot"] == "no convolutions"
 
 
-def test_a_peer_never_learns_the_measurement(rows: list[Measured]) -> None:
+def test_a_peer_never_learns_the_measurement(rows: list[MeasuredRun]) -> None:
     for row in rows:
         assert facts(row) == facts(replace(row, tokens_per_second_per_gpu=1.0, peak_memory_gib=1.0))
 
 
-def test_what_a_peer_cannot_express_is_said(rows: list[Measured]) -> None:
+def test_what_a_peer_cannot_express_is_said(rows: list[MeasuredRun]) -> None:
     plain, cnn = facts(rows[0]), facts(rows[-1])
     for peer in (llm_analysis_peer, calculon_peer):
         assert peer._inexpressible(plain) == ""
@@ -100,7 +100,7 @@ def test_what_a_peer_cannot_express_is_said(rows: list[Measured]) -> None:
 
 
 def test_a_peer_that_is_not_there_says_so_and_one_that_breaks_fails(
-    rows: list[Measured], monkeypatch: pytest.MonkeyPatch
+    rows: list[MeasuredRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PEERS_PYTHON", raising=False)
     monkeypatch.delenv("CALCULON_DIR", raising=False)

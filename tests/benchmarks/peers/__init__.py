@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.performance.calibrate import Measured
 from optimizer.performance.frameworks import frameworks
+from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ PEERS = (LLM_ANALYSIS, CALCULON)
 PYTHON = "PEERS_PYTHON"
 
 
-def ask(peer: Peer, rows: Sequence[Measured]) -> tuple[list[Answer], str]:
+def ask(peer: Peer, rows: Sequence[MeasuredRun]) -> tuple[list[Answer], str]:
     """Ask a peer for all rows: answers in their order and its version, or the reason why it is not installed.
 
     Raises:
@@ -82,9 +82,9 @@ def ask(peer: Peer, rows: Sequence[Measured]) -> tuple[list[Answer], str]:
     return [Answer(**row) for row in answer["rows"]], answer["version"]
 
 
-def facts(row: Measured) -> dict[str, Any]:
+def facts(row: MeasuredRun) -> dict[str, Any]:
     """Return the row's inputs in plain numbers and words, without the measurement."""
-    recipe, grid, model, gpu = row.run.recipe, row.run.grid, row.run.model, row.run.hardware.gpu
+    recipe, grid, model, gpu = row.setup.recipe, row.setup.grid, row.setup.model, row.setup.hardware.gpu
     split = frameworks()[recipe.framework].splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
 
     def number(value: Any) -> int:
@@ -112,9 +112,9 @@ def facts(row: Measured) -> dict[str, Any]:
         "gpu_bandwidth_gb_per_s": gpu.memory_bandwidth_gb_per_s,
         "gpu_nvlink_gb_per_s": gpu.nvlink_gb_per_s,
         "gpu_bf16_tflop_per_s": gpu.peak_tflop_per_s["bf16"],
-        "network_gbit_per_s": row.run.hardware.network_gbit_per_s,
-        "gpus": row.run.gpus,
-        "gpus_per_node": row.run.hardware.gpus_per_node,
+        "network_gbit_per_s": row.setup.hardware.network_gbit_per_s,
+        "gpus": row.setup.gpus,
+        "gpus_per_node": row.setup.hardware.gpus_per_node,
         "data": number(grid.data),
         "tensor": number(grid.tensor),
         "pipeline": number(grid.pipeline),

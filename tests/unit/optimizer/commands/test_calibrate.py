@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.performance.calibrate import RUNS
 from optimizer.performance.calibration import CALIBRATION, load, read_calibration
+from optimizer.performance.measured_runs import RUNS
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 # Runs of a GPU no shipped row has; throughputs near what is predicted, so that no row is refused.

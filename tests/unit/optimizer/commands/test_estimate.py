@@ -16,9 +16,9 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate import command
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS
-from optimizer.performance.calibrate import RUNS
 from optimizer.performance.calibration import load
 from optimizer.performance.legality import WITHOUT
+from optimizer.performance.measured_runs import RUNS
 
 H100 = ["--gpu", "h100-80gb", "--gpus", "16"]
 
@@ -146,7 +146,7 @@ def test_a_cnn_counts_images() -> None:
         (["--model", "gpt2", "--instance-type", "p5.48xlarge", "--gpus", "8"], "--gpus with --instance-type"),
         (["--model", "gpt2", "--instance-type", "p99.metal"], "p99.metal"),
         (["--model", "gpt2", "--gpu", "a100"], "a100-40gb, a100-80gb"),
-        (["--model", "gpt2", *H100, "--tensor", "3"], "a multiple of --tensor 3"),
+        (["--model", "gpt2", *H100, "--tensor", "3"], "a multiple of tensor 3"),
         (["--model", "gpt2", "--gpu", "h100", "--gpus", "8", "--tensor", "8"], "a divisor of 12, the attention heads"),
         (["--model", "gpt2", *H100, "--expert", "2"], "gpt2 has no experts"),
         (["--model", "mixtral-8x7b", *H100, "--expert", "16"], "a divisor of 8, the experts"),

@@ -24,9 +24,8 @@ from optimizer.mixed.mix import Mix
 from optimizer.mixed.unlike import UnlikeSearch
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.performance.evaluate import estimate
-from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
+from optimizer.performance.evaluate import evaluate
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
 from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
@@ -106,17 +105,19 @@ def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
     network = min(p4d.network_gbit_per_s, p5.network_gbit_per_s)
     computed, shown = {}, []
     for g, purchase in enumerate(mix.purchases):
-        found = estimate(
+        found = evaluate(
             model,
             recipe,
-            replace(share_of_gpu(purchase.offer.instance), network_gbit_per_s=network),
+            replace(Hardware.from_instance_type(purchase.offer.instance), network_gbit_per_s=network),
+            Grid(
+                nodes=3,
+                data=24,
+                sharding=mix.sharding,
+                micro_batch=mix.micro_batch[g],
+                grad_accum=mix.grad_accum[g],
+                checkpointing=mix.checkpointing[g],
+            ),
             calibration,
-            nodes=3,
-            data=24,
-            sharding=mix.sharding,
-            micro_batch=mix.micro_batch[g],
-            grad_accum=mix.grad_accum[g],
-            checkpointing=mix.checkpointing[g],
         )
         assert found.fits
         shown.append(float(found.time_s["data_communication"]))
@@ -169,20 +170,22 @@ def test_no_configuration_beats_the_chosen_one(
         """Computation and communication of one group; None where it does not fit."""
         key = (g, mode, way, micro, accum)
         if key not in found:
-            hardware = replace(share_of_gpu(mix.purchases[g].offer.instance), network_gbit_per_s=slow)
+            hardware = replace(Hardware.from_instance_type(mix.purchases[g].offer.instance), network_gbit_per_s=slow)
             if hardware.network_gbit_per_s > link.network_gbit_per_s:
                 raise AssertionError("the network of g5 is the slower")
-            one = estimate(
+            one = evaluate(
                 model,
                 recipe,
                 hardware,
+                Grid(
+                    nodes=sum(nodes),
+                    data=together,
+                    sharding=mode,
+                    micro_batch=micro,
+                    grad_accum=accum,
+                    checkpointing=way,
+                ),
                 calibration,
-                nodes=sum(nodes),
-                data=together,
-                sharding=mode,
-                micro_batch=micro,
-                grad_accum=accum,
-                checkpointing=way,
             )
             shown = float(one.time_s["data_communication"])
             found[key] = (float(one.step_time_s) - shown, shown) if one.fits else None

@@ -7,6 +7,8 @@ from typing import Any
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
 from optimizer.performance.evaluate import evaluate
+from optimizer.performance.inputs import Inputs
+from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -42,3 +44,9 @@ def of(
     defaults: dict[str, Any] = {"nodes": 1, "data": 8}
     recipe = recipe or Recipe(seq_len=1 if model.architecture == "cnn" else 512)
     return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)
+
+
+def inputs_of(model: ModelSpec, recipe: Recipe, **grid: Any) -> Inputs:
+    """Inputs of ``model`` on one H100 node; the grid is one node of eight data-parallel GPUs unless said otherwise."""
+    settings: dict[str, Any] = {"nodes": 1, "data": 8}
+    return build_inputs(model, recipe, node(), Grid(**(settings | grid)), CALIBRATION)

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import (
-    RUNS,
-    Measured,
-    cross_validated_errors,
-    log_errors,
-    read_runs,
-    throughput_error,
-)
+from optimizer.performance.calibrate import cross_validated_errors
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_runs, throughput_error
 from optimizer.performance.types import Floats
 from tests.benchmarks.accuracy import RESULTS
 from tests.benchmarks.accuracy_page import GOALS
@@ -25,7 +19,7 @@ from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
 
 @functools.cache
-def rows() -> list[Measured]:
+def rows() -> list[MeasuredRun]:
     return read_runs(RUNS, gpu_table())
 
 

@@ -9,36 +9,37 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.adapt import adapt, left_out_errors, residuals
-from optimizer.performance.calibrate import RUNS, Measured, folds, log_errors, predict, read_runs
+from optimizer.performance.calibrate import folds
 from optimizer.performance.calibration import POOLED, Calibration, Residual
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
 
 
 @functools.cache
-def rows_of(suite: str) -> tuple[Measured, ...]:
+def rows_of(suite: str) -> tuple[MeasuredRun, ...]:
     return tuple(row for row in read_runs(RUNS, gpu_table()) if row.suite == suite)
 
 
-def on(rows: Sequence[Measured], gpu: str) -> list[Measured]:
+def on(rows: Sequence[MeasuredRun], gpu: str) -> list[MeasuredRun]:
     """The rows, run on another GPU at the speed the shipped calibration gives it."""
     table = gpu_table()
     moved = []
     for row in rows:
-        run = replace(row.run, hardware=replace(row.run.hardware, gpu=table[gpu]))
-        moved.append(replace(row, run=run, peak_memory_gib=None))
+        setup = replace(row.setup, hardware=replace(row.setup.hardware, gpu=table[gpu]))
+        moved.append(replace(row, setup=setup, peak_memory_gib=None))
     return at_speed(moved, SHIPPED)
 
 
-def at_speed(rows: Sequence[Measured], truth: Calibration, factor: float = 1.0) -> list[Measured]:
+def at_speed(rows: Sequence[MeasuredRun], truth: Calibration, factor: float = 1.0) -> list[MeasuredRun]:
     """The rows with the throughput that ``truth`` gives them, times ``factor``."""
     speeds = predict(rows, truth).tokens_per_second
     return [
-        replace(row, tokens_per_second_per_gpu=factor * float(speed) / row.run.gpus)
+        replace(row, tokens_per_second_per_gpu=factor * float(speed) / row.setup.gpus)
         for row, speed in zip(rows, speeds, strict=True)
     ]
 
 
-def mean_error(rows: Sequence[Measured], calibration: Calibration) -> float:
+def mean_error(rows: Sequence[MeasuredRun], calibration: Calibration) -> float:
     return float(np.abs(log_errors(rows, calibration)).mean())
 
 
@@ -94,17 +95,17 @@ def test_an_error_left_out_is_of_a_fit_that_never_saw_the_model() -> None:
     rows = list(rows_of("h200"))
     seen: list[set[str]] = []
 
-    def fitter(train: Sequence[Measured]) -> Calibration:
-        seen.append({row.run.model.name for row in train})
+    def fitter(train: Sequence[MeasuredRun]) -> Calibration:
+        seen.append({row.setup.model.name for row in train})
         return SHIPPED
 
     left_out_errors(rows, fitter)
     for models, test in zip(seen, folds(rows), strict=True):
-        assert not models & {rows[index].run.model.name for index in test}
+        assert not models & {rows[index].setup.model.name for index in test}
 
 
 def test_rows_of_one_model_are_left_out_one_by_one() -> None:
-    rows = [row for row in rows_of("h200") if row.run.model.name == "llama-410m"][:5]
+    rows = [row for row in rows_of("h200") if row.setup.model.name == "llama-410m"][:5]
     assert [len(part) for part in folds(rows)] == [1] * len(rows)
     assert folds(rows[:1]) == [[0]]
 
@@ -117,14 +118,14 @@ def test_residuals_come_near_the_errors_left_out_as_rows_come_in() -> None:
     assert few.rows == 2
     assert before > few.relative_error > many.relative_error > 0.05
     # A GPU that had rows counts them on.
-    a100 = [row for row in rows_of("llmfoundry") if row.run.hardware.gpu.name == "A100"][:3]
+    a100 = [row for row in rows_of("llmfoundry") if row.setup.hardware.gpu.name == "A100"][:3]
     assert residuals(a100, np.zeros(3), SHIPPED)["A100"].rows == SHIPPED.residuals["A100"].rows + 3
     assert residuals(a100, np.zeros(3), SHIPPED)["H100"] == SHIPPED.residuals["H100"]
 
 
 def test_one_model_never_proves_an_error_below_the_best_known() -> None:
-    bf16 = [row for row in rows_of("h200") if row.run.recipe.precision == "bf16"]
-    rows = on([row for row in bf16 if row.run.model.name == "llama-410m"], "l4-24gb") * 20
+    bf16 = [row for row in rows_of("h200") if row.setup.recipe.precision == "bf16"]
+    rows = on([row for row in bf16 if row.setup.model.name == "llama-410m"], "l4-24gb") * 20
     best = min(residual.relative_error for residual in SHIPPED.residuals.values())
     found = residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"]
     assert found == Residual(rows=len(rows), relative_error=best)

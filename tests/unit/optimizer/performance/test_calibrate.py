@@ -11,15 +11,9 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.performance.calibrate import (
-    RUNS,
-    fit,
-    fit_rows,
-    log_errors,
-    predict,
-    read_runs,
-)
+from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import CALIBRATION, read_calibration
+from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
 
 
@@ -44,7 +38,7 @@ def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> N
     )
     read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
     for row, run, tokens in zip(rows, read, predict(read, slower).tokens_per_second, strict=True):
-        row["tokens_per_second_per_gpu"] = str(tokens / run.run.gpus)
+        row["tokens_per_second_per_gpu"] = str(tokens / run.setup.gpus)
     made = read_runs(write(tmp_path / "made.csv", rows), gpu_table())
     before, after = log_errors(made, SHIPPED), log_errors(made, fit_rows(made))
     assert np.sqrt(np.mean(before**2)) > 0.04

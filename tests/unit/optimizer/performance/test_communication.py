@@ -10,31 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.performance.communication import (
-    LINK_PIECE_S,
-    NVLINK_EFFICIENCY,
-    NVLINK_LATENCY_S,
-    Group,
-    communication,
-    link_of,
-    network_of,
-)
-from optimizer.performance.inputs import Inputs, make_inputs
+from optimizer.performance.collectives import Communicator
+from optimizer.performance.communication import communication
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.memory import updated_parameters
-from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Grid, Recipe
+from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
+from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, GPT2_XL, LLAMA_8B, node, of
+from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, inputs_of, node, of
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 MIB = 2**20
 
 
-def group(ranks: int, *, members: int | None = None, network_byte_per_s: float = 1e9) -> Group:
+def group(ranks: int, *, members: int | None = None, network_byte_per_s: float = 1e9) -> Communicator:
     """``ranks`` H200s, ``members`` on a node; the links are NVLink 4."""
     members = members or ranks
     link = 450e9 * NVLINK_EFFICIENCY
     spans = ranks / members
-    return Group(
+    return Communicator(
         ranks=ranks,
         members=members,
         spans=spans,
@@ -48,10 +42,7 @@ def group(ranks: int, *, members: int | None = None, network_byte_per_s: float =
 
 
 def inputs(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) -> Inputs:
-    recipe, hardware = recipe or Recipe(seq_len=4096, framework="megatron-core"), node()
-    settings = Grid(**({"nodes": 1, "data": 8} | grid))
-    coefficients = CALIBRATION.coefficients(hardware.gpu, recipe)
-    return make_inputs(model, recipe, hardware, settings, coefficients, link_of(hardware), network_of(hardware))
+    return inputs_of(model, recipe or Recipe(seq_len=4096, framework="megatron-core"), **grid)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +79,17 @@ def test_an_all_to_all_takes_the_network_for_what_leaves_the_node() -> None:
     first=st.integers(1, 2**34),
     more=st.integers(0, 2**34),
     calls=st.integers(1, 100),
-    kind=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
+    kind=st.sampled_from(["all_reduce", "ring", "all_to_all"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_more_bytes_and_more_calls_never_take_less(ranks: int, first: int, more: int, calls: int, kind: str) -> None:
-    collective = getattr(group(ranks), kind)
-    assert collective(first) <= collective(first + more)
-    assert collective(first) <= collective(first, calls)
-    assert collective(first) >= first * (1 - 1 / ranks) / group(ranks).byte_per_s
+    def seconds(number_of_bytes: int, calls: int = 1) -> float:
+        time = getattr(group(ranks), kind)(number_of_bytes, calls)
+        return float(time(1.0) if kind == "ring" else time)
+
+    assert seconds(first) <= seconds(first + more)
+    assert seconds(first) <= seconds(first, calls)
+    assert seconds(first) >= first * (1 - 1 / ranks) / group(ranks).byte_per_s
 
 
 def test_one_rank_of_each_kind_sends_nothing() -> None:
@@ -163,7 +157,7 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
     """Eight one-GPU nodes: a stage sends 8192 x 4096 residuals of 4 bytes forward and as much backward, 0.27 GB."""
     slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=2.5, efa=False)
     sent_bytes = 2 * 8192 * 4096 * 4
-    seconds = sent_bytes / network_of(slow)[0]
+    seconds = sent_bytes / network_rate(slow)[0]
     recipe = Recipe(seq_len=8192)
     staged: dict[str, Any] = {"data": 1, "nodes": 8, "pipeline": 8, "grad_accum": 64, "sharding": DDP, "recipe": recipe}
     found = of(LLAMA_8B, hardware=slow, **staged)
@@ -196,7 +190,7 @@ def test_two_stages_send_one_way_each() -> None:
 def test_keys_and_values_cross_nodes_over_one_ranks_share_and_a_hop_at_a_time() -> None:
     """Sixteen context ranks on two nodes: 15 sends a pass, each of 512 tokens' keys and values over 1/8 of a node."""
     recipe = Recipe(seq_len=8192, framework="megatron-core")
-    bandwidth, latency_s = network_of(node())
+    bandwidth, latency_s = network_rate(node())
     x = inputs(recipe=recipe, nodes=2, data=1, context=16, sharding=ZERO1)
     a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(x.coefficients.network_efficiency) / 8) + latency_s
     assert float(communication(x).context) == pytest.approx(3 * 32 * 15 * a_send)

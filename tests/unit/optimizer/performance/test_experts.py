@@ -9,38 +9,33 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import RUNS, Measured, log_errors, predict, read_runs
 from optimizer.performance.calibration import MIXTURE
-from optimizer.performance.communication import link_of, network_of
 from optimizer.performance.compute import compute
 from optimizer.performance.experts import Experts, experts
-from optimizer.performance.inputs import Inputs, make_inputs
+from optimizer.performance.inputs import Inputs
 from optimizer.performance.kernels import GROUPED_PRODUCT
-from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Grid, Recipe
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
+from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, node
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, inputs_of
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 LOOP, GROUPED = Recipe(seq_len=4096, experts="loop"), Recipe(seq_len=4096, experts="grouped")
 
 
 def inputs(model: ModelSpec = MIXTRAL, recipe: Recipe = GROUPED, **grid: Any) -> Inputs:
-    hardware = node()
-    settings: dict[str, Any] = {"nodes": 1, "data": 8, "sharding": ZERO3, "micro_batch": 1}
-    coefficients = CALIBRATION.coefficients(hardware.gpu, recipe)
-    link, network = link_of(hardware), network_of(hardware)
-    return make_inputs(model, recipe, hardware, Grid(**(settings | grid)), coefficients, link, network)
+    return inputs_of(model, recipe, **({"sharding": ZERO3, "micro_batch": 1} | grid))
 
 
-def measured() -> list[Measured]:
-    return [row for row in read_runs(RUNS, gpu_table()) if row.run.model.experts]
+def measured() -> list[MeasuredRun]:
+    return [row for row in read_runs(RUNS, gpu_table()) if row.setup.model.experts]
 
 
 def test_measured_mixtures_are_met_and_the_stated_error_covers_them() -> None:
     rows = measured()
     errors = log_errors(rows, CALIBRATION)
-    grouped = np.array([row.run.recipe.experts == "grouped" for row in rows])
+    grouped = np.array([row.setup.recipe.experts == "grouped" for row in rows])
     assert (~grouped).sum() == 1
     assert np.abs(errors[grouped]).mean() < 0.08
     assert np.abs(errors).max() < 0.40
@@ -56,7 +51,7 @@ def test_peaks_of_measured_mixtures_are_met() -> None:
     """
     rows = measured()
     ratio = predict(rows, CALIBRATION).peak_memory_gib / [row.peak_memory_gib for row in rows]
-    spread = np.array([np.max(row.run.grid.expert) > 1 for row in rows])
+    spread = np.array([np.max(row.setup.grid.expert) > 1 for row in rows])
     assert list(ratio[~spread]) == pytest.approx([1.0] * int((~spread).sum()), rel=0.04)
     assert ((ratio[spread] > 0.99) & (ratio[spread] < 1.11)).all() and spread.sum() == 5
 
@@ -94,8 +89,8 @@ def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
     few = float(experts(inputs()).flop_s)
     x = replace(inputs(), experts=np.float64(64.0))
     rows = 4096 * 2 / 64
-    dense = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
-    dense = dense / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
+    flops = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
+    dense = flops / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
     for found, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
         assert found == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
 
@@ -109,8 +104,9 @@ def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
         for x in (narrow, eight)
     ]
     assert seconds[1] == pytest.approx(seconds[0])
-    weights = {"layer_parameters": eight.layer_parameters, "expert_parameters": eight.expert_parameters}
-    more = replace(eight, **{name: count + 1e9 for name, count in weights.items()})
+    more = replace(
+        eight, layer_parameters=eight.layer_parameters + 1e9, expert_parameters=eight.expert_parameters + 1e9
+    )
     assert float(compute(more).layer_elementwise) == float(compute(eight).layer_elementwise)
 
 
@@ -133,8 +129,8 @@ def test_a_loop_waits_for_every_turn_and_writes_all_gradients_for_each() -> None
 
 def test_a_loop_over_one_layer_takes_about_what_was_measured() -> None:
     """H200: 8192 tokens, width 1024, 8 experts of 3584, two a token: kernels of 7.1 ms, 9.8 ms in all (2026-11-21)."""
-    (row,) = [row for row in measured() if row.run.recipe.experts == "loop"]
-    x = row.run.inputs(CALIBRATION.coefficients(row.run.hardware.gpu, row.run.recipe))
+    (row,) = [row for row in measured() if row.setup.recipe.experts == "loop"]
+    x = row.setup.inputs(CALIBRATION)
     found, c = experts(x), x.coefficients
     layer_s = c.host_s_per_layer * 1.4
     waits = float(found.wait_layers) / 12 * layer_s

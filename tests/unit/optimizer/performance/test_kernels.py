@@ -11,8 +11,9 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import InvalidInputError
-from optimizer.performance.calibrate import RUNS
-from optimizer.performance.runs import read_row
+from optimizer.performance.cells import Row
+from optimizer.performance.measured_runs import RUNS
+from optimizer.performance.rows import read_row
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
@@ -40,8 +41,7 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
     row |= {"seq_len": seq_len, "micro_batch": micro_batch, "activation_checkpointing": checkpointing}
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
     row |= {"experts_implementation": "loop" if row["experts"] else "", "tensor_parallel": "1", "attention": "flash"}
-    run = read_row(row, gpu_table())
-    inputs = run.inputs(CALIBRATION.coefficients(run.hardware.gpu, run.recipe))
+    inputs = read_row(Row(row), gpu_table()).inputs(CALIBRATION)
     return {part: float(np.ravel(seconds)[0]) for part, seconds in step_seconds(inputs).items()}
 
 

@@ -12,8 +12,9 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.batch import estimate_rows
-from optimizer.performance.calibrate import RUNS, Measured, fit, fit_rows, log_errors, predict, read_runs
+from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
 from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
@@ -24,7 +25,7 @@ OPERATIONS = OUT_OF_MEMORY.with_name("h200_ops_202611.csv")
 
 
 @functools.cache
-def rows() -> list[Measured]:
+def rows() -> list[MeasuredRun]:
     return read_runs(RUNS, gpu_table())
 
 
@@ -179,7 +180,7 @@ def test_code_that_no_measured_run_used_has_a_wider_error() -> None:
 
 def test_a_convolutional_network_has_the_error_of_those_measured() -> None:
     gpu, kind = gpu_table()["h200-141gb"], model_kind(resolve_model("resnet50"))
-    errors = log_errors([row for row in rows() if row.run.model.convolutional], CALIBRATION)
+    errors = log_errors([row for row in rows() if row.setup.model.convolutional], CALIBRATION)
     own = CALIBRATION.residuals["convolutional network"]
     assert own.relative_error > float(np.sqrt(np.mean(errors**2))), (
         "of networks left out, not of those it was fitted to"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optimizer.hardware import Precision
 from optimizer.performance.evaluate import reserve_gib
-from optimizer.performance.inputs import visible_memory_gib
+from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model

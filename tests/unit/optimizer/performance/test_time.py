@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.performance.evaluate import CHUNK, estimate, evaluate
+from optimizer.performance.evaluate import CHUNK, evaluate
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
@@ -57,16 +57,9 @@ def test_a_grid_is_the_same_as_its_configurations_one_by_one() -> None:
     recipe = Recipe(seq_len=2048)
     found = evaluate(LLAMA_8B, recipe, node(), grid, CALIBRATION)
     for at in (0, 1, CHUNK - 1, CHUNK, size - 1):
-        one = estimate(
-            LLAMA_8B,
-            recipe,
-            node(),
-            CALIBRATION,
-            **{
-                name: int(np.asarray(getattr(grid, name))[at])
-                for name in ("nodes", "data", "sharding", "micro_batch", "grad_accum", "checkpointing")
-            },
-        )
+        names = ("nodes", "data", "sharding", "micro_batch", "grad_accum", "checkpointing")
+        alone = Grid(**{name: int(np.asarray(getattr(grid, name))[at]) for name in names})
+        one = evaluate(LLAMA_8B, recipe, node(), alone, CALIBRATION)
         assert one.step_time_s.shape == ()
         assert found.step_time_s[at] == pytest.approx(float(one.step_time_s))
         assert found.peak_memory_gib[at] == pytest.approx(float(one.peak_memory_gib))

@@ -23,8 +23,7 @@ from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
-from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.request import request_from_dict
 from optimizer.search import layouts
 from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
@@ -194,7 +193,9 @@ def test_the_search_finds_what_brute_force_finds(
         found = {key: values[np.isin(found["sharding"], allowed)] for key, values in found.items()}
         if not found["data"].size:
             continue
-        estimates = evaluate(model, recipe, share_of_gpu(instance), Grid(nodes=count, **found), calibration)
+        estimates = evaluate(
+            model, recipe, Hardware.from_instance_type(instance), Grid(nodes=count, **found), calibration
+        )
         total += found["data"].size
         wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples, measured)]
     if isinstance(result, Rejection):
@@ -262,7 +263,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
             sharding=search.shardings[:, None],
             checkpointing=search.checkpointings,
         )
-        found = evaluate(model, recipe, share_of_gpu(instance), grid, calibration)
+        found = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration)
         hours = search.steps[row[mine]][:, None, None] * found.step_time_s / 3600
         for way in range(search.checkpointings.size):
             same = np.full((search.shardings.size, int(mine.sum())), way)
@@ -292,7 +293,7 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
             sharding=result.sharding[at],
             checkpointing=result.checkpointing[at],
         )
-        alone = evaluate(model, recipe, share_of_gpu(result.instance), grid, calibration)
+        alone = evaluate(model, recipe, Hardware.from_instance_type(result.instance), grid, calibration)
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
         hours = result.steps[at] * float(alone.step_time_s) / 3600
         assert result.train_hours[at] == pytest.approx(hours, rel=1e-12)

@@ -20,9 +20,8 @@ from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOUR
 from optimizer.errors import InvalidInputError
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.performance.evaluate import estimate
-from optimizer.performance.machines import share_of_gpu
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Recipe
+from optimizer.performance.evaluate import evaluate
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
 from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
@@ -63,7 +62,7 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
     size = checkpoint_gib(model.parameters, recipe.optimizer)
     for name, nodes in itertools.product(TYPES, range(1, wanted.constraints.max_nodes + 1)):
         instance = catalog.instance_type(name)
-        hardware = share_of_gpu(instance)
+        hardware = Hardware.from_instance_type(instance)
         ranks = nodes * hardware.gpus_per_node
         if instance.gpu_count < 1 and nodes > 1:
             continue
@@ -73,17 +72,19 @@ def brute_force(wanted: FleetRequest, catalog: Catalog, calibration: Calibration
             for sharding, checkpointing in itertools.product(range(len(SHARDINGS)), range(len(CHECKPOINTINGS))):
                 if (ranks == 1 and sharding) or SHARDINGS[sharding] not in wanted.constraints.sharding:
                     continue
-                found = estimate(
+                found = evaluate(
                     model,
                     recipe,
                     hardware,
+                    Grid(
+                        nodes=nodes,
+                        data=ranks,
+                        sharding=sharding,
+                        micro_batch=micro,
+                        grad_accum=accum,
+                        checkpointing=checkpointing,
+                    ),
                     calibration,
-                    nodes=nodes,
-                    data=ranks,
-                    sharding=sharding,
-                    micro_batch=micro,
-                    grad_accum=accum,
-                    checkpointing=checkpointing,
                 )
                 if not found.fits:
                     continue

@@ -15,8 +15,9 @@ import numpy as np
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance.adapt import adapt, left_out_errors, residuals
-from optimizer.performance.calibrate import Measured, Refused, fit, fit_rows, log_errors, predict, read_usable_runs
+from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import Calibration, Provenance
+from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, read_usable_runs
 from optimizer.performance.types import Bools, Floats
 
 # Fewest rows a calibration is fitted to with nothing else known.
@@ -44,7 +45,7 @@ class Report:
     """
 
     calibration: Calibration
-    rows: list[Measured]
+    rows: list[MeasuredRun]
     refused: list[Refused]
     unread_columns: list[str]
     before: Floats | None
@@ -110,7 +111,7 @@ def calibrate(
         versions={name: version(name) for name in ("gpufleet", "numpy")} | {"python": platform.python_version()},
     )
     estimates = predict(rows, fitted)
-    models = {(row.suite, row.run.model.name) for row in rows}
+    models = {(row.suite, row.setup.model.name) for row in rows}
     return Report(
         calibration=fitted.model_copy(update={"provenance": provenance}),
         rows=rows,
@@ -126,7 +127,7 @@ def calibrate(
     )
 
 
-def _possible(rows: list[Measured], base: Calibration | None) -> tuple[list[Measured], list[Refused]]:
+def _possible(rows: list[MeasuredRun], base: Calibration | None) -> tuple[list[MeasuredRun], list[Refused]]:
     """The rows that are possible, and those whose throughput is above the GPU's peak or next to nothing."""
     if not rows:
         return [], []
@@ -140,7 +141,7 @@ def _possible(rows: list[Measured], base: Calibration | None) -> tuple[list[Meas
             continue
         reason = (
             f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.3g} of the "
-            f"{row.run.hardware.gpu.name}'s {row.run.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
+            f"{row.setup.hardware.gpu.name}'s {row.setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
             + ("is it of all GPUs together?" if share > 1 else "is it a row of this model and GPU?")
         )
         refused.append(Refused(line=row.line, reason=reason))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS, estimate_rows
-from optimizer.performance.runs import read_row
+from optimizer.performance.cells import Row
+from optimizer.performance.rows import read_row
 from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
@@ -21,7 +22,7 @@ ROW: dict[str, Any] = {
 
 
 def read(**changes: Any) -> Any:
-    return read_row(ROW | changes, gpu_table())
+    return read_row(Row(ROW | changes), gpu_table())
 
 
 def test_empty_cells_mean_the_documented_defaults() -> None:
@@ -56,7 +57,7 @@ def test_virtual_stages(text: str, chunks: int) -> None:
 
 def test_a_preset_name_alone_is_enough() -> None:
     row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
-    found = read_row(row, gpu_table())
+    found = read_row(Row(row), gpu_table())
     assert found.model.parameters == 8_030_261_248
     assert found.recipe.seq_len == 2048  # as gpufleet estimate
 
@@ -73,7 +74,7 @@ def test_a_preset_name_alone_is_enough() -> None:
 def test_a_model_by_its_name_or_size_needs_no_architecture(
     row: dict[str, Any], architecture: str, parameters: int, sharding: int
 ) -> None:
-    found = read_row(row | {"gpu": "h100-80gb", "gpus": 8}, gpu_table())
+    found = read_row(Row(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
     assert (found.model.architecture, found.model.parameters) == (architecture, parameters)
     assert found.grid.sharding == sharding
 
@@ -85,12 +86,12 @@ def test_a_gated_block_has_llamas_width() -> None:
 
 def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need() -> None:
     mixtral = {"model": "mixtral-8x7b", "gpu": "h100-80gb", "gpus": 64, "expert_parallel": 8, "tensor_parallel": 2}
-    found = read_row(mixtral, gpu_table())
+    found = read_row(Row(mixtral), gpu_table())
     assert (found.grid.expert, found.grid.data, found.grid.sequence_parallel) == (8, 32, 1)
 
 
 def test_a_cnn_takes_images() -> None:
-    found = read_row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}, gpu_table())
+    found = read_row(Row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table())
     assert (found.recipe.seq_len, found.recipe.optimizer, found.recipe.framework) == (1, "sgd", "torchvision")
     assert found.grid.sharding == DDP
 
@@ -170,4 +171,4 @@ def test_no_cell_whatever_breaks_the_table(changes: dict[str, Any]) -> None:
 
 def test_errors_of_a_row_are_gpufleets_own() -> None:
     with pytest.raises(GpufleetError):
-        read_row({}, gpu_table())
+        read_row(Row({}), gpu_table())

@@ -1,0 +1,141 @@
+"""Collectives of one communicator: bytes, bandwidth and time, over the links of a node and the network between nodes.
+
+A ring over n ranks sends (n - 1) / n of the buffer in a gather or a reduce-scatter, twice that in an all-reduce; time
+is those bytes over the bus bandwidth (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+Ranks are placed tensor first, then context, expert, data, pipeline, as Megatron and torch's device mesh do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.performance.inputs import Inputs
+from optimizer.performance.rates import LINK_PIECE_S
+from optimizer.performance.types import Number
+
+# One hop of a ring in NCCL's own tuning model: hwLatencies, Ring, Simple protocol, NVLINK and NET (src/graph/tuning.cc
+# at 5067397, 2026-06-11).
+LINK_HOP_S = 3.4e-6
+NETWORK_HOP_S = 14e-6
+# Nodes of one ring, beyond two, at which the network gives half: paths collide, and the slowest node holds up the ring.
+# Read off the measured runs: with it, one network efficiency holds for rings of 2 to 280 nodes (ZeRO-3 of 530 billion
+# parameters on 2,240 A100 among them), without it they need 0.3 to 0.8.
+NODES_AT_HALF_BANDWIDTH = 200.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Communicator:
+    """Ranks that communicate, and the bandwidth and latency of their collectives.
+
+    Attributes:
+        ranks: ranks of the communicator.
+        members: its ranks on one node.
+        spans: nodes.
+        byte_per_s: bus bandwidth of a ring through all ranks.
+        link_byte_per_s: bus bandwidth inside a node.
+        network_byte_per_s: share of a node's network for one rank when all ranks exchange.
+        link_latency_s: latency of one call inside a node.
+        network_latency_s: latency of one call between two nodes.
+        piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
+    """
+
+    ranks: Number
+    members: Number
+    spans: Number
+    byte_per_s: Number
+    link_byte_per_s: Number
+    network_byte_per_s: Number
+    link_latency_s: Number
+    network_latency_s: Number
+    piece_s: Number
+
+    def _latency_s(self) -> Number:
+        """Latency of one call over a tree; 0 for a single rank."""
+        inside = np.where(self.ranks > 1, self.link_latency_s, 0.0)
+        return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)), inside)
+
+    def _ring_latency_s(self) -> Number:
+        """Latency of one gather or reduce-scatter, whose data pass through every rank."""
+        hops = (self.ranks - self.spans) * LINK_HOP_S + (self.spans - 1.0) * NETWORK_HOP_S
+        return np.where(self.ranks > 1, self.link_latency_s + hops, 0.0)
+
+    def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
+        """Seconds of ``calls`` collectives whose bytes take ``on_wire`` seconds together.
+
+        A transfer cut into pieces that follow each other takes t + 2 sqrt(t x piece): large transfers come near the
+        bandwidth, small ones do not.
+        """
+        return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
+
+    def ring(self, elements: Number, calls: Number = 1.0) -> Callable[[Number], Number]:
+        """Seconds to gather or reduce a buffer of ``elements``, in ``calls`` parts, by the bytes of an element."""
+        on_wire = (1.0 - 1.0 / self.ranks) * elements / self.byte_per_s
+        in_pieces = 2.0 * np.sqrt(on_wire * (self.piece_s * calls))
+        latency_s = calls * self._ring_latency_s()
+        return lambda element_bytes: element_bytes * on_wire + np.sqrt(element_bytes) * in_pieces + latency_s
+
+    def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
+        """Seconds to pass each rank's part from neighbour to neighbour around the ring, in ``rounds``.
+
+        Sends between two ranks, unlike a collective, do not use all cards of a node: where the ring crosses to the next
+        node, it has one rank's share of the network.
+        """
+        outside = self.spans > 1
+        byte_per_s = np.where(outside, np.minimum(self.network_byte_per_s, self.link_byte_per_s), self.link_byte_per_s)
+        latency_s = np.where(outside, self.network_latency_s, self.link_latency_s)
+        return self._seconds(
+            (1.0 - 1.0 / self.ranks) * number_of_bytes / byte_per_s, rounds * (self.ranks - 1.0), latency_s
+        )
+
+    def all_reduce(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
+        """Seconds to reduce a buffer on all ranks: over a ring, or between two nodes a tree, which crosses only once.
+
+        Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that (https://github.com/NVIDIA/nccl/issues/527).
+        """
+        ring = 2.0 * (1.0 - 1.0 / self.ranks) * number_of_bytes
+        tree = np.maximum(number_of_bytes / self.byte_per_s, ring / self.link_byte_per_s)
+        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls, self._latency_s())
+
+    def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
+        """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank including itself.
+
+        The part for the same node takes the links, the rest the network at the same time: 16 A100 on two nodes reached
+        85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
+        """
+        inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
+        outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
+        return self._seconds(np.maximum(inside, outside), calls, self._latency_s())
+
+
+def communicator(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> Communicator:
+    """Build the communicator of ``ranks`` whose neighbours are ``inner`` places apart.
+
+    A communicator within a node has the node's links. One that spans nodes has the network, which the communicators
+    side by side on a node share: with ``members`` ranks on each node, local / members of them.
+
+    Args:
+        x: configurations.
+        network: bandwidth that collectives get from one node's network, byte/s.
+        local: ranks of one node.
+        ranks: ranks of the communicator.
+        inner: ranks of the kinds of parallelism placed closer together.
+    """
+    members = np.maximum(1.0, np.minimum(ranks, local / inner))
+    spans = np.ceil(ranks / members)
+    outside = spans > 1
+    shared = network * members / local / (1.0 + (spans - 2.0) / NODES_AT_HALF_BANDWIDTH)
+    across = np.minimum(x.link_byte_per_s, shared)
+    return Communicator(
+        ranks=ranks,
+        members=members,
+        spans=spans,
+        byte_per_s=np.where(outside, across, x.link_byte_per_s),
+        link_byte_per_s=x.link_byte_per_s,
+        network_byte_per_s=network / local,
+        link_latency_s=x.link_latency_s,
+        network_latency_s=x.network_latency_s,
+        piece_s=np.where(outside, 0.0, LINK_PIECE_S),
+    )

@@ -1,0 +1,230 @@
+"""Build the table of inputs from a model, a recipe, hardware, a grid and a calibration: the only place that does."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.errors import InvalidInputError
+from optimizer.performance import kernels
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.frameworks import Framework, framework_name, frameworks
+from optimizer.performance.inputs import Coefficients, Inputs
+from optimizer.performance.rates import (
+    attention_flop_per_s,
+    fp32_flop_per_s,
+    link_rate,
+    network_rate,
+    outside_layers,
+    peak_flop_per_s,
+    visible_memory_gib,
+)
+from optimizer.performance.types import CHECKPOINTINGS, Grid, Hardware, Recipe
+from optimizer.units import GIB
+from optimizer.workload.model import ModelSpec
+
+# Bytes of one element in the matrix products and saved activations; tf32 is fp32 in memory, fp8 keeps activations in
+# 16 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
+
+# (state bytes a parameter, bytes the update moves a parameter: reads and writes of fp32 parameter and state, and the
+# gradient read once more to be clipped). Adam keeps two fp32 moments, SGD one momentum (arXiv:1910.02054, 3.1);
+# Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
+OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
+
+# Copies of the layers' weights in 8 bits, by rows and by columns, which Hopper's products need both of
+# (https://nvidia.github.io/TransformerEngine, low precision training, performance considerations).
+FP8_COPIES_BYTES = 2.0
+
+_ONES = Coefficients(**dict.fromkeys((field.name for field in fields(Coefficients)), 1.0))
+
+
+def build_inputs(
+    model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration | None
+) -> Inputs:
+    """Build the inputs of every configuration of ``grid``.
+
+    Args:
+        model, recipe, hardware, grid: as ``evaluate`` takes them.
+        calibration: fitted numbers; None for coefficients of 1, which a fit replaces.
+
+    Raises:
+        DataMissingError: the GPU does not run the precision, or a fact about it is missing.
+        InvalidInputError: a number out of range, or a module that cannot be trained so.
+    """
+    check_recipe(recipe)
+    if recipe.precision == "fp8" and not model.layers:
+        raise InvalidInputError(
+            f"precision is fp8, and {model.name} is counted in samples",
+            limit="fp32, tf32, fp16 or bf16",
+            why="only linear layers compute in 8 bits, and their share of the model's products is not known",
+            next_step="give --precision bf16",
+        )
+    recipe = replace(recipe, framework=framework_name(recipe.framework, cnn=model.convolutional))
+    coefficients = calibration.coefficients(hardware.gpu, recipe) if calibration else _ONES
+    link_byte_per_s, link_latency_s = link_rate(hardware)
+    network_byte_per_s, network_latency_s = network_rate(hardware)
+    framework = frameworks()[recipe.framework]
+    settings: dict[str, Any] = {field.name: getattr(grid, field.name) for field in fields(Grid)}
+    if grid.sequence_parallel is None:
+        settings["sequence_parallel"] = framework.splits_sequence
+    columns: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in settings.items()}
+    state, traffic = OPTIMIZERS[recipe.optimizer]
+    sixteen_bit = recipe.precision in ("fp16", "bf16", "fp8")
+    fused_fp8 = recipe.precision == "fp8" and framework.fused_kernels
+    # A compiler pads products that do not align, as does code that pads its vocabulary.
+    padded = framework.pads_vocabulary or recipe.compiled
+    misaligned = 1.0 if padded else kernels.output_projection_slowdown(recipe.precision, model.vocab_size)
+    inputs = Inputs(
+        parameters=float(model.parameters),
+        active_parameters=float(model.active_parameters),
+        layers=float(model.layers),
+        hidden=float(model.hidden_size),
+        query=float(model.attention_heads * model.head_dim),
+        kv=float(model.kv_heads * model.head_dim),
+        heads=float(model.attention_heads),
+        ffn=float(model.ffn_size),
+        mlp_matrices=3.0 if model.gated_mlp else 2.0,
+        experts_used=float(max(1, model.experts_per_token)),
+        layer_matrix=float(model.active_layer_matrix_parameters),
+        layer_parameters=float(model.layer_parameters),
+        experts=float(model.experts),
+        # All experts of one layer; a given parameter count may be below the architecture's.
+        expert_parameters=min(float(model.experts * model.expert_matrix_parameters), float(model.layer_parameters)),
+        embedding_parameters=float(model.embedding_parameters),
+        vocab=float(model.vocab_size),
+        causal=1.0 if model.architecture == "decoder" else 0.0,
+        cnn_flops=float(model.flops_per_sample),
+        cnn_activations=float(model.activations_per_sample),
+        convolutions=float(model.convolutions),
+        seq_len=float(recipe.seq_len),
+        element_bytes=ELEMENT_BYTES[recipe.precision],
+        low_precision=float(sixteen_bit),
+        optimizer_state_bytes=state,
+        optimizer_traffic_bytes=traffic,
+        flash=float(recipe.attention == "flash"),
+        compiled=float(recipe.compiled),
+        # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
+        weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
+        master_bytes=framework.master_bytes if sixteen_bit else 0.0,
+        gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
+        cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
+        cached_bytes=FP8_COPIES_BYTES if fused_fp8 else 0.0,
+        reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
+        bucket_bytes=framework.bucket_bytes,
+        persistent_gradients=float(framework.persistent_gradients),
+        residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
+        loss_bytes=framework.loss_bytes,
+        # Llama and its kin have no dropout, RMSNorm and rotary positions; GPT-2, MPT and BERT have LayerNorm.
+        dropout=float(framework.dropout and not model.gated_mlp),
+        llama_like=float(model.gated_mlp),
+        selective_recompute=framework.selective_recompute,
+        written_out=float(framework.written_out),
+        fused_kernels=float(framework.fused_kernels),
+        grouped_experts=float(framework.grouped_experts if recipe.experts is None else recipe.experts == "grouped"),
+        # Only autocast keeps 16-bit copies of 32-bit weights.
+        autocast=float(sixteen_bit and framework.cast_bytes > 0),
+        overlaps_data=float(framework.overlaps_data),
+        overlaps_tensor=float(framework.overlaps_tensor),
+        gathers_per_layer=framework.gathers_per_layer,
+        gathers_again=float(framework.gathers_again),
+        loss_traffic_bytes=framework.loss_traffic_bytes,
+        peak_flop_per_s=peak_flop_per_s(hardware.gpu, recipe.precision),
+        attention_flop_per_s=attention_flop_per_s(hardware.gpu, recipe.precision, framework.flash_kernel),
+        expert_flop_per_s=peak_flop_per_s(hardware.gpu, _expert_precision(recipe.precision, framework)),
+        head_flop_per_s=peak_flop_per_s(hardware.gpu, outside_layers(recipe.precision)) / misaligned,
+        fp32_flop_per_s=fp32_flop_per_s(hardware.gpu, recipe.precision),
+        throttling=kernels.throttling(hardware.gpu.architecture, recipe.precision),
+        convolution=kernels.FP32_CONVOLUTION if recipe.precision == "fp32" else 1.0,
+        quantise_bytes=kernels.QUANTISE_BYTES if fused_fp8 else 0.0,
+        fp8_cast_bytes=_fp8_cast_bytes(recipe, framework),
+        memory_byte_per_s=hardware.gpu.memory_bandwidth_gb_per_s * 1e9,
+        link_byte_per_s=link_byte_per_s,
+        link_latency_s=link_latency_s,
+        network_byte_per_s=network_byte_per_s,
+        network_latency_s=network_latency_s,
+        gpus_per_node=float(max(1, hardware.gpus_per_node)),
+        gpu_memory_bytes=visible_memory_gib(hardware) * GIB,
+        coefficients=coefficients,
+        **columns,
+    )
+    return inputs if model.profile is None else _with_module(inputs, model, recipe.precision)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe with an unknown word or a number out of range.
+
+    Raises:
+        InvalidInputError: the field, its value and the known ones.
+    """
+    if recipe.optimizer not in OPTIMIZERS:
+        raise InvalidInputError(f"optimizer is {recipe.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
+    if recipe.precision not in ELEMENT_BYTES:
+        raise InvalidInputError(f"precision is {recipe.precision!r}", limit=f"one of {', '.join(ELEMENT_BYTES)}")
+    if recipe.attention not in ("flash", "unfused"):
+        raise InvalidInputError(f"attention is {recipe.attention!r}", limit="flash or unfused")
+    if recipe.seq_len < 1:
+        raise InvalidInputError(f"seq_len is {recipe.seq_len}", limit="a sequence has at least 1 token")
+
+
+def _expert_precision(precision: str, framework: Framework) -> str:
+    """Precision of a mixture's experts: torchao casts linear layers, and Hugging Face's experts are none.
+
+    https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training
+    """
+    return precision if framework.fused_kernels else outside_layers(precision)
+
+
+def _fp8_cast_bytes(recipe: Recipe, framework: Framework) -> float:
+    """Bytes an element that plain PyTorch moves to cast a product's operand to 8 bits; 0 for fused code."""
+    if recipe.precision != "fp8" or framework.fused_kernels:
+        return 0.0
+    return kernels.COMPILED_FP8_CAST if recipe.compiled else kernels.FP8_CAST
+
+
+def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
+    """Replace the states of ``x`` by a profiled module's: the bytes it stores, none for frozen parameters.
+
+    Raises:
+        InvalidInputError: the module was not profiled in that precision, or code with weights of its own trains it.
+    """
+    profile = model.profile
+    assert profile is not None
+    if profile.passed("16-bit" if x.low_precision > 0 else "32-bit", "none") is None:
+        raise InvalidInputError(
+            f"precision is {precision}, and {profile.name} is stored in 16 bits",
+            limit="bf16 or fp16",
+            why="its arithmetic is as wide as its parameters",
+            next_step="give --precision bf16, or build the module in float32",
+        )
+    for kind in np.unique(x.checkpointing):
+        if CHECKPOINTINGS[int(kind)] not in model.checkpointings:
+            raise InvalidInputError(
+                f"activation_checkpointing is {CHECKPOINTINGS[int(kind)]}",
+                limit=f"{' or '.join(model.checkpointings)} for {profile.name}",
+                why="a module is profiled without checkpointing, and with repeated blocks also with full",
+            )
+    if x.master_bytes > 0:
+        raise InvalidInputError(
+            f"{profile.name} is a profiled module, and the framework keeps weights of its own",
+            limit="plain PyTorch (torch, torchvision, torchtitan, composer-fsdp)",
+            next_step="leave out --framework",
+        )
+    trained = profile.trainable_parameters / profile.total_parameters
+    element = profile.trainable_bytes / profile.trainable_parameters
+    share = trained * element / 4.0  # of fp32 states of all parameters
+    return replace(
+        x,
+        module=profile,
+        # The largest part that FSDP gathers at once.
+        layer_parameters=float(profile.largest_unit_parameters),
+        weight_bytes=profile.parameter_bytes / profile.total_parameters,
+        gradient_bytes=4.0 * share,
+        optimizer_state_bytes=x.optimizer_state_bytes * share,
+        optimizer_traffic_bytes=x.optimizer_traffic_bytes * share,
+        cast_bytes=0.0,  # counted in the profile
+        reduce_bytes=4.0 * share,
+        bucket_bytes=x.bucket_bytes * share,
+    )

@@ -1,0 +1,152 @@
+"""Measured runs: read the rows of a table with their speed and peak memory, and predict them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.cells import Row
+from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.inputs import stack
+from optimizer.performance.rows import read_row, row_error
+from optimizer.performance.setups import Setup
+from optimizer.performance.types import Estimates, Floats
+
+RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
+
+# Columns for the reader of a table; no estimate depends on them.
+DESCRIPTIVE_COLUMNS = (
+    "row_id", "suite", "model", "source", "tokens_per_second_per_gpu", "peak_memory_gib", "memory_kind",
+    "reserved_memory_gib",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRun:
+    """One measured run."""
+
+    row_id: str
+    suite: str
+    setup: Setup
+    tokens_per_second_per_gpu: float
+    peak_memory_gib: float | None
+    line: int = 0
+
+    @property
+    def step_time_s(self) -> float:
+        """Measured time of one optimizer step, from the throughput."""
+        grid = self.setup.grid
+        samples = float(np.asarray(grid.data) * np.asarray(grid.micro_batch) * np.asarray(grid.grad_accum))
+        return samples * self.setup.recipe.seq_len / (self.tokens_per_second_per_gpu * self.setup.gpus)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A line that no fit can use, and the reason."""
+
+    line: int
+    reason: str
+
+
+def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
+    """Read a table of measured runs of which every row must be usable.
+
+    Raises:
+        InvalidInputError: the file cannot be read, a row cannot be estimated or has no throughput, or there is none.
+    """
+    rows, refused, _ = read_usable_runs(path, gpus)
+    if refused:
+        raise InvalidInputError(
+            f"{path} line {refused[0].line}: {refused[0].reason}",
+            limit="a run with its throughput",
+            why="a calibration never skips a measurement silently",
+            next_step="mend or remove the line",
+        )
+    if not rows:
+        raise InvalidInputError(f"{path} holds no rows", limit="at least one measured run")
+    return rows
+
+
+def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
+    """Read the usable rows of a table of measured runs.
+
+    Returns:
+        The runs; the refused lines; the columns that have values and are never read.
+
+    Raises:
+        InvalidInputError: the file cannot be read.
+    """
+    rows: list[MeasuredRun] = []
+    refused: list[Refused] = []
+    filled: set[str] = set()
+    read = set(DESCRIPTIVE_COLUMNS)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            columns = list(reader.fieldnames or [])
+            for cells in reader:
+                row = Row(cells)
+                try:
+                    rows.append(_read_run(row, cells, gpus, reader.line_num))
+                    filled |= {name for name, cell in cells.items() if cell}
+                    read |= row.read
+                except GpufleetError as error:
+                    refused.append(Refused(line=reader.line_num, reason=row_error(error)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read: {error}",
+            next_step="gpufleet calibrate --template prints the columns and an example",
+        ) from error
+    return rows, refused, [name for name in columns if name in filled - read]
+
+
+def predict(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Estimates:
+    """Estimate the rows, in order; with ``new_gpus`` as if their GPUs' power limit were unknown."""
+    x = stack([row.setup.inputs(calibration) for row in rows])
+    return evaluate_inputs(replace(x, throttling=np.zeros(len(rows))) if new_gpus else x)
+
+
+def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Floats:
+    """Compute log(predicted / measured) step time of each row; ``new_gpus`` as for ``predict``."""
+    measured = np.array([row.step_time_s for row in rows])
+    return np.asarray(np.log(predict(rows, calibration, new_gpus=new_gpus).step_time_s / measured))
+
+
+def throughput_error(log_error: Floats) -> Floats:
+    """Convert log(predicted / measured) step time to the relative error of predicted throughput."""
+    return np.asarray(np.exp(-log_error) - 1)
+
+
+def _read_run(row: Row, cells: Mapping[str, str], gpus: Mapping[str, Gpu], line: int) -> MeasuredRun:
+    """Read one row.
+
+    Raises:
+        GpufleetError: it cannot be estimated, or its throughput or peak is no positive number.
+    """
+    return MeasuredRun(
+        row_id=cells.get("row_id") or str(line),
+        suite=cells.get("suite") or "",
+        setup=read_row(row, gpus),
+        tokens_per_second_per_gpu=_read_positive(cells, "tokens_per_second_per_gpu"),
+        peak_memory_gib=_read_positive(cells, "peak_memory_gib") if cells.get("peak_memory_gib") else None,
+        line=line,
+    )
+
+
+def _read_positive(cells: Mapping[str, str], column: str) -> float:
+    text = cells.get(column) or ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInputError(f"{column} is {text or 'empty'}", limit="a measured number above 0")
+    return value

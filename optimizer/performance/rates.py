@@ -1,0 +1,132 @@
+"""Rates and sizes of a node: arithmetic peaks, memory the driver shows, and the links and network of collectives.
+
+A new GPU architecture needs its PCIe generation here; figures of single kernels are in kernels.py.
+"""
+
+from __future__ import annotations
+
+from optimizer.errors import DataMissingError
+from optimizer.hardware import Gpu
+from optimizer.performance import kernels
+from optimizer.performance.types import Hardware
+
+# Share of the memory EC2 gives for a GPU that nvidia-smi shows: a T4 keeps its error correction in it, 15360 of 16384
+# MiB. H100 and H200 show 0.4% less, which the margin for fragmentation covers, A100, A10G, L4 and L40S no less
+# (https://github.com/modal-labs/modal-client/pull/2797, 2025-01-23).
+VISIBLE = {"T4": 15360 / 16384, "T4G": 15360 / 16384}
+
+# fp32 over the 16-bit peak of a GPU whose datasheet has no fp32: less than any in the table (B300 1/30).
+LEAST_FP32_SHARE = 1 / 34
+
+# All-reduce bus bandwidth over one direction of a GPU's NVLink (half of the datasheet's figure, which counts both):
+# A100 230.8 of 300 GB/s on 8 GPUs (https://github.com/NVIDIA/nccl/issues/527, p4d.24xlarge, 2022-07-25); H200 351 of
+# 450 GB/s on 4 GPUs (1 GiB, NVLS off, torch 2.11, measured 2026-11-21). A piece's time comes on top (below).
+NVLINK_EFFICIENCY = 0.79
+# Two H200 reached 38, 170, 258, 297 and 323 GB/s at 1, 8, 64, 256 and 1024 MiB (tests/benchmarks/results,
+# smoke_2xh200_202611.md): with these two numbers 42, 145, 259, 305 and 330; four H200 160 at 8 MiB, with them 169.
+NVLINK_LATENCY_S = 15e-6
+LINK_PIECE_S = 4e-6
+# PCIe: 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639,
+# 2025-03-14): every byte crosses the host. Slots by architecture: gen 3 15.75 GB/s, gen 4 31.5, gen 5 63.
+PCIE_GB_PER_S = {"Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5, "Hopper": 63.0, "Blackwell": 63.0}
+PCIE_EFFICIENCY = 0.44
+# 8 bytes on 8 RTX 4090 took 42 us (https://github.com/NVIDIA/nccl/issues/1530).
+PCIE_LATENCY_S = 42e-6
+# Across nodes, growing with the logarithm of their number: 8 bytes took 51 us on 2 p6-b200.48xlarge
+# (https://github.com/dstackai/dstack/pull/3961, 2026-06-12), 64 bytes 164 us on 4 p4d.24xlarge (nccl issue 527). TCP is
+# slower, with no figure at hand; its bandwidth decides.
+NETWORK_LATENCY_S = 50e-6
+# EFA: 29.6 GB/s of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25) and 6 to 8 of
+# 12.5 GB/s on 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235, 2019-07-16). TCP: 4.7 of 12.5 GB/s on
+# p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
+EFA_EFFICIENCY = 0.59
+TCP_EFFICIENCY = 0.38
+
+# Network of one GPU in a node that names none: one card a GPU as in NVIDIA's reference systems, Gbit/s (DGX A100:
+# 8 x 200, DGX H100 and H200: 8 x 400, DGX B200: 8 x 400, DGX-1 V100: 4 x 100 for 8), and 25 for PCIe cards
+# (https://docs.nvidia.com/dgx). EC2 types have less: name the network, or use --instance-type.
+NETWORK_GBIT_PER_S_PER_GPU = {"V100": 50.0, "A100": 200.0, "H100": 400.0, "H200": 400.0, "B200": 400.0, "B300": 800.0}
+OTHER_NETWORK_GBIT_PER_S_PER_GPU = 25.0
+
+
+def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
+    """Dense peak of ``gpu`` in ``precision``, FLOP/s.
+
+    Raises:
+        DataMissingError: the GPU's datasheet has no such rate.
+    """
+    peak = gpu.peak_tflop_per_s.get(precision)
+    if not peak:
+        has = ", ".join(name for name, value in gpu.peak_tflop_per_s.items() if value)
+        raise DataMissingError(
+            f"{gpu.name} has no {precision} peak in the GPU table",
+            limit=f"it runs {has}",
+            why=f"the vendor's datasheet gives no such rate ({gpu.source})",
+            next_step="choose another --precision or GPU",
+        )
+    return float(peak) * 1e12
+
+
+def fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
+    """Rate of arithmetic that runs in 32 bits in a recipe of any ``precision``, FLOP/s.
+
+    For dropout inside attention, scores written by a compiler, and experts that autocast misses
+    (memory.experts_in_32_bits).
+    """
+    if gpu.peak_tflop_per_s.get("fp32"):
+        return peak_flop_per_s(gpu, "fp32")
+    return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
+
+
+def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
+    """Speed of fused attention on long sequences with heads of 128, FLOP/s.
+
+    Raises:
+        DataMissingError: the GPU's datasheet has no rate in that precision.
+    """
+    if precision in ("fp32", "tf32"):
+        return kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
+    return peak_flop_per_s(gpu, outside_layers(precision)) * kernels.attention_share(gpu.architecture, kernel)
+
+
+def outside_layers(precision: str) -> str:
+    """Precision of attention and the output projection: in fp8 only the layers' products run in 8 bits.
+
+    https://docs.nvidia.com/deeplearning/transformer-engine
+    """
+    return "bf16" if precision == "fp8" else precision
+
+
+def visible_memory_gib(hardware: Hardware) -> float:
+    """Memory of one GPU that the driver shows, GiB: EC2's figure less error correction (VISIBLE)."""
+    memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
+    return memory_gib * VISIBLE.get(hardware.gpu.name, 1.0)
+
+
+def link_rate(hardware: Hardware) -> tuple[float, float]:
+    """Bus bandwidth (byte/s) and latency (s) of collectives among the GPUs of one node.
+
+    Raises:
+        DataMissingError: PCIe-linked GPUs of an architecture without a known slot.
+    """
+    if hardware.interconnect in ("nvlink", "nvswitch") and hardware.gpu.nvlink_gb_per_s > 0:
+        return hardware.gpu.nvlink_gb_per_s / 2 * NVLINK_EFFICIENCY * 1e9, NVLINK_LATENCY_S
+    for architecture, gb_per_s in PCIE_GB_PER_S.items():
+        if hardware.gpu.architecture.startswith(architecture):
+            return gb_per_s * PCIE_EFFICIENCY * 1e9, PCIE_LATENCY_S
+    raise DataMissingError(
+        f"GPU architecture {hardware.gpu.architecture!r} has no PCIe generation on record",
+        limit=f"known: {', '.join(PCIE_GB_PER_S)}",
+        next_step="add it to PCIE_GB_PER_S in optimizer/performance/rates.py, with its source",
+    )
+
+
+def network_rate(hardware: Hardware) -> tuple[float, float]:
+    """Bandwidth (byte/s) that collectives get from one node's network, and their latency (s)."""
+    efficiency = EFA_EFFICIENCY if hardware.efa else TCP_EFFICIENCY
+    return hardware.network_gbit_per_s * 1e9 / 8 * efficiency, NETWORK_LATENCY_S
+
+
+def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
+    """Network of a node that names none, Gbit/s: a vendor reference system's (NETWORK_GBIT_PER_S_PER_GPU)."""
+    return gpus_per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU)

@@ -1,0 +1,88 @@
+"""The model of a row: its shape columns, else the preset or the size that it names, else its parameter count."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from optimizer.errors import InvalidInputError
+from optimizer.performance.cells import Row
+from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
+from optimizer.workload.presets import presets
+from optimizer.workload.resolve import resolve_model
+from optimizer.workload.size_rule import model_of_size
+
+# Llama's rule for the width of a gated feed-forward block: 8/3 of the hidden size, rounded up to a multiple of this
+# (https://github.com/meta-llama/llama, llama/model.py).
+GATED_FFN_MULTIPLE = 256
+# "7B" and the like, as a model's name.
+SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
+
+ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "encoder": "encoder", "cnn": "cnn"}
+
+
+def read_model(row: Row) -> ModelSpec:
+    """Read the model of a row.
+
+    Raises:
+        InvalidInputError: the row names no known model and no shape, or a value is out of range.
+    """
+    architecture = row.word("architecture", ARCHITECTURES, default="")
+    name = row.text("model")
+    preset = presets().get(name.lower())
+    if architecture == "cnn" or (not architecture and preset is not None and preset.architecture == "cnn"):
+        if preset is None or preset.architecture != "cnn":
+            raise InvalidInputError(
+                f"model is {name.lower()!r} and architecture is cnn",
+                limit=f"one of {', '.join(key for key, value in presets().items() if value.architecture == 'cnn')}",
+                why="a CNN's FLOPs are published per model, not derived from columns",
+            )
+        return preset.model(name.lower())
+    if row.given("layers") or row.given("hidden_size"):
+        return _read_transformer(row, architecture or "decoder", name or "unnamed")
+    if preset is not None and preset.architecture != "cnn":
+        return preset.model(name)
+    if architecture != "encoder" and SIZE.fullmatch(name):
+        return resolve_model(name)
+    if architecture != "encoder" and row.given("parameters"):
+        return model_of_size(row.count("parameters"), name or "unnamed")
+    raise InvalidInputError(
+        f"model is {name!r}, without layers and hidden_size",
+        limit="a preset, a size such as 7B, or a shape",
+        why="memory and time follow from the shape",
+        next_step="gpufleet estimate --help lists the presets",
+    )
+
+
+def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
+    hidden = row.count("hidden_size")
+    layers = row.count("layers")
+    # One head is 128 wide in most published models of recent years (64 below 1024).
+    heads = row.count("attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
+    kv_heads = row.count("kv_heads", default=heads)
+    gated = row.flag("gated_mlp", default=row.text("architecture").lower() == "llama")
+    gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
+    ffn = row.count("ffn_size", default=gated_ffn if gated else 4 * hidden)
+    # GPT-2's 50257, padded as training code does: an odd width would cost the output projection five times as much.
+    vocab = row.count("vocab_size", default=32000 if gated else 50304)
+    experts = row.count("experts", default=0, least=0)
+    used = row.count("experts_per_token", default=min(2, experts), least=0)
+    parameters = row.number("parameters", default=0.0)
+
+    def build(tied: bool) -> ModelSpec:
+        return build_model(
+            BiasesAndNorms(norm_bias=not gated), name=name,
+            architecture="encoder" if architecture == "encoder" else "decoder", layers=layers, hidden_size=hidden,
+            ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads, head_dim=max(1, hidden // heads),
+            vocab_size=vocab, tied_embeddings=tied, experts=experts, experts_per_token=used,
+            source="columns of the row",
+        )  # fmt: skip
+
+    # GPT-2, MPT and BERT tie the output projection to the embedding, Llama and its kin of 4B and more do not.
+    if not parameters:
+        return check_shape(build(tied=not gated))
+    # The given count stands: it includes biases, norms and positions that no column gives.
+    nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - parameters))
+    active = nearest.active_parameters if experts else round(parameters)
+    return check_shape(replace(nearest, parameters=round(parameters), active_parameters=active))

@@ -1,0 +1,144 @@
+"""Rows of data/measured_runs.csv as set-ups: columns, other spellings of their words, and values of empty cells.
+
+`gpufleet estimate --batch` and `calibrate` read a row here. docs/estimator.md lists the meaning of an empty cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.cells import Row
+from optimizer.performance.frameworks import framework_name
+from optimizer.performance.row_models import read_model
+from optimizer.performance.setups import (
+    USUAL_GPUS_PER_NODE,
+    Setup,
+    build_hardware,
+    build_setup,
+    data_ranks,
+    default_sharding,
+    find_gpu,
+    resolve_seq_len,
+)
+from optimizer.performance.types import Recipe
+
+# Tokens of one optimizer step of large models whose row gives none: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
+USUAL_STEP_TOKENS = 4e6
+
+# Words of the columns, with other spellings of the same.
+SHARDINGS = {name: name for name in ("ddp", "zero1", "zero2", "zero3")}
+SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
+CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")}
+CHECKPOINTINGS |= {"selective_op": "selective", "op": "selective"}
+PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
+PRECISIONS |= {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
+ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
+EXPERTS = {"grouped": "grouped", "grouped_mm": "grouped", "loop": "loop", "eager": "loop"}
+OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adafactor"}
+
+
+def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
+    """Read one row.
+
+    Args:
+        row: its cells.
+        gpus: the GPU table by key.
+
+    Raises:
+        GpufleetError: the row cannot be estimated; the message names the column, its value and the limit.
+    """
+    row.check_length()
+    model = read_model(row)
+    cnn = model.architecture == "cnn"
+    gpu = find_gpu(row.text("gpu"), gpus)
+    count = row.count("gpus", default=1)
+    per_node = min(row.count("gpus_per_node", default=min(USUAL_GPUS_PER_NODE, count)), count)
+    tensor = row.count("tensor_parallel", default=1)
+    pipeline = row.count("pipeline_parallel", default=1)
+    context = row.count("context_parallel", default=1)
+    expert = row.count("expert_parallel", default=1)
+    splits_sequence = row.flag("sequence_parallel")
+    data = data_ranks(count, tensor, pipeline, context)
+    network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
+    hardware = build_hardware(gpu, per_node, network)
+    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context))
+    seq_len = 1 if cnn else row.count("seq_len", default=resolve_seq_len(model, None))
+    micro_batch = row.count("micro_batch", default=1)
+    virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
+    # Runs that split the model take as many micro-batches as make up a usual step, and keep the bubble small.
+    usual_accumulation = 1
+    if tensor * pipeline > 1:
+        usual_accumulation = max(
+            8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
+        )
+        if virtual_stages > 1:
+            usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
+    attention = row.word("attention", ATTENTIONS, default="flash")
+    framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
+    recipe = Recipe(
+        seq_len=seq_len,
+        precision=row.word("precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
+        optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        compiled=row.flag("compiled"),
+        framework=framework,
+        experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
+    )
+    return build_setup(
+        model,
+        recipe,
+        hardware,
+        gpus=count,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=expert,
+        # A table's 0 is the column's default: it does not take the split from a framework that always splits, nor from
+        # experts, which need it.
+        sequence_parallel=True if splits_sequence or (expert > 1 and tensor > 1) else None,
+        virtual_stages=virtual_stages,
+        sharding=sharding,
+        micro_batch=micro_batch,
+        grad_accum=row.count("grad_accum", default=usual_accumulation),
+        checkpointing=row.word("activation_checkpointing", CHECKPOINTINGS, default="none"),
+    )
+
+
+def row_error(error: GpufleetError) -> str:
+    """Format an error on one line, for the ``error`` column."""
+    return " ".join(str(error).split())
+
+
+def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]:
+    """Framework and sharding that a published Megatron run really used."""
+    if framework == "megatron" and sharding == "zero3":
+        # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
+        framework = "megatron-deepspeed"
+    if framework == "megatron" and attention == "flash":
+        framework = "megatron-core"
+    if framework == "megatron-core" and sharding == "ddp":
+        sharding = "zero1"  # its distributed optimizer (see frameworks.toml); tables of its runs do not repeat the flag
+    return framework, sharding
+
+
+def _virtual_stages(row: Row, layers_per_stage: int) -> int:
+    """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
+    text = row.text("layers_per_virtual_stage")
+    if not text:
+        return 1
+    try:
+        if text.startswith("interleave="):
+            chunks = int(text.removeprefix("interleave="))
+        else:
+            chunks = math.ceil(layers_per_stage / float(text))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        chunks = 0
+    if not 1 <= chunks <= max(1, layers_per_stage):
+        raise InvalidInputError(
+            f"layers_per_virtual_stage is {text!r}",
+            limit=f'a number of layers, or "interleave=" and a number of chunks: a stage has {layers_per_stage} layers',
+        )
+    return chunks

@@ -1,0 +1,140 @@
+"""Training set-ups: the flags of `estimate` and the rows of a table both become a Setup here.
+
+Defaults and checks that the flags and the columns share stand in this file alone; docs/estimator.md lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optimizer.errors import InvalidInputError
+from optimizer.hardware import Gpu
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.inputs import Inputs
+from optimizer.performance.inputs_builder import build_inputs
+from optimizer.performance.legality import check_legal
+from optimizer.performance.rates import default_network_gbit_per_s
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
+from optimizer.workload.model import ModelSpec
+
+# Tokens of one sequence by default.
+USUAL_SEQ_LEN = 2048
+# GPUs of one node by default.
+USUAL_GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """One training set-up: a model, a recipe, hardware and one legal configuration (a grid of one)."""
+
+    model: ModelSpec
+    recipe: Recipe
+    hardware: Hardware
+    grid: Grid
+    gpus: int
+
+    def inputs(self, calibration: Calibration | None) -> Inputs:
+        """Build the set-up's inputs, to be stacked with others; without a calibration, coefficients of 1."""
+        return build_inputs(self.model, self.recipe, self.hardware, self.grid, calibration)
+
+
+def build_setup(
+    model: ModelSpec,
+    recipe: Recipe,
+    hardware: Hardware,
+    *,
+    gpus: int,
+    tensor: int,
+    pipeline: int,
+    context: int,
+    expert: int,
+    sequence_parallel: bool | None,
+    virtual_stages: int,
+    sharding: str,
+    micro_batch: int,
+    grad_accum: int,
+    checkpointing: str,
+) -> Setup:
+    """Build the set-up that trains on ``gpus`` GPUs; the arguments are the fields of Grid, sharding by name.
+
+    Raises:
+        InvalidInputError: the GPUs are no multiple of the splits, or the configuration is not legal.
+    """
+    grid = Grid(
+        nodes=math.ceil(gpus / hardware.gpus_per_node),
+        data=data_ranks(gpus, tensor, pipeline, context),
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=expert,
+        sequence_parallel=sequence_parallel,
+        virtual_stages=virtual_stages,
+        sharding=SHARDINGS.index(sharding),
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        checkpointing=CHECKPOINTINGS.index(checkpointing),
+    )
+    check_legal(model, recipe, grid)
+    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
+
+
+def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
+    """Data-parallel ranks of ``gpus`` GPUs.
+
+    Raises:
+        InvalidInputError: the GPUs are no multiple of the splits.
+    """
+    if gpus % (tensor * pipeline * context):
+        raise InvalidInputError(
+            f"gpus is {gpus}",
+            limit=f"a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
+            why="every data-parallel rank has that many GPUs",
+        )
+    return gpus // (tensor * pipeline * context)
+
+
+def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | None) -> Hardware:
+    """Build a node of ``gpu``s with their fastest link; without a network given, a vendor reference system's."""
+    return Hardware(
+        gpu=gpu,
+        gpus_per_node=gpus_per_node,
+        interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
+        network_gbit_per_s=network_gbit_per_s or default_network_gbit_per_s(gpu, gpus_per_node),
+        efa=True,
+    )
+
+
+def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
+    """Find a GPU by its key ("a100-80gb"), or by its name ("H100") if the table has one memory size of it.
+
+    Raises:
+        InvalidInputError: no GPU, or several, match.
+    """
+    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if wanted in gpus:
+        return gpus[wanted]
+    sizes = [gpu for gpu in gpus.values() if gpu.name.lower().replace(" ", "-") == wanted]
+    if len(sizes) == 1:
+        return sizes[0]
+    raise InvalidInputError(f"gpu is {name!r}", limit=f"one of {', '.join([gpu.key for gpu in sizes] or list(gpus))}")
+
+
+def default_sharding(model: ModelSpec, ranks: int) -> str:
+    """Default sharding over ``ranks`` data and context ranks: ZeRO-3 for decoders, replicas for the rest."""
+    return "zero3" if model.architecture == "decoder" and ranks > 1 else "ddp"
+
+
+def resolve_seq_len(model: ModelSpec, given: int | None) -> int:
+    """Tokens of one sequence: as given, else USUAL_SEQ_LEN or the model's longest if that is less; 1 for a CNN.
+
+    Raises:
+        InvalidInputError: given for a model that is counted in samples.
+    """
+    if model.counts_samples:
+        if given not in (None, 1):
+            takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"
+            raise InvalidInputError(f"seq_len is {given}", limit=f"none: {model.name} takes {takes}")
+        return 1
+    return given or min(USUAL_SEQ_LEN, model.max_seq_len or USUAL_SEQ_LEN)
