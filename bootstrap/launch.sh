@@ -44,7 +44,7 @@ GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
 # A worker's command that ended well is started again after this many seconds, in which the group may take the node.
 GPUFLEET_WORKER_PAUSE_S="${GPUFLEET_WORKER_PAUSE_S:-60}"
 # torchrun gives its workers 30 s after SIGTERM; one that is still there after this many seconds is killed. With the 75 s
-# for saving (training/drain.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
+# for saving (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
 GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-32}"
 # Seconds to wait until all nodes of the fleet are in service, and between two looks.
 GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"

@@ -33,7 +33,7 @@ STATE_DIR=$ROOT/var/lib/gpufleet
 NODE_ENV=$ETC_DIR/node.env
 RUNTIME_ENV=$ETC_DIR/runtime.env
 LOG_FILE=$LOG_DIR/node-init.log
-# This node is taken away (bootstrap/training/drain.py); how far training has come (bootstrap/training/progress.py).
+# This node is taken away (bootstrap/training/notices.py); how far training has come (bootstrap/training/progress.py).
 DRAIN_FILE=$GPUFLEET_RUN_DIR/drain
 PROGRESS_FILE=$GPUFLEET_RUN_DIR/progress.json
 

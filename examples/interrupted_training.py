@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bootstrap.training.ledger import read_ledger, table
+from bootstrap.training.ledger.summary import read_ledger, table
 from examples.local_imds import LocalImds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,11 +33,11 @@ LIMIT_S = 120.0
 
 
 class DemoError(Exception):
-    """The demonstration did not go as planned; nothing is shown."""
+    """The demonstration did not go as planned."""
 
 
 class Node:
-    """One node's launch.sh, run as systemd would run it, with workers on CPUs or GPUs."""
+    """One node's launch.sh, run as systemd runs it, with workers on CPUs or GPUs."""
 
     def __init__(
         self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2, gpus: bool = False
@@ -68,7 +68,7 @@ class Node:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """launch.sh in a process group of its own; what is left of it is killed at the end."""
+        """Run launch.sh in a process group of its own; kill its remains at the end."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [str(ROOT / "bootstrap" / "launch.sh")],
@@ -95,13 +95,10 @@ class Node:
         return max(self.losses(), default=-1) + 1
 
     def losses(self) -> dict[int, float]:
-        """Loss by step; a step that was recomputed has its last value."""
+        """Loss by step; a recomputed step has its last value."""
         path = self.out / "losses.jsonl"
-        rows = (
-            [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            if path.exists()
-            else []
-        )
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
         return {row["step"]: row["loss"] for row in rows}
 
     def parameters_sha256(self) -> str:
@@ -109,7 +106,7 @@ class Node:
         return str(json.loads((self.out / "result.json").read_text())["parameters_sha256"])
 
     def wait_for_step(self, step: int, process: subprocess.Popen[bytes]) -> None:
-        """Return when that many steps are done."""
+        """Return when ``step`` steps are done."""
         deadline = time.monotonic() + LIMIT_S
         while self.steps_done() < step:
             if process.poll() is not None or time.monotonic() > deadline:
@@ -117,7 +114,7 @@ class Node:
             time.sleep(0.02)
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Return when launch.sh ended well."""
+        """Return when launch.sh ended with 0."""
         status = process.wait(timeout=LIMIT_S)
         if status:
             raise DemoError(f"launch.sh ended with {status}:\n{self.log_tail()}")
@@ -154,11 +151,11 @@ def interrupt_three_times(node: Node, imds: LocalImds, steps: int) -> None:
 
 
 def compare(undisturbed: Node, disturbed: Node) -> bool:
-    """Say and return whether losses and parameters are equal."""
-    expected, found = undisturbed.losses(), disturbed.losses()
-    different = sorted(step for step in expected.keys() | found.keys() if expected.get(step) != found.get(step))
+    """Print and return whether losses and parameters are equal."""
+    expected, actual = undisturbed.losses(), disturbed.losses()
+    different = [step for step in expected.keys() | actual.keys() if expected.get(step) != actual.get(step)]
     last = max(expected)
-    say(f"loss after step {last}: {expected[last]!r} undisturbed, {found.get(last)!r} interrupted")
+    say(f"loss after step {last}: {expected[last]!r} undisturbed, {actual.get(last)!r} interrupted")
     say(f"losses: {len(expected) - len(different)} of {len(expected)} steps equal")
     shas = undisturbed.parameters_sha256(), disturbed.parameters_sha256()
     say(f"parameters: SHA-256 {shas[0][:16]}… undisturbed, {shas[1][:16]}… interrupted")
@@ -166,7 +163,7 @@ def compare(undisturbed: Node, disturbed: Node) -> bool:
 
 
 def say(text: str = "") -> None:
-    """One line of the demonstration."""
+    """Print one line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

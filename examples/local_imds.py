@@ -1,7 +1,7 @@
-"""A local instance metadata service (IMDSv2) that gives the notices EC2 gives, when told to.
+"""Local instance metadata service (IMDSv2) that gives EC2's notices on demand.
 
-It stands in for http://169.254.169.254 through AWS_EC2_METADATA_SERVICE_ENDPOINT: tokens by PUT with a life of their
-own, 401 without a good one, 404 for what is not there.
+Replaces http://169.254.169.254 through AWS_EC2_METADATA_SERVICE_ENDPOINT: tokens by PUT with a lifetime, 401 without a
+valid token, 404 for an absent value.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_TTL_S = 21_600
 
 
 class LocalImds:
-    """State of the service; set ``values`` to what each path shall answer.
+    """State of the service.
 
     Attributes:
-        values: text by path below ``/latest/meta-data/``; absent is 404.
+        values: answers by path below ``/latest/meta-data/``; an absent path is 404.
         statuses: HTTP status by path, for faults.
-        delay_s: seconds to wait before any answer, for hangs.
+        delay_s: seconds before any answer, for hangs.
         requests: every request as ``METHOD path status``.
     """
 
@@ -42,7 +42,7 @@ class LocalImds:
 
     @property
     def endpoint(self) -> str:
-        """For AWS_EC2_METADATA_SERVICE_ENDPOINT."""
+        """Value for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def interrupt(self, action: str = "terminate") -> None:
@@ -56,11 +56,11 @@ class LocalImds:
         self.values["events/recommendations/rebalance"] = json.dumps({"noticeTime": when})
 
     def replace_instance(self) -> None:
-        """A fresh instance: no notices."""
+        """Become another instance, without notices."""
         self.values = {"instance-id": "i-0fedcba9876543210"}
 
     def forget_tokens(self) -> None:
-        """Make every token invalid, as its end of life does."""
+        """Make every token invalid."""
         self._tokens.clear()
 
     @contextmanager

@@ -1,10 +1,9 @@
-"""Functions for ``gpufleet profile``: each builds a module and a batch for it.
+"""Functions for ``gpufleet profile``; each builds a module and a batch.
 
     gpufleet profile examples.profile_me:tiny_gpt
     gpufleet profile examples.profile_me:resnet50 --out resnet50.json
 
-torch runs them on fake tensors: nothing is computed, no memory is taken, no GPU is needed. docs/profile.md has the
-rules.
+torch runs them on fake tensors, without computing, memory or a GPU. docs/profile.md has the rules.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 
 def tiny_gpt(batch_size: int) -> Any:
-    """The GPT of the training example: a module, its inputs, and a loss of its output."""
+    """Build the GPT of the training example, its inputs, and a loss of its output."""
     from examples.tiny_gpt import SEQUENCE, VOCABULARY, TinyGpt
 
     tokens = torch.randint(VOCABULARY, (batch_size, SEQUENCE))
@@ -25,7 +24,7 @@ def tiny_gpt(batch_size: int) -> Any:
 
 
 def resnet50(batch_size: int) -> Any:
-    """Torchvision's ResNet-50 on images of 224 x 224: a module, its inputs, and a loss of its output."""
+    """Build torchvision's ResNet-50, images of 224 x 224, and a loss of its output."""
     from torchvision.models import resnet50  # type: ignore[import-untyped,unused-ignore]
 
     images = torch.randn(batch_size, 3, 224, 224)
@@ -34,11 +33,11 @@ def resnet50(batch_size: int) -> Any:
 
 
 def llama_1b(batch_size: int, seq_len: int = 4096) -> Any:
-    """A transformers Llama of 1.2 billion parameters: its output has a loss, so none is returned."""
+    """Build a transformers Llama of 1.2 billion parameters, whose output has the loss."""
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    # transformers looks at the tokens' positions before it goes without a mask, and these tensors have no values.
+    # transformers reads the tokens' positions before it omits the mask, and fake tensors have no values.
     AttentionInterface.register("causal", sdpa_attention_forward)
     config = LlamaConfig(
         num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
@@ -50,7 +49,7 @@ def llama_1b(batch_size: int, seq_len: int = 4096) -> Any:
 
 
 def bert_large(batch_size: int, seq_len: int = 512) -> Any:
-    """A transformers BERT-large for masked-language modelling."""
+    """Build a transformers BERT-large for masked-language modelling."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)

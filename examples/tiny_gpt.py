@@ -1,9 +1,9 @@
-"""A small GPT trained with DDP that survives interruptions: the runtime around an ordinary loop.
+"""Small GPT, trained with DDP in an ordinary loop that survives interruptions.
 
     GPUFLEET_CHECKPOINT_URI=/tmp/tiny torchrun --standalone --nproc-per-node 2 -m examples.tiny_gpt --steps 60
 
-It learns to count: each sample is a sequence that grows by a stride of its own, modulo the vocabulary. Dropout is
-on, so that a random generator that is not restored shows in the parameters. Runs on CPUs (gloo) and GPUs (NCCL).
+Each sample is a sequence that grows by its own stride, modulo the vocabulary. Dropout is on, so that a random generator
+that is not restored shows in the parameters. Runs on CPUs (gloo) and GPUs (NCCL).
 """
 
 from __future__ import annotations
@@ -68,11 +68,9 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument(
-        "--out", type=Path, default=Path("tiny_gpt_out"), help="folder for losses.jsonl and result.json"
-    )
+    parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder of losses.jsonl and result.json")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
-    parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step, to be watched")
+    parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
 

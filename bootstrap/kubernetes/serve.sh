@@ -3,7 +3,7 @@
 # hooks, passes notices on to the training container, and tells the controller what the container says of itself.
 #
 # The container cannot do it: the metadata service answers over one hop only. Both see one folder, GPUFLEET_RUN_DIR
-# (/run/gpufleet); its files are those of bootstrap/training/drain.py and launch.sh.
+# (/run/gpufleet); its files are those of bootstrap/training/notices.py and launch.sh.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -18,7 +18,7 @@ source "$BOOTSTRAP_DIR/fleet.sh"
 : "${KUBELET_LIMIT_S:=600}"
 # A node where nothing has trained for so long is paid for nothing: its pod cannot start, or nobody made one.
 : "${IDLE_LIMIT_S:=1800}"
-# What must be left of a spot notice when the state is saved, as bootstrap/training/drain.py has it.
+# What must be left of a spot notice when the state is saved, as bootstrap/training/notices.py has it.
 : "${SPOT_RESERVE_S:=40}"
 
 readonly STATE_FILE="$GPUFLEET_RUN_DIR/state"

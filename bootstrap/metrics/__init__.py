@@ -1,1 +1,1 @@
-"""What a node tells CloudWatch once a minute; ``python -m bootstrap.metrics`` is gpufleet-metrics.service."""
+"""Metrics that a node publishes to CloudWatch; ``python -m bootstrap.metrics`` is gpufleet-metrics.service."""

@@ -26,18 +26,18 @@ PROGRESS_VARIABLE = "GPUFLEET_PROGRESS_FILE"
 def sample_window(
     reader: GpuReader, *, window_s: float = WINDOW_S, interval_s: float = SAMPLE_INTERVAL_S
 ) -> list[GpuSample]:
-    """Samples of all GPUs over one window, which takes ``window_s`` seconds."""
+    """Sample all GPUs every ``interval_s`` for ``window_s`` seconds."""
     samples = []
     began = time.monotonic()
     for number in range(1, max(1, round(window_s / interval_s)) + 1):
         samples += reader.read()
-        # To the clock and not from the answer: one that took long must not stretch the window.
+        # By the clock: a slow answer must not stretch the window.
         time.sleep(max(0.0, began + number * interval_s - time.monotonic()))
     return samples
 
 
 def cloudwatch(region: str) -> Any:
-    """A client that gives up quickly: the next minute comes soon."""
+    """CloudWatch client that gives up before the next minute."""
     import boto3
     from botocore.config import Config
 
@@ -46,7 +46,7 @@ def cloudwatch(region: str) -> Any:
 
 
 def main() -> int:
-    """Publish until the service is stopped; 0 at once where the stack has no namespace."""
+    """Publish until the service is stopped; return 0 at once where the stack has no namespace."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     namespace = os.environ.get(NAMESPACE_VARIABLE, "")

@@ -1,7 +1,7 @@
 """Utilisation and memory of this node's GPUs, from nvidia-smi.
 
-nvidia-smi gives the share of time in which a kernel ran, over its last sample period of 1/6 to 1 s, so one look tells
-little of a minute: https://docs.nvidia.com/deploy/nvidia-smi/index.html (utilization).
+Utilisation is the share of the last 1/6 to 1 s in which a kernel ran, so a minute needs many samples:
+https://docs.nvidia.com/deploy/nvidia-smi/index.html (utilization).
 """
 
 from __future__ import annotations
@@ -14,31 +14,21 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
-# It answers within a second; one that waits for a GPU that fell off the bus never does.
+# nvidia-smi answers within a second, or never, where a GPU fell off the bus.
 TIMEOUT_S = 10.0
 MIB_PER_GIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """One GPU at one moment.
-
-    Attributes:
-        utilization_percent: None where the GPU does not tell (a slice of one).
-        memory_used_gib: None likewise.
-    """
+    """One GPU at one moment; None for a value that the GPU does not report (a slice of a GPU)."""
 
     utilization_percent: float | None
     memory_used_gib: float | None
 
 
 class GpuReader:
-    """Asks nvidia-smi, and never waits for one that hangs.
-
-    Args:
-        query: the command.
-        timeout_s: of one answer.
-    """
+    """Runs ``query``, and never waits for more than ``timeout_s``."""
 
     def __init__(self, query: Sequence[str] = QUERY, *, timeout_s: float = TIMEOUT_S) -> None:
         self._query = list(query)
@@ -47,8 +37,7 @@ class GpuReader:
         self._problem = ""
 
     def read(self) -> list[GpuSample]:
-        """The GPUs that answer; none where nvidia-smi fails, which is logged once a cause."""
-        problem = ""
+        """Samples of the GPUs that answer; none where nvidia-smi fails, which is logged once a cause."""
         samples: list[GpuSample] = []
         try:
             samples = [parsed for line in self._answer().splitlines() if (parsed := parse(line)) is not None]
@@ -61,7 +50,7 @@ class GpuReader:
         return samples
 
     def _answer(self) -> str:
-        # Killed, it may still sit in the driver and cannot be waited for; a second one would only join it there.
+        # A killed process may stay in the driver and cannot be waited for; a second one would only join it.
         if self._stuck is not None and self._stuck.poll() is None:
             raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s")
         self._stuck = None
@@ -72,14 +61,14 @@ class GpuReader:
             process.kill()
             self._stuck = process
             raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s") from None
-        # One GPU lost makes the status 15 or so; what the others say still counts.
+        # One lost GPU makes the status 15 or so; the other GPUs' lines still count.
         if process.returncode and not output.strip():
             raise RuntimeError(f"nvidia-smi ended with {process.returncode}")
         return output
 
 
 def parse(line: str) -> GpuSample | None:
-    """One line of the answer; None where it is about no GPU ("Unable to determine the device handle ...")."""
+    """Parse one line of the answer; None for a line without a GPU ("Unable to determine the device handle ...")."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != 2:
         return None
@@ -92,7 +81,7 @@ def parse(line: str) -> GpuSample | None:
 
 
 def _number(text: str) -> float | None:
-    """A value, or None for "[N/A]", "[GPU is lost]" and the like."""
+    """Parse a value; None for "[N/A]", "[GPU is lost]" and the like."""
     try:
         return float(text)
     except ValueError:

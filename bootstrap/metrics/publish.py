@@ -1,4 +1,4 @@
-"""What is published, and how: a minute of samples as metrics of the stack's own CloudWatch namespace."""
+"""Metrics of a minute's samples, and their publication in the stack's CloudWatch namespace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bootstrap.metrics.gpus import GpuSample
 
 logger = logging.getLogger(__name__)
 
-# An hour of three metrics: CloudWatch takes points up to two weeks old and 1,000 in a request,
+# An hour of three metrics; CloudWatch takes points up to two weeks old and 1,000 in a request:
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 KEPT_POINTS = 180
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One value of one metric. GiB has no unit in CloudWatch, so its name says it."""
+    """One value of one metric. CloudWatch has no unit GiB, so the metric's name has it."""
 
     name: str
     value: float
@@ -29,27 +29,19 @@ class Point:
 
 
 def points(samples: Sequence[GpuSample], tokens_per_second: float | None, at: datetime) -> list[Point]:
-    """The metrics of one window; what nobody measured is left out, never zero."""
+    """Metrics of one window; a metric without a measurement is left out, never zero."""
     utilization = [sample.utilization_percent for sample in samples if sample.utilization_percent is not None]
     memory_gib = [sample.memory_used_gib for sample in samples if sample.memory_used_gib is not None]
-    found = []
-    if utilization:
-        mean = sum(utilization) / len(utilization)
-        found.append(Point(name="GpuUtilizationPercent", value=mean, unit="Percent", at=at))
-    if memory_gib:
-        found.append(Point(name="GpuMemoryUsedGiB", value=max(memory_gib), unit="None", at=at))
-    if tokens_per_second is not None:
-        found.append(Point(name="TokensPerSecond", value=tokens_per_second, unit="Count/Second", at=at))
-    return found
+    values = (
+        ("GpuUtilizationPercent", sum(utilization) / len(utilization) if utilization else None, "Percent"),
+        ("GpuMemoryUsedGiB", max(memory_gib, default=None), "None"),
+        ("TokensPerSecond", tokens_per_second, "Count/Second"),
+    )
+    return [Point(name=name, value=value, unit=unit, at=at) for name, value, unit in values if value is not None]
 
 
 class Publisher:
-    """Sends points, and keeps those that could not be sent for the next time.
-
-    Args:
-        client: boto3's CloudWatch client.
-        namespace: the stack's.
-    """
+    """Sends points with boto3's CloudWatch client; keeps points that could not be sent for the next time."""
 
     def __init__(self, client: Any, namespace: str) -> None:
         self._client = client
@@ -58,7 +50,7 @@ class Publisher:
         self._problem = ""
 
     def send(self, new: Sequence[Point]) -> None:
-        """Send what is waiting and what is new; whatever goes wrong is logged, once a cause."""
+        """Send waiting and new points; every failure is logged, once a cause."""
         self._waiting.extend(new)
         if not self._waiting:
             return
@@ -70,7 +62,7 @@ class Publisher:
                     for point in self._waiting
                 ],
             )
-        except Exception as error:  # noqa: BLE001 - no network, throttled, no permission: none of it ends the service
+        except Exception as error:  # noqa: BLE001 - no network, throttled, no permission: nothing ends the service
             if (problem := f"{type(error).__name__}: {error}") != self._problem:
                 logger.warning("metrics are not published, the last hour's are kept: %s", problem)
                 self._problem = problem

@@ -1,5 +1,4 @@
-"""DDP smoke test of one node or a whole gang: ``python -m bootstrap.smoke``.
+"""DDP smoke test of a node or a gang, before the first paid training step: ``python -m bootstrap.smoke``.
 
-It answers before the first paid training step: do the ranks compute the same gradients as one process would, how fast
-do they add tensors up, and how much speed is lost by going from one process to all of them?
+Checks the gradients against one process's, measures all-reduce bandwidth and scaling efficiency.
 """

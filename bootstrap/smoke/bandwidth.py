@@ -1,7 +1,7 @@
-"""All-reduce: is the sum right, element by element, and how fast is it?
+"""All-reduce test: the sum, element by element, and the bandwidth.
 
-Algorithm bandwidth is bytes / time; bus bandwidth multiplies it by 2(n-1)/n, what each rank must send and receive at
-least, so that it compares with a link's speed for any number of ranks:
+Algorithm bandwidth is bytes / time; bus bandwidth is 2(n-1)/n times as much, the least that each rank must send and
+receive, so that it compares with a link's speed for any number of ranks:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (read 2026-11-21).
 """
 
@@ -20,17 +20,17 @@ from bootstrap.smoke.report import Result, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
-# Buffer, indices, expected sums and two temporaries of the same size, and room for the rest.
+# Buffers per size: buffer, indices, expected sums, two temporaries, and reserve.
 GPU_MEMORY_PER_SIZE = 8
 WARM_UP = 5
 ITERATIONS = 20
-# Elements count up to this prime and start again: every rank and chunk sees another phase, and a sum over any real
-# number of ranks stays below 2**24, where float32 still holds every integer.
+# Elements count up to this prime and start again: every rank and chunk has another phase, and sums stay below 2**24, up
+# to which float32 holds every integer.
 PERIOD = 8191
 
 
 def default_sizes_mib(device_type: str) -> tuple[int, ...]:
-    """Buffer sizes for this kind of device, MiB; a small GPU leaves out those it has no room for."""
+    """Buffer sizes for this kind of device, MiB, as far as the GPUs' memory allows."""
     if device_type != "cuda":
         return SIZES_MIB[device_type]
     memory_mib = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())) / 2**20
@@ -38,13 +38,18 @@ def default_sizes_mib(device_type: str) -> tuple[int, ...]:
 
 
 def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s: float | None) -> list[Result]:
-    """All-reduce float32 buffers of each size; judge the sums exactly and the largest size's bandwidth by the floor."""
+    """All-reduce float32 buffers of each size: exact sums, and the largest size's bandwidth against the limit."""
     began = time.perf_counter()
     rows = [_measure(ranks, size_mib) for size_mib in sizes_mib]
     duration_s = time.perf_counter() - began
-    wrong = [row for row in rows if row["wrong_elements"]]
     largest = rows[-1]
     alone = ranks.world_size == 1
+    wrong_note = ""
+    if wrong := [row for row in rows if row["wrong_elements"]]:
+        first = wrong[0]
+        wrong_note = (
+            f"rank {first['wrong_ranks'][0]} has {first['wrong_elements']} wrong sums at {first['size_mib']} MiB"
+        )
     return [
         Result(
             name="all_reduce_sum",
@@ -53,12 +58,7 @@ def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s:
             limit=0,
             must_be="at_most",
             duration_s=duration_s,
-            note=(
-                f"rank {wrong[0]['wrong_ranks'][0]} has {wrong[0]['wrong_elements']} wrong sums at "
-                f"{wrong[0]['size_mib']} MiB"
-                if wrong
-                else ""
-            ),
+            note=wrong_note,
         ),
         Result(
             name="all_reduce_bus_bandwidth",

@@ -1,4 +1,4 @@
-"""Arguments, and who runs: torchrun's rank, or the supervisor of this node's ranks."""
+"""Command line: runs one of torchrun's ranks, or the supervisor of this node's ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ DEFAULT_CPU_PROCESSES = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the smoke test; 0 all passed, 1 something failed, 2 wrong usage."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run the smoke test; 0 all passed, 1 a test or a rank failed, 2 wrong usage."""
     parser = _parser()
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(arguments)
     if importlib.util.find_spec("torch") is None:
         sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
         return 1

@@ -1,4 +1,4 @@
-"""Are the gradients after a DDP backward right: the same bits on every rank, and those of one process on all data?"""
+"""Gradient test: after a DDP backward the same bits on every rank, and the gradients of one process on all data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ SHAPE = models.Shape(layers=2, hidden=256, heads=4, vocabulary=512, seq_len=32, 
 BUCKET_MB = 2
 SEED = 20260101
 
-# DDP and one process add up the same terms in another order, so they differ by rounding, in units of the type's epsilon
-# (2.2e-16 for float64, 1.2e-7 for float32); measured: 8 epsilon on two H200, 5 on two CPU ranks. One wrong term among N
-# ranks is an error of about 1/N of a gradient, so a limit of 1000 epsilon (float64 2.2e-13, float32 1.2e-4) is far from
-# both.
+# DDP and one process add the same terms in another order, so they differ by rounding: measured 8 epsilon (2.2e-16 for
+# float64, 1.2e-7 for float32) on two H200, 5 on two CPU ranks. One wrong term among N ranks is an error of about 1/N.
 LIMIT_EPSILONS = 1000
 
 
 def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """One forward and backward pass; the gradient of each parameter by its name, as training would see it."""
+    """Gradient of each parameter by its name, after one forward and backward pass."""
     model.zero_grad(set_to_none=True)
     model(tokens).backward()
     gradients = {}
@@ -40,11 +38,10 @@ def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.T
 def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
     """Compare gradients between ranks (bitwise) and with one process (within LIMIT_EPSILONS) in ``dtype``.
 
-    Each rank takes its share of one batch and, apart from that, computes the whole batch alone: both must give the
-    mean gradient of the batch. A difference is reported with its rank and parameter.
+    Each rank computes its share of one batch under DDP, and the whole batch alone: both give the batch's mean gradient.
     """
     began = time.perf_counter()
-    # TF32 keeps 10 bits of a float32's mantissa and would hide a real error behind the tolerance it needs.
+    # TF32 keeps 10 bits of a float32's mantissa: the tolerance it needs would hide a real error.
     torch.set_float32_matmul_precision("highest")
     tokens = models.random_tokens(SHAPE, SHAPE.batch * ranks.world_size, seed=SEED).to(ranks.device)
     share = tokens[ranks.rank * SHAPE.batch : (ranks.rank + 1) * SHAPE.batch]
@@ -80,11 +77,11 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: float) -> Result:
-    """Count (rank, tensor) pairs whose bits differ from what most ranks have (rank 0 where there is no majority)."""
+    """Count (rank, tensor) pairs whose bits differ from most ranks' (from rank 0's without a majority)."""
     odd = []
     for tensor in digests[0]:
-        usual = Counter(of_rank[tensor] for of_rank in digests).most_common(1)[0][0]
-        odd += [(rank, tensor) for rank, of_rank in enumerate(digests) if of_rank[tensor] != usual]
+        usual = Counter(own[tensor] for own in digests).most_common(1)[0][0]
+        odd += [(rank, tensor) for rank, own in enumerate(digests) if own[tensor] != usual]
     return Result(
         name=name,
         value=len(odd),
@@ -92,7 +89,7 @@ def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: flo
         limit=0,
         must_be="at_most",
         duration_s=duration_s,
-        note=_naming(odd, "has other bits than the other ranks in"),
+        note=_describe(odd, "has other bits than the other ranks in"),
         details={"tensors": len(digests[0]), "ranks": len(digests), "different": [list(pair) for pair in odd[:20]]},
     )
 
@@ -100,8 +97,8 @@ def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: flo
 def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: float, duration_s: float) -> Result:
     limit = LIMIT_EPSILONS * epsilon
     # "not <=" so that NaN counts as an error.
-    wrong = [(rank, name) for rank, mine in enumerate(errors) for name, error in mine.items() if not error <= limit]
-    all_errors = [error for mine in errors for error in mine.values()]
+    wrong = [(rank, name) for rank, own in enumerate(errors) for name, error in own.items() if not error <= limit]
+    all_errors = [error for own in errors for error in own.values()]
     worst = max(all_errors) if all(error == error for error in all_errors) else float("nan")
     return Result(
         name=f"gradients_equal_one_process_{dtype}",
@@ -110,14 +107,14 @@ def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: f
         limit=limit,
         must_be="at_most",
         duration_s=duration_s,
-        note=_naming(wrong, "differs from a single process in"),
+        note=_describe(wrong, "differs from a single process in"),
         details={"epsilon": epsilon, "wrong": [list(pair) for pair in wrong[:20]]},
     )
 
 
-def _naming(pairs: list[tuple[int, str]], what: str) -> str:
+def _describe(pairs: list[tuple[int, str]], verb: str) -> str:
     if not pairs:
         return ""
-    first_rank, first_tensor = pairs[0]
+    rank, tensor = pairs[0]
     more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
-    return f"rank {first_rank} {what} {first_tensor}{more}"
+    return f"rank {rank} {verb} {tensor}{more}"

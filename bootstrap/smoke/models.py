@@ -1,4 +1,4 @@
-"""The decoder transformer the smoke test trains, in the sizes it uses."""
+"""Decoder transformer that the smoke test trains."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Size of a decoder and of its batch.
-
-    Attributes:
-        layers, hidden, heads, vocabulary: the model's.
-        seq_len: tokens of one sequence.
-        batch: sequences of one rank and step.
-    """
+    """Size of a decoder, and its batch: sequences of one rank and step."""
 
     layers: int
     hidden: int
@@ -27,7 +21,7 @@ class Shape:
     batch: int
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Pre-norm attention and MLP."""
 
     def __init__(self, shape: Shape) -> None:
@@ -58,7 +52,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.token = nn.Embedding(shape.vocabulary, shape.hidden)
         self.position = nn.Embedding(shape.seq_len, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
@@ -73,7 +67,7 @@ class Decoder(nn.Module):
 
 
 def build(shape: Shape, *, seed: int, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A decoder with weights that depend on ``seed`` alone: drawn on the CPU, the same on every rank and device."""
+    """Decoder with weights drawn from ``seed`` on the CPU: the same on every rank and device."""
     torch.manual_seed(seed)
     return Decoder(shape).to(device=device, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""The process's place among the ranks: device, process group, and a control channel that uses neither GPU nor NCCL."""
+"""This process among its ranks: device, process group, and exchanges that use neither GPU nor NCCL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-# Variables that change what NCCL, EFA or gloo do, so that a slow result can be explained from the report alone.
+# Variables that change NCCL, EFA or gloo: the report alone must explain a slow result.
 _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -28,8 +28,8 @@ _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISI
 class Ranks:
     """This rank and its peers.
 
-    ``gather`` and ``barrier`` go through the rendezvous store: a rank waiting there leaves its GPU idle (a NCCL
-    barrier would spin a kernel on it), and a rank that does not come is named.
+    ``gather`` and ``barrier`` use the rendezvous store: a waiting rank leaves its GPU idle (a NCCL barrier spins a
+    kernel), and the error names a rank that does not come.
     """
 
     rank: int
@@ -41,14 +41,14 @@ class Ranks:
     timeout: timedelta
     _calls: Counter[str] = field(default_factory=Counter)
 
-    def gather(self, what: str, value: Any) -> list[Any]:
-        """Every rank's JSON ``value``, by rank. All ranks call it with the same ``what``.
+    def gather(self, label: str, value: Any) -> list[Any]:
+        """Every rank's JSON ``value``, by rank; all ranks call with the same ``label``.
 
         Raises:
             TimeoutError: a rank did not answer within the timeout; the message names it.
         """
-        self._calls[what] += 1
-        prefix = f"{what}/{self._calls[what]}"
+        self._calls[label] += 1
+        prefix = f"{label}/{self._calls[label]}"
         self.store.set(f"{prefix}/{self.rank}", json.dumps(value))
         values = []
         for peer in range(self.world_size):
@@ -57,16 +57,17 @@ class Ranks:
                 self.store.wait([key], self.timeout)
             except RuntimeError as error:  # torch raises DistStoreError, a RuntimeError
                 raise TimeoutError(
-                    f"rank {peer} did not answer within {self.timeout.total_seconds():.0f} s at {what!r}: "
+                    f"rank {peer} did not answer within {self.timeout.total_seconds():.0f} s at {label!r}: "
                     "it hangs or died"
                 ) from error
             values.append(json.loads(self.store.get(key)))
         return values
 
-    def barrier(self, what: str) -> None:
-        """Wait until every rank is here, with this rank's GPU idle."""
-        self.synchronize()
-        self.gather(f"barrier {what}", None)
+    def barrier(self, label: str) -> None:
+        """Wait for every rank, with this rank's GPU idle."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.gather(f"barrier {label}", None)
 
     def leave(self) -> None:
         """End the process group; the rank that may host the store leaves last."""
@@ -76,18 +77,13 @@ class Ranks:
         if self.rank == 0:
             self.store.wait([f"left/{peer}" for peer in range(self.world_size)], self.timeout)
 
-    def synchronize(self) -> None:
-        """Wait for this rank's GPU; nothing to do on CPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 def join(device_type: str, *, timeout_s: float) -> Ranks:
     """Join the ranks that torchrun or the supervisor announced in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         device_type: "cpu" (gloo) or "cuda" (NCCL, GPU number LOCAL_RANK).
-        timeout_s: limit of the rendezvous and of every collective and gather.
+        timeout_s: limit of the rendezvous and of every exchange.
     """
     timeout = timedelta(seconds=timeout_s)
     root, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
@@ -99,8 +95,7 @@ def join(device_type: str, *, timeout_s: float) -> Ranks:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        # The ranks of a node share its cores; the same share alone and together, or the scaling test compares
-        # different machines.
+        # The ranks of a node share its cores, also while one trains alone: the scaling test compares both speeds.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
     dist.init_process_group(
         backend="nccl" if device_type == "cuda" else "gloo",
@@ -123,15 +118,15 @@ def join(device_type: str, *, timeout_s: float) -> Ranks:
 
 
 def facts(ranks: Ranks) -> dict[str, Any]:
-    """What the report says about software, hosts and devices; every rank calls it."""
-    if ranks.device.type == "cuda":
+    """Software, hosts and devices for the report; every rank calls it."""
+    on_gpu = ranks.device.type == "cuda"
+    if on_gpu:
         properties = torch.cuda.get_device_properties(ranks.device)
         device = {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 2)}
     else:
         device = {"name": platform.processor() or platform.machine(), "memory_gib": None}
-    mine = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": socket.gethostname(), **device}
-    everyone = ranks.gather("facts", mine)
-    on_gpu = ranks.device.type == "cuda"
+    own = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": socket.gethostname(), **device}
+    everyone = ranks.gather("facts", own)
     return {
         "device": ranks.device.type,
         "backend": dist.get_backend(),

@@ -1,4 +1,4 @@
-"""The smoke test's report: its fields, how a value is judged, and how it is written. No torch in here."""
+"""Report of the smoke test: its fields, the verdict on a value, and its output. No torch in here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +15,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One judged value.
+    """One measured value and its verdict.
 
     Attributes:
-        name: what was tested.
-        value: what was measured; None where the test does not apply (``note`` says why).
-        unit: unit of value and limit.
-        limit: what the value is held against; None where there is no limit.
-        must_be: how it is held against it.
-        duration_s: wall-clock seconds of the measurement, shared by the results of one measurement.
-        note: one line for people: which rank or tensor failed, or why the test does not apply.
+        value: None where the test does not apply (``note`` says why).
+        unit: unit of value and limit; a limit of None always passes.
+        duration_s: wall-clock seconds of the measurement, which several results may share.
+        note: one line for people: the rank or tensor that failed, or why the test does not apply.
         details: every number behind the value.
     """
 
@@ -39,25 +36,15 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the value keeps its limit; a value that is not a number keeps none."""
+        """True where the value keeps its limit; a value that is not a number keeps none."""
         if self.value is None or self.limit is None:
             return self.value is None or math.isfinite(self.value)
         # Written so that NaN fails: every comparison with NaN is false.
         return self.value <= self.limit if self.must_be == "at_most" else self.value >= self.limit
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields of the report, in its order."""
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "value": self.value,
-            "unit": self.unit,
-            "limit": self.limit,
-            "must_be": self.must_be,
-            "duration_s": round(self.duration_s, 3),
-            "note": self.note,
-            "details": self.details,
-        }
+        """Fields of the report, in its order."""
+        return {"name": self.name, "passed": self.passed, **asdict(self), "duration_s": round(self.duration_s, 3)}
 
     def line(self) -> str:
         """One line for a terminal or a log."""
@@ -76,7 +63,7 @@ def build(
     results: list[Result],
     error: str | None,
 ) -> dict[str, Any]:
-    """The report as a dictionary; ``passed`` needs every result to pass, at least one result, and no error."""
+    """Report as a dictionary; it passes with at least one result, only passed results and no error."""
     return {
         "schema_version": SCHEMA_VERSION,
         "passed": error is None and bool(results) and all(result.passed for result in results),
@@ -90,7 +77,7 @@ def build(
 
 
 def to_json(report: dict[str, Any]) -> str:
-    """The report as JSON text; a number JSON cannot hold becomes text ("nan", "inf")."""
+    """JSON text of the report; a number that JSON cannot hold becomes text ("nan", "inf")."""
     return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
 
 
@@ -103,7 +90,7 @@ def _finite(value: Any) -> Any:
 
 
 def write(report: dict[str, Any], out: Path | None) -> None:
-    """Write to ``out`` in one step (a reader never sees half a report), or to stdout without it."""
+    """Write to ``out`` by a rename (no reader sees half a report), or to stdout."""
     text = to_json(report)
     if out is None:
         sys.stdout.write(text)
@@ -115,6 +102,6 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def progress(message: str) -> None:
-    """One line to stderr, where a log collector and a person both look."""
+    """Write one line to stderr."""
     sys.stderr.write(f"smoke: {message}\n")
     sys.stderr.flush()

@@ -1,10 +1,11 @@
-"""How much speed is lost by training on all ranks at once instead of one: weak scaling of a real training step."""
+"""Weak scaling of a real training step: the speed of all ranks together over the sum of their speeds alone."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,13 +21,12 @@ from bootstrap.smoke.timing import seconds_each, slowest_rank
 SEED = 20260102
 WARM_UP = 5
 STEPS = {"cuda": 20, "cpu": 10}
-# Sequences of one GPU by its memory in GiB: a step should compute longer than it communicates, as in training, and use
-# less than half of the memory.
+# (least GPU memory in GiB, sequences): a step computes longer than it communicates, in less than half of the memory.
 GPU_BATCH = ((70, 32), (30, 16), (14, 8))
 
 
 def shape_for(device: torch.device) -> models.Shape:
-    """A decoder of GPT-2 small's layers (136 million parameters) on a GPU; a toy on CPU and on a slice of a GPU."""
+    """GPT-2 small's layers (136 million parameters) on a GPU; a toy on CPU and on a slice of a GPU."""
     memory_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else 0
     batch = next((batch for at_least_gib, batch in GPU_BATCH if memory_gib >= at_least_gib), None)
     if batch is None:
@@ -35,10 +35,9 @@ def shape_for(device: torch.device) -> models.Shape:
 
 
 def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]:
-    """Train alone on each rank in turn, then on all ranks with DDP, the same batch a rank, and compare the speed.
+    """Train on each rank alone, then on all ranks with DDP, the same batch a rank, and compare the speed.
 
-    Efficiency is the speed of all ranks together over the sum of their speeds alone. Ranks of different nodes take
-    their turn at the same time; those of one node share its processors and power, so they do not.
+    Ranks of one node train alone one after the other, as they share processors and power; nodes do so side by side.
     """
     began = time.perf_counter()
     shape = shape_for(ranks.device)
@@ -56,6 +55,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
     step_s = statistics.median(slowest_rank([a["together"]["times"] for a in answers]))
     together_samples_per_s = shape.batch * ranks.world_size / step_s
     efficiency = together_samples_per_s / sum(alone_samples_per_s)
+    model = {name: value for name, value in asdict(shape).items() if name != "batch"}
     slowest = min(range(ranks.world_size), key=alone_samples_per_s.__getitem__)
     unlearned = [rank for rank, a in enumerate(answers) if not a["together"]["last_loss"] < a["together"]["first_loss"]]
     if ranks.rank == 0:
@@ -93,14 +93,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
             duration_s=duration_s,
             note="more than linear: something else slowed the ranks alone; measure again" if efficiency > 1.05 else "",
             details={
-                "model": {
-                    "layers": shape.layers,
-                    "hidden": shape.hidden,
-                    "heads": shape.heads,
-                    "vocabulary": shape.vocabulary,
-                    "seq_len": shape.seq_len,
-                    "parameters": together["parameters"],
-                },
+                "model": {**model, "parameters": together["parameters"]},
                 "batch_per_rank": shape.batch,
                 "precision": together["precision"],
                 "optimizer": "adamw",
@@ -126,7 +119,7 @@ def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, An
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=on_gpu)
     seed = SEED + ranks.rank if together else SEED
     tokens = models.random_tokens(shape, shape.batch, seed=seed).to(device)
-    # bf16 where the GPU has it (Ampere and later), fp16 before; nobody uses these weights, so no loss scaler.
+    # bf16 on GPUs that have it (Ampere and later), fp16 before; the weights are thrown away, so no loss scaler.
     precision = torch.bfloat16 if on_gpu and torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     autocast = torch.autocast("cuda", dtype=precision) if on_gpu else contextlib.nullcontext()
     losses: list[torch.Tensor] = []

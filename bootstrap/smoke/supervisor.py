@@ -1,7 +1,6 @@
-"""Start one process a rank on this node, end them all when one fails, and write the report.
+"""Supervisor: starts one process a rank on this node, ends all when one fails, and writes the report.
 
-torchrun does the first two for a gang of nodes; here there is one node and nobody to restart, and the report must name
-the rank that died even where that is rank 0.
+Unlike torchrun's, this report names the rank that died even where it is rank 0.
 """
 
 from __future__ import annotations
@@ -22,39 +21,36 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from bootstrap.smoke import report, worker
 
-# A failed rank's peers get this long to say what they saw before they are killed.
+# A failed rank's peers get this long to report before they are killed.
 GRACE_S = 5.0
 POLL_S = 0.1
-# What each rank runs.
 RANK_PROGRAM = ("-m", "bootstrap.smoke")
 
 
 def run(options: worker.Options, nproc: int) -> int:
     """Run ``nproc`` ranks and return the exit code, 0 or 1.
 
-    The rendezvous store lives in this process on a port the kernel picks, so no port can be taken in between and no
-    rank's death takes the store with it.
+    The rendezvous store lives in this process, on a port of the kernel's choice: no rank's death ends the store.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        # Inside, so that a signal that comes while ranks start leaves none of them behind.
+        # Inside the try, so that a signal during the start leaves no rank behind.
         for rank in range(nproc):
             processes.append(_start(rank, nproc, store.port, options.as_arguments()))
         report.progress(f"{nproc} ranks on {options.device}, pids {' '.join(str(p.pid) for p in processes)}")
-        # The workers end themselves at timeout_s and say where they were; the grace is for that.
+        # The workers report and exit at timeout_s; the grace is for that.
         error = _watch(processes, deadline=began + options.timeout_s + GRACE_S)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    said = [told for rank in range(nproc) if (told := _read(store, f"{worker.ERROR_KEY}/{rank}"))]
-    text = _read(store, worker.REPORT_KEY)
+    errors = [error, *(_read(store, f"{worker.ERROR_KEY}/{rank}") for rank in range(nproc))]
     final: dict[str, Any] = (
         json.loads(text)
-        if text
+        if (text := _read(store, worker.REPORT_KEY))
         else report.build(
             started_at=started_at,
             duration_s=0,
@@ -64,9 +60,9 @@ def run(options: worker.Options, nproc: int) -> int:
             error="no rank reported",
         )
     )
-    if error or said:
+    if any(errors):
         final["passed"] = False
-        final["error"] = "; ".join([*([error] if error else []), *said])
+        final["error"] = "; ".join(filter(None, errors))
     final["duration_s"] = round(time.monotonic() - began, 3)
     report.write(final, options.out)
     if final["error"]:
@@ -92,7 +88,7 @@ def _start(rank: int, nproc: int, port: int, arguments: Sequence[str]) -> subpro
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> str | None:
-    """Wait until all ranks are done, or one failed and its peers had their grace; say which rank ended how."""
+    """Wait until all ranks are done, or one failed and its peers had their grace; return how ranks ended, or None."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -106,7 +102,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> 
             break
         time.sleep(POLL_S)
     hanging = [f"rank {rank} still ran after the first failure and was killed" for rank in _running(processes)]
-    # Code 1 is a rank's own verdict, told in the report; anything else is the end of a process that could not tell.
+    # Code 1 is a rank's own verdict, which is in the report; a rank with another code could not report.
     odd = [_ending(rank, p.returncode) for rank, p in enumerate(processes) if p.returncode not in (None, 0, 1)]
     return "; ".join([*odd, *hanging]) or None
 

@@ -1,4 +1,4 @@
-"""Seconds of repeated work on a device."""
+"""Timing of repeated work on a device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: int, iterations: int) -> list[float]:
     """Time of each of ``iterations`` calls after ``warm_up`` untimed ones, seconds.
 
-    On a GPU, CUDA events on the current stream measure what the GPU did; the host only waits at the end, as in
-    training, so kernel launches overlap with running kernels.
+    On a GPU, CUDA events on the current stream measure, and the host waits at the end only, as in training: kernel
+    launches overlap with running kernels.
     """
     for _ in range(warm_up):
         work()
@@ -34,5 +34,5 @@ def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: i
 
 
 def slowest_rank(times_by_rank: list[list[float]]) -> list[float]:
-    """For each iteration the time of the rank that took longest: a collective is over when its last rank is."""
-    return [max(of_iteration) for of_iteration in zip(*times_by_rank, strict=True)]
+    """Slowest rank's time of each iteration: a collective ends with its last rank."""
+    return [max(times) for times in zip(*times_by_rank, strict=True)]

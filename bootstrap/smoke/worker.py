@@ -1,4 +1,4 @@
-"""One rank: join, measure, judge, report; and end in time whatever happens."""
+"""Worker: one rank joins, measures, judges, reports, and always exits in time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,24 +15,23 @@ import torch
 
 from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
 
-# Set by the supervisor, which then writes the report: it also knows how a killed rank ended.
+# Set by the supervisor, which then writes the report: only it knows how a killed rank ended.
 SUPERVISED = "GPUFLEET_SMOKE_SUPERVISED"
 REPORT_KEY = "gpufleet_smoke_report"
 ERROR_KEY = "gpufleet_smoke_error"
-# One collective or hand-over may take at most this long: a turn of the scaling test on a slow CPU takes a few seconds,
-# loading CUDA's libraries from a cold EBS volume up to a minute.
+# Limit of one exchange: a turn of the scaling test on a slow CPU takes a few seconds, loading CUDA's libraries from a
+# cold EBS volume up to a minute.
 COLLECTIVE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to test and how strictly.
+    """Device, sizes and limits of the tests.
 
     Attributes:
-        device: where the ranks compute.
         sizes_mib: all-reduce buffers, MiB, ascending.
-        min_bus_bandwidth_gb_per_s: floor for the largest buffer, GB/s; None for none.
-        min_scaling_efficiency: floor for the scaling efficiency, 0 to 1; None for none.
+        min_bus_bandwidth_gb_per_s: lower limit for the largest buffer, GB/s; None for none.
+        min_scaling_efficiency: lower limit of the scaling efficiency, 0 to 1; None for none.
         timeout_s: limit of the whole run, s.
         out: report file; None for stdout.
     """
@@ -46,23 +45,19 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """The report's ``arguments``."""
-        return {
-            "device": self.device,
-            "sizes_mib": list(self.sizes_mib),
-            "min_bus_bandwidth_gb_per_s": self.min_bus_bandwidth_gb_per_s,
-            "min_scaling_efficiency": self.min_scaling_efficiency,
-            "timeout_s": self.timeout_s,
-        }
+        arguments = asdict(self) | {"sizes_mib": list(self.sizes_mib)}
+        del arguments["out"]
+        return arguments
 
     def as_arguments(self) -> list[str]:
-        """The command line that gives a rank these options (not ``out``: the supervisor writes)."""
+        """Command line that gives a rank these options (without ``out``: the supervisor writes)."""
         flags = {f"--{name.replace('_', '-')}": value for name, value in self.as_dict().items()}
         flags["--sizes-mib"] = ",".join(map(str, self.sizes_mib))
         return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
 
 
 class _Reporter:
-    """The report as it grows: after each measurement the file holds what is known, and that the run is not over."""
+    """Growing report: after each measurement the file holds the results so far, marked as unfinished."""
 
     def __init__(self, options: Options, rank: int) -> None:
         self.options, self.rank = options, rank
@@ -80,7 +75,7 @@ class _Reporter:
         self.publish("the run ended before its last test", final=False)
 
     def publish(self, error: str | None, *, final: bool) -> bool:
-        """Hand the report over; True where it passed. Only rank 0 hands over, all ranks reach the same verdict."""
+        """Hand the report over on rank 0; returns the verdict, which is the same on all ranks."""
         text = report.build(
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
@@ -99,7 +94,7 @@ class _Reporter:
 
 
 def run(options: Options) -> int:
-    """Run this rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which) and return its exit code, 0 or 1."""
+    """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; returns the exit code, 0 or 1."""
     rank = int(os.environ["RANK"])
     reporter = _Reporter(options, rank)
     watchdog = threading.Timer(options.timeout_s, _give_up, [options, reporter])
@@ -113,7 +108,7 @@ def run(options: Options) -> int:
             reporter.add(measure())
         passed = reporter.publish(None, final=True)
         place.leave()
-    except Exception as error:  # noqa: BLE001 - whatever a rank meets, the report says it and the exit code is 1
+    except Exception as error:  # noqa: BLE001 - the report holds every error, and the exit code is 1
         message = f"rank {rank}: {type(error).__name__}: {error}".splitlines()[0]
         report.progress(message)
         _tell_supervisor(reporter, message)
@@ -126,7 +121,7 @@ def run(options: Options) -> int:
 
 
 def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list[report.Result]]]:
-    """What is measured, in order: right before fast."""
+    """Measurements in order: correctness before speed."""
     return [
         lambda: gradients.check(place, torch.float64),
         lambda: gradients.check(place, torch.float32),

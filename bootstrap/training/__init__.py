@@ -5,7 +5,7 @@ with SpotTolerantRun(model, optimizer, dataset_size=len(data), global_batch=64) 
         batch = data[run.sample_indices(step)]
         ...  # forward, backward, optimizer.step()
 
-Names are loaded on first use, so ``python -m bootstrap.training.ledger`` works where torch is not installed.
+Names load on first use, so ``python -m bootstrap.training.ledger`` works without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointError", "Interrupted", "SpotTolerantRun", "Watcher", "open_store"]
 
-_HOMES = {
+_MODULES = {
     "CheckpointError": "errors",
     "Interrupted": "errors",
     "SpotTolerantRun": "run",
@@ -31,6 +31,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,16 +1,14 @@
-"""The checkpoint format: shards first, the manifest last, nothing ever overwritten, and the newest valid one wins.
+"""Checkpoint format: shards first, the manifest last, nothing overwritten; the newest valid checkpoint is used.
 
     step-00000120-5f3a9c1e.1/replicated.pt   model, optimizer, scheduler, scaler: the same on every rank, rank 0 writes
-    step-00000120-5f3a9c1e.1/rank-00000.pt   what is each rank's own: random generators, buffers, data position
+    step-00000120-5f3a9c1e.1/rank-00000.pt   each rank's own: random generators, buffers
     step-00000120-5f3a9c1e.1/rank-00001.pt
     step-00000120-5f3a9c1e.1/manifest.json   size and SHA-256 of each shard, and of itself
 
-The prefix carries the writing run's random id and its save's number, so that two writers (a node thought dead that
-was only slow) never meet in one prefix. A prefix without a manifest is a save that did not finish and does not count.
-Checksums are ours because ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit without complaint.
-
-The manifest names a layout and a kind for each shard, so that sharded states (FSDP2 with DCP) can be added beside
-``replicated`` without breaking a reader.
+The prefix holds the writer's random id and the save's number, so that two writers (a node thought dead that was only
+slow) never share a prefix. A prefix without a manifest is an unfinished save and does not count. The checksums are ours
+because ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit. The manifest names a layout and each
+shard's kind, so that sharded states (FSDP2 with DCP) can be added beside ``replicated`` without breaking a reader.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.stores import Store, file_digest
+from bootstrap.training.stores.base import Store, file_digest
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,6 @@ MANIFEST_NAME = "manifest.json"
 REPLICATED_NAME = "replicated.pt"
 _PREFIX = re.compile(r"^step-(\d{8,})-[0-9a-f]+\.\d+$")
 
-Layout = Literal["replicated"]
 ShardKind = Literal["replicated", "rank"]
 
 
@@ -52,13 +49,9 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What makes a set of shards a checkpoint.
+    """Contents of a checkpoint; its presence makes the shards a checkpoint.
 
-    Attributes:
-        step: completed optimizer steps.
-        samples: completed samples, step times global_batch: the data position on any number of ranks.
-        created_unix_s: when it was committed.
-        torch_version: that wrote the shards.
+    ``step`` and ``samples`` (step times global_batch) are completed: the data position on any number of ranks.
     """
 
     step: int
@@ -67,43 +60,31 @@ class Manifest:
     global_batch: int
     dataset_size: int
     seed: int
-    layout: Layout
+    layout: Literal["replicated"]
     created_unix_s: float
     torch_version: str
     shards: tuple[Shard, ...]
 
     def to_bytes(self) -> bytes:
-        """JSON with a checksum of its own, so that a torn or flipped manifest is found out."""
+        """JSON with a checksum of its own."""
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps({"sha256": _digest(body), "checkpoint": body}, indent=1) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read what ``to_bytes`` wrote.
-
-        Raises:
-            InvalidCheckpoint: not the bytes that were written.
-            CheckpointError: whole, and of a format this version does not know.
-        """
+        """Read the bytes of ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
         try:
-            outer = json.loads(data)
-            body = outer["checkpoint"]
-            if _digest(body) != outer["sha256"]:
+            document = json.loads(data)
+            body = document["checkpoint"]
+            if _digest(body) != document["sha256"]:
                 raise InvalidCheckpoint("its manifest's checksum is wrong")
-            found = body.pop("format")
-            if found != FORMAT:
-                raise CheckpointError(f"its manifest has format {found}, and this version reads {FORMAT}")
+            version = body.pop("format")
+            if version != FORMAT:
+                raise CheckpointError(f"its manifest has format {version}, and this version reads {FORMAT}")
             shards = tuple(Shard(**shard) for shard in body.pop("shards"))
             return cls(**body, shards=shards)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
-
-    def shard(self, name: str) -> Shard:
-        """The shard of that name; KeyError if there is none."""
-        for shard in self.shards:
-            if shard.name == name:
-                return shard
-        raise KeyError(name)
 
     @property
     def bytes(self) -> int:
@@ -117,117 +98,114 @@ def rank_shard_name(rank: int) -> str:
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:
-    """Folder of one save; unique, as ``writer_id`` is random and a writer counts its saves."""
+    """Folder of one save; unique, as ``writer_id`` is random and a writer numbers its saves."""
     return f"step-{step:08d}-{writer_id}.{save_number}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A committed checkpoint whose manifest reads well; its shards are not yet verified."""
+class Committed:
+    """A checkpoint with a valid manifest; its shards are not verified yet."""
 
     prefix: str
     manifest: Manifest
 
 
 class Checkpoints:
-    """The committed checkpoints of one store."""
+    """Committed checkpoints of one store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def scan(self) -> tuple[list[Candidate], list[str]]:
-        """Committed checkpoints, newest first, and the reason for each committed one that cannot be read.
+    def scan(self) -> tuple[list[Committed], list[str]]:
+        """Committed checkpoints, newest first, and the reason for each one whose manifest is invalid.
 
         Raises:
             CheckpointError: the store cannot be listed, or a checkpoint is of a newer format.
         """
-        found, broken = [], []
-        for prefix, names in self._prefixes().items():
+        committed, broken = [], []
+        for prefix, names in self._names_by_prefix().items():
             if f"{prefix}/{MANIFEST_NAME}" not in names:
                 logger.info("%s/%s has no manifest: a save that did not finish", self.store.uri, prefix)
                 continue
             try:
-                found.append(Candidate(prefix=prefix, manifest=self._manifest(prefix)))
+                committed.append(Committed(prefix=prefix, manifest=self._read_manifest(prefix)))
             except (InvalidCheckpoint, FileNotFoundError) as error:
                 broken.append(f"{prefix}: {error}")
                 logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
             except CheckpointError as error:
                 raise CheckpointError(f"checkpoint {self.store.uri}/{prefix}: {error}") from error
-        found.sort(key=_age, reverse=True)
-        return found, broken
+        committed.sort(key=lambda one: (one.manifest.step, one.manifest.created_unix_s, one.prefix), reverse=True)
+        return committed, broken
 
-    def _prefixes(self) -> dict[str, set[str]]:
-        grouped: dict[str, set[str]] = {}
+    def _names_by_prefix(self) -> dict[str, set[str]]:
+        names_by_prefix: dict[str, set[str]] = {}
         for name in self.store.names("step-"):
             prefix, slash, _ = name.partition("/")
             if slash and _PREFIX.match(prefix):
-                grouped.setdefault(prefix, set()).add(name)
-        return grouped
+                names_by_prefix.setdefault(prefix, set()).add(name)
+        return names_by_prefix
 
-    def _manifest(self, prefix: str) -> Manifest:
+    def _read_manifest(self, prefix: str) -> Manifest:
         manifest = Manifest.from_bytes(self.store.read(f"{prefix}/{MANIFEST_NAME}"))
         if manifest.step != _step_of(prefix):
-            raise InvalidCheckpoint(f"its manifest is of step {manifest.step}, and its name says another")
+            raise InvalidCheckpoint(f"its manifest has step {manifest.step}, and its name another step")
         return manifest
 
     @contextmanager
-    def verified(self, candidate: Candidate, name: str) -> Iterator[Path]:
+    def verified(self, checkpoint: Committed, name: str) -> Iterator[Path]:
         """Local path of one shard whose size and SHA-256 are the manifest's.
 
         Raises:
             InvalidCheckpoint: missing, truncated or changed.
             CheckpointError: the store cannot be read.
         """
+        shard = next((shard for shard in checkpoint.manifest.shards if shard.name == name), None)
         try:
-            shard = candidate.manifest.shard(name)
-            with self.store.fetch(f"{candidate.prefix}/{name}") as path:
-                found = file_digest(path)
-                if found.bytes != shard.bytes:
-                    raise InvalidCheckpoint(f"{name} has {found.bytes} bytes, its manifest says {shard.bytes}")
-                if found.sha256 != shard.sha256:
+            if shard is None:
+                raise FileNotFoundError(name)
+            with self.store.fetch(f"{checkpoint.prefix}/{name}") as path:
+                actual = file_digest(path)
+                if actual.bytes != shard.bytes:
+                    raise InvalidCheckpoint(f"{name} has {actual.bytes} bytes, its manifest says {shard.bytes}")
+                if actual.sha256 != shard.sha256:
                     raise InvalidCheckpoint(f"{name} has another SHA-256 than its manifest says")
                 yield path
-        except (KeyError, FileNotFoundError) as error:
+        except FileNotFoundError as error:
             raise InvalidCheckpoint(f"{name} is missing") from error
 
-    def verify(self, candidate: Candidate, *, besides: Collection[str] = ()) -> None:
-        """Read every shard ``besides`` some and check it; raises as ``verified``."""
-        for shard in candidate.manifest.shards:
-            if shard.name not in besides:
-                with self.verified(candidate, shard.name):
+    def verify(self, checkpoint: Committed, *, skip: Collection[str] = ()) -> None:
+        """Read and check every shard but those named in ``skip``; raises as ``verified``."""
+        for shard in checkpoint.manifest.shards:
+            if shard.name not in skip:
+                with self.verified(checkpoint, shard.name):
                     pass
 
     def commit(self, prefix: str, manifest: Manifest) -> None:
         """Write the manifest: from here on the checkpoint counts."""
-        data = manifest.to_bytes()
-        self.store.write(f"{prefix}/{MANIFEST_NAME}", lambda file: _write(file, data))
+        self.store.write(f"{prefix}/{MANIFEST_NAME}", lambda file: file.write(manifest.to_bytes()))
 
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
-        """Delete what is older than the newest valid checkpoint and ``keep - 1`` others before it.
+        """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it.
 
-        The newest valid one is found by reading it, unless it is ``known_valid``, which this process just wrote.
-        Newer ones that fail are left for a person to look at. Deletes a manifest before its shards, so a checkpoint
-        is never half there.
+        Newer invalid checkpoints stay for a person to look at. A manifest is deleted before its shards, so no
+        checkpoint is ever half there. Returns the deleted prefixes.
 
         Args:
             keep: at least 1.
-            known_valid: prefix to trust without reading.
-
-        Returns:
-            Deleted prefixes.
+            known_valid: prefix that this process just wrote, valid without reading its shards.
         """
         if keep < 1:
             raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")
-        candidates, _ = self.scan()
-        newest = next((index for index, one in enumerate(candidates) if self._trust(one, known_valid)), None)
+        committed, _ = self.scan()
+        newest = next((i for i, one in enumerate(committed) if one.prefix == known_valid or self._is_valid(one)), None)
         if newest is None:
             return []
-        kept = candidates[: newest + keep]
+        kept = committed[: newest + keep]
         kept_prefixes = {one.prefix for one in kept}
         oldest_kept_step = kept[-1].manifest.step
         deleted = []
-        for prefix, names in self._prefixes().items():
-            # Below the oldest kept step nobody writes any more: old checkpoints, and debris of saves that died.
+        for prefix, names in self._names_by_prefix().items():
+            # No save below the oldest kept step is still being written: old checkpoints, and remains of dead saves.
             if prefix in kept_prefixes or _step_of(prefix) >= oldest_kept_step:
                 continue
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST_NAME)):
@@ -235,19 +213,13 @@ class Checkpoints:
             deleted.append(prefix)
         return deleted
 
-    def _trust(self, candidate: Candidate, known_valid: str | None) -> bool:
-        if candidate.prefix == known_valid:
-            return True
+    def _is_valid(self, checkpoint: Committed) -> bool:
         try:
-            self.verify(candidate)
+            self.verify(checkpoint)
         except InvalidCheckpoint as error:
-            logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, candidate.prefix, error)
+            logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, checkpoint.prefix, error)
             return False
         return True
-
-
-def _age(candidate: Candidate) -> tuple[int, float, str]:
-    return candidate.manifest.step, candidate.manifest.created_unix_s, candidate.prefix
 
 
 def _step_of(prefix: str) -> int:
@@ -256,7 +228,3 @@ def _step_of(prefix: str) -> int:
 
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _write(file: Any, data: bytes) -> None:
-    file.write(data)

@@ -1,4 +1,4 @@
-"""Numbers from environment variables; a value that is not one is an error, never a silent default."""
+"""Numbers from environment variables; a value that is no number is an error, never a silent default."""
 
 from __future__ import annotations
 
@@ -8,37 +8,8 @@ import os
 from bootstrap.training.errors import ConfigurationError
 
 
-def seconds_from_environment(variable: str) -> float | None:
-    """Seconds above zero, or None where the variable is unset or empty.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    return _positive(variable, "seconds above 0")
-
-
-def usd_per_hour_from_environment(variable: str) -> float | None:
-    """USD per hour above zero, or None where the variable is unset or empty.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    return _positive(variable, "USD per hour of the whole fleet, above 0")
-
-
-def count_from_environment(variable: str) -> int | None:
-    """A whole number above zero, or None where the variable is unset or empty.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
-    value = _positive(variable, "a whole number above 0")
-    if value is not None and value != int(value):
-        raise ConfigurationError(f"{variable} is {os.environ[variable]!r}; expected a whole number above 0")
-    return None if value is None else int(value)
-
-
-def _positive(variable: str, expected: str) -> float | None:
+def positive_number(variable: str, meaning: str = "seconds") -> float | None:
+    """Number above 0 of ``variable``, or None where it is unset or empty; ConfigurationError for anything else."""
     text = os.environ.get(variable, "").strip()
     if not text:
         return None
@@ -47,5 +18,13 @@ def _positive(variable: str, expected: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigurationError(f"{variable} is {text!r}; expected {expected}")
+        raise ConfigurationError(f"{variable} is {text!r}; expected {meaning} above 0")
     return value
+
+
+def positive_count(variable: str) -> int | None:
+    """Whole number above 0 of ``variable``, or None; raises as ``positive_number``."""
+    value = positive_number(variable, "a whole number")
+    if value is not None and value != int(value):
+        raise ConfigurationError(f"{variable} is {os.environ[variable]!r}; expected a whole number above 0")
+    return None if value is None else int(value)

@@ -1,16 +1,8 @@
-"""Every error the training runtime raises on purpose, and the exit codes launch.sh reads.
-
-TrainingError
-├── CheckpointError          a checkpoint cannot be written, found or used
-│   ├── InvalidCheckpoint    this one is torn, truncated or flipped; an older one may do
-│   └── AlreadyExistsError   the store refused to overwrite
-└── ConfigurationError       the run was given something it cannot honour
-Interrupted (SystemExit 75)  the run was told to stop, and its state is saved
-"""
+"""Errors that the training runtime raises on purpose, and the exit codes that launch.sh reads."""
 
 from __future__ import annotations
 
-# EX_TEMPFAIL and EX_SOFTWARE of sysexits.h: "try again later", and "the program is at fault".
+# EX_TEMPFAIL ("try again later") and EX_SOFTWARE ("the program is at fault") of sysexits.h.
 EXIT_INTERRUPTED = 75
 EXIT_HUNG = 70
 
@@ -20,28 +12,28 @@ class TrainingError(Exception):
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint cannot be written, found or used; the message says which and why."""
+    """A checkpoint cannot be written, found or used; the message names it and the reason."""
 
 
-class InvalidCheckpoint(CheckpointError):  # noqa: N818 - it names the thing, and callers fall back to an older one
-    """One checkpoint fails its own manifest; an older one may do."""
+class InvalidCheckpoint(CheckpointError):  # noqa: N818 - callers catch it and fall back to an older checkpoint
+    """One checkpoint is torn, truncated or changed; an older one may be valid."""
 
 
 class AlreadyExistsError(CheckpointError):
-    """The store holds this name already: what is written is never overwritten."""
+    """The store already holds this name, and nothing in it is overwritten."""
 
 
 class ConfigurationError(TrainingError):
-    """An argument or an environment variable that cannot be honoured."""
+    """An argument or an environment variable that the run cannot honour."""
 
 
 class Interrupted(SystemExit):
-    """The run was told to stop; exits with ``EXIT_INTERRUPTED`` unless caught.
+    """A notice stopped the run; exits with ``EXIT_INTERRUPTED`` unless caught.
 
     Attributes:
-        reason: what asked for the stop, like ``spot/instance-action``.
+        reason: the notice, like ``spot/instance-action``.
         step: completed steps.
-        saved: whether a checkpoint of exactly ``step`` is committed.
+        saved: a checkpoint of exactly ``step`` is committed.
     """
 
     def __init__(self, *, reason: str, step: int, saved: bool) -> None:

@@ -1,7 +1,7 @@
-"""Ends a process that must not go on: one that stopped making progress, and one whose torchrun is gone.
+"""Ends a process that must not go on: a process without progress, or a process whose torchrun is gone.
 
 Waiting for a dead peer would otherwise go on, paid, forever. torchrun starts its workers in sessions of their own, so
-they outlive it when it is killed; a second torchrun would then train the same run on the same GPUs beside them.
+they outlive a killed torchrun; the next torchrun would then train the same run on the same GPUs beside them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bootstrap.training.errors import EXIT_HUNG
 class Heartbeat:
     """Exits the process with ``EXIT_HUNG`` when a beat is overdue or torchrun is gone.
 
-    A thread can do this while the main thread is stuck inside a collective, where no Python signal handler runs.
-    The stacks of all threads go to stderr first.
+    A thread does this even while the main thread is stuck in a collective, where no Python signal handler runs. The
+    stacks of all threads go to stderr first.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def beat(self, *, limit_s: float, doing: str) -> None:
-        """Alive; the next beat must come within ``limit_s``."""
+        """Report progress; the next beat must come within ``limit_s``."""
         self._limit_s, self._doing = limit_s, doing
         self._deadline = time.monotonic() + limit_s
         if self._thread is None:
@@ -40,7 +40,7 @@ class Heartbeat:
             self._thread.start()
 
     def close(self) -> None:
-        """No more beats are expected."""
+        """Expect no more beats."""
         self._closing.set()
 
     def _watch(self) -> None:
@@ -52,7 +52,7 @@ class Heartbeat:
                 _exit_now(f"no progress for {self._limit_s:g} s in {self._doing}; exiting so that it can start again")
 
 
-def _exit_now(why: str) -> NoReturn:
-    """Leave without waiting for any lock that a stuck thread may hold."""
-    os.write(2, f"rank {os.environ.get('RANK', '0')}: {why}\n".encode())
+def _exit_now(reason: str) -> NoReturn:
+    """Exit without waiting for a lock that a stuck thread may hold."""
+    os.write(2, f"rank {os.environ.get('RANK', '0')}: {reason}\n".encode())
     os._exit(EXIT_HUNG)

@@ -1,4 +1,4 @@
-"""IMDSv2 client for the metadata paths that say an instance will be taken away.
+"""IMDSv2 client for the metadata paths that announce the end of an instance.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html (read 2026-11)
 """
@@ -12,26 +12,20 @@ from urllib.parse import urlsplit
 
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-# The longest life the service gives a token: six hours.
+# Longest life of a token: six hours.
 TOKEN_TTL_S = 21_600
-# The service is on the host, so an answer takes about a millisecond; a second means that nobody answers.
+# The service runs on the host and answers within about a millisecond.
 TIMEOUT_S = 1.0
-# Metadata values are short; more than this is not the metadata service.
+# Metadata values are shorter; a longer body is not the metadata service's.
 MAX_BYTES = 64 * 1024
 
 
 class ImdsError(Exception):
-    """The metadata service did not give a usable answer."""
+    """The metadata service gave no usable answer."""
 
 
 class Imds:
-    """One metadata endpoint. Requests go straight to it: a proxy must never see them.
-
-    Args:
-        endpoint: ``http://host:port``; the AWS SDKs' ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` if not given.
-        timeout_s: limit of each connect and each read.
-        token_ttl_s: life of the session token; renewed when four fifths of it are over.
-    """
+    """One metadata endpoint, reached directly: no proxy may see the token, which is renewed after 80% of its life."""
 
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = TIMEOUT_S, token_ttl_s: int = TOKEN_TTL_S
@@ -39,7 +33,7 @@ class Imds:
         self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
         parts = urlsplit(self.endpoint)
         if parts.scheme != "http" or not parts.hostname:
-            raise ImdsError(f"{ENDPOINT_VARIABLE} is {self.endpoint!r}; the service is reached as http://HOST[:PORT]")
+            raise ImdsError(f"{ENDPOINT_VARIABLE} is {self.endpoint!r}; expected http://HOST[:PORT]")
         self._host, self._port = parts.hostname, parts.port or 80
         self._timeout_s = timeout_s
         self._token_ttl_s = token_ttl_s
@@ -47,11 +41,7 @@ class Imds:
         self._token_renew_at = 0.0
 
     def get(self, path: str) -> str | None:
-        """Value of ``/latest/meta-data/<path>``, or None where the service says 404: there is none.
-
-        Raises:
-            ImdsError: no connection, a timeout, or any other status.
-        """
+        """Value of ``/latest/meta-data/<path>``; None for 404, ImdsError for a timeout or any other status."""
         status, body = self._get(path)
         if status == 401:  # the token expired or the service forgot it
             self._token_renew_at = 0.0

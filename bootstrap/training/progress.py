@@ -1,11 +1,11 @@
-"""How far training has come, in one small file of this node: what the metrics publisher makes tokens per second of.
+"""Progress file of the run, from which the metrics publisher takes tokens per second.
 
-Rank 0 alone writes it, so that one node publishes the whole job's figure. Any training code may write the file instead:
+Rank 0 alone writes it, so that one node publishes the whole job's figure. Other training code may write the same file:
 
     {"schema_version": 1, "at": 1795276800.5, "step": 1200, "samples": 307200, "tokens": 629145600}
 
-``at`` is the Unix time at which ``step`` optimizer steps were done; samples and tokens are the whole job's so far,
-tokens null where nobody knows them. Replace it by a rename: a reader must never see half of it.
+``at`` is the Unix time at which ``step`` optimizer steps were done; samples and tokens are the whole job's totals, and
+tokens is null where unknown. Replace the file by a rename: no reader may see half of it.
 """
 
 from __future__ import annotations
@@ -16,53 +16,43 @@ import os
 import time
 from pathlib import Path
 
-from bootstrap.training.environment import count_from_environment
+from bootstrap.training.environment import positive_count
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_FILE_VARIABLE = "GPUFLEET_PROGRESS_FILE"
-# The plan's: the samples of a language model are sequences of one length.
+# The plan's tokens of one sample.
 SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
-# The reader looks once a minute.
+# Shortest time between two writes; the publisher reads once a minute.
 INTERVAL_S = 1.0
 
 
-class Progress:
-    """Writer of one process. A file that cannot be written is logged once and never stops training.
-
-    Args:
-        path: the file, or None to write nothing.
-        global_batch: samples of one step over all ranks.
-        tokens_per_sample: None where nobody knows them.
-    """
+class ProgressFile:
+    """Writer of the progress file; writes nothing without a path. A failure is logged once and never stops training."""
 
     def __init__(self, path: Path | None, *, global_batch: int, tokens_per_sample: int | None) -> None:
         self._path = path
         self._global_batch = global_batch
         self._tokens_per_sample = tokens_per_sample
-        self._last = 0.0
+        self._written_at = 0.0
         self._failed = False
 
     @classmethod
-    def from_environment(cls, *, global_batch: int, tokens_per_sample: int | None = None) -> Progress:
-        """To launch.sh's file; the plan's sequence length if not told otherwise.
-
-        Raises:
-            ConfigurationError: ``GPUFLEET_SEQ_LEN`` is not a count.
-        """
+    def from_environment(cls, *, global_batch: int, tokens_per_sample: int | None = None) -> ProgressFile:
+        """launch.sh's file; the plan's sequence length is the default of ``tokens_per_sample``."""
         path = os.environ.get(PROGRESS_FILE_VARIABLE)
         return cls(
             Path(path) if path else None,
             global_batch=global_batch,
-            tokens_per_sample=tokens_per_sample or count_from_environment(SEQ_LEN_VARIABLE),
+            tokens_per_sample=tokens_per_sample or positive_count(SEQ_LEN_VARIABLE),
         )
 
     def update(self, step: int) -> None:
-        """``step`` steps are done; written at most once a second."""
+        """Write that ``step`` steps are done, at most once a second."""
         now = time.monotonic()
-        if self._path is None or now - self._last < INTERVAL_S:
+        if self._path is None or now - self._written_at < INTERVAL_S:
             return
-        self._last = now
+        self._written_at = now
         samples = step * self._global_batch
         tokens = None if self._tokens_per_sample is None else samples * self._tokens_per_sample
         facts = {"schema_version": 1, "at": round(time.time(), 3), "step": step, "samples": samples, "tokens": tokens}

@@ -1,4 +1,4 @@
-"""What must be saved so that training goes on as if nothing happened."""
+"""State of a training process: everything that a checkpoint saves and a resume restores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,17 +16,47 @@ from bootstrap.training.errors import ConfigurationError
 
 
 class Stateful(Protocol):
-    """Anything with the two methods of torch's own classes: schedulers, scalers, moving averages."""
+    """An object with the two methods of torch's schedulers, scalers and moving averages."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Plain values and tensors."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take back what ``state_dict`` gave."""
+        """Restore the values of ``state_dict``."""
 
 
-def bare(model: nn.Module) -> nn.Module:
-    """The user's module inside DistributedDataParallel and torch.compile, so that names fit any wrapping."""
+class TrainingState:
+    """Model, optimizer and optional parts, with this rank's generators and buffers; refuses sharded states."""
+
+    def __init__(self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None]) -> None:
+        self.model = unwrap(model)
+        refuse_sharded(self.model, optimizer)
+        self.parts: dict[str, Stateful] = {"model": self.model, "optimizer": optimizer}
+        self.parts |= {name: part for name, part in optional.items() if part is not None}
+        parameter = next(self.model.parameters(), None)
+        self.device = parameter.device if parameter is not None else torch.device("cpu")
+
+    def replicated(self) -> dict[str, Any]:
+        """CPU copy of the parts' states, which are the same on every rank."""
+        return {name: to_cpu(part.state_dict()) for name, part in self.parts.items()}
+
+    def rank_own(self) -> dict[str, Any]:
+        """CPU copy of this rank's generators and buffers."""
+        return {"random": random_state(self.device), "buffers": to_cpu(persistent_buffers(self.model))}
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore generators and buffers and drop the gradients when the context ends."""
+        own = self.rank_own()
+        yield
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        restore_buffers(self.model, own["buffers"])
+        restore_random_state(own["random"], self.device)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """User's module inside DistributedDataParallel and torch.compile, so that names fit any wrapping."""
     while True:
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
         inner = inner or getattr(model, "_orig_mod", None)
@@ -35,18 +66,14 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def refuse_sharded(model: nn.Module, optimizer: Stateful) -> None:
-    """Refuse states that no single rank holds whole; saving one rank's part would lose the others'.
-
-    Raises:
-        ConfigurationError: FSDP, DTensor parameters or ZeroRedundancyOptimizer.
-    """
+    """Refuse FSDP, DTensor parameters and ZeroRedundancyOptimizer: no rank holds their state whole."""
     sharded = [name for name, parameter in model.named_parameters() if type(parameter.data).__name__ == "DTensor"]
-    kinds = {type(module).__name__ for module in model.modules()} | {type(optimizer).__name__}
-    found = sharded[:1] or sorted(kinds & {"FullyShardedDataParallel", "ZeroRedundancyOptimizer"})
-    if found:
+    classes = {type(module).__name__ for module in model.modules()} | {type(optimizer).__name__}
+    sharded = sharded or sorted(classes & {"FullyShardedDataParallel", "ZeroRedundancyOptimizer"})
+    if sharded:
         raise ConfigurationError(
-            f"{found[0]} is sharded over ranks, and this runtime saves replicated (DDP) states only; "
-            "sharded checkpoints are not built yet: use DDP, or save with torch.distributed.checkpoint yourself"
+            f"{sharded[0]} is sharded over ranks, and this runtime saves replicated (DDP) states only; "
+            "use DDP, or save with torch.distributed.checkpoint yourself"
         )
 
 
@@ -60,15 +87,14 @@ def to_cpu(value: Any) -> Any:
             copied._metadata = value._metadata  # type: ignore[attr-defined]
             return copied
         return dict(copied)
-    if isinstance(value, list):
-        return [to_cpu(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(to_cpu(item) for item in value)
+    if isinstance(value, list | tuple):
+        items = [to_cpu(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of every generator this process uses, as plain values and tensors."""
+    """State of every generator of this process, as plain values and tensors."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -80,7 +106,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put every generator back where ``random_state`` found it."""
+    """Restore the generators that ``random_state`` read."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
@@ -93,7 +119,7 @@ def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator this process uses."""
+    """Seed every generator of this process."""
     random.seed(seed)
     torch.manual_seed(seed)  # every CUDA device as well
     numpy = sys.modules.get("numpy")
@@ -101,19 +127,15 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers of the state dict: batch statistics differ between DDP's ranks."""
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers of the model's state dict; batch statistics differ between DDP's ranks."""
     saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in _buffers(model) if name in saved}
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def restore_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Put back what ``own_buffers`` gave."""
-    mine = dict(_buffers(model))
+    """Copy ``buffers`` into the model's own."""
+    current = dict(model.named_buffers())
     with torch.no_grad():
         for name, buffer in buffers.items():
-            mine[name].copy_(buffer)
-
-
-def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, buffer) for name, buffer in model.named_buffers())
+            current[name].copy_(buffer)

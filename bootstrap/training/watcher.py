@@ -1,13 +1,12 @@
-"""Watches for the notices that this machine will be taken away, in a thread that never raises into training.
+"""Watcher for notices that this node ends, in a thread that never raises into training.
 
-A notice either asks to stop (spot interruption, Auto Scaling termination, SIGTERM, SIGINT, drain file) or to save
-and keep going (rebalance recommendation: early and often false). An unreachable metadata service is neither.
+A notice asks either to stop (spot interruption, Auto Scaling termination, SIGTERM, SIGINT, drain file) or to save and
+go on (rebalance recommendation: early and often false). An unreachable metadata service is no notice.
 
-On a node one process asks the metadata service, whatever is trained and even where nothing is: launch.sh (and before it
-node_init.sh) starts this module as a program, which writes the drain file; training processes read it. Started without
-launch.sh, a training process asks the service by itself.
+On a node one process asks the metadata service: node_init.sh, then launch.sh, starts this module as a program, which
+writes the notice files; training processes read them. A training process without launch.sh asks the service itself.
 
-- spot/instance-action, two minutes ahead at best:
+- spot/instance-action, at most two minutes ahead:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 - events/recommendations/rebalance: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
 - autoscaling/target-lifecycle-state:
@@ -30,40 +29,42 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bootstrap.training.drain import SPOT_RESERVE_S, DrainFile, Notice, hook_limit_s, notice_limit_s
-from bootstrap.training.environment import seconds_from_environment
+from bootstrap.training.environment import positive_number
 from bootstrap.training.imds import Imds, ImdsError
+from bootstrap.training.notices import NEVER, SPOT_RESERVE_S, Notice, NoticeFiles, hook_limit_s, notice_limit_s
 
 logger = logging.getLogger(__name__)
 
-# Of the two minutes of a spot notice, five seconds are affordable; three small requests to the host cost nothing.
+# Poll every 5 s: a spot notice comes 2 min before the end, and three small requests to the host cost nothing.
 POLL_INTERVAL_S = 5.0
 POLL_VARIABLE = "GPUFLEET_IMDS_POLL_S"
-# Where nobody answers (a machine outside EC2) it asks less often, and still often enough for a two-minute notice.
+# An unreachable service (a machine outside EC2) is asked less often, still often enough for a two-minute notice.
 UNREACHABLE_FACTOR = 4
-DRAIN_FILE_POLL_INTERVAL_S = 0.5
-# The same switch as the AWS SDKs.
+FILE_POLL_INTERVAL_S = 0.5
+# The AWS SDKs' own switch.
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 
 SPOT_PATH = "spot/instance-action"
 REBALANCE_PATH = "events/recommendations/rebalance"
 LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
-# States in which Auto Scaling ends the machine. Detached and Standby leave it running, and Warmed:Stopped is what a new
-# node of the warm pool is set up for: none goes back there after it has trained (infra/fleet.py).
+# States in which Auto Scaling ends the machine. Detached and Standby leave it running; Warmed:Stopped is the target of
+# a new warm-pool node during its set-up, to which no node returns after training.
 LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated"})
 
 
 class Watcher:
-    """Collects notices in the background; training asks it at step boundaries.
+    """Collects notices in the background; training asks for them at step boundaries.
 
     Args:
-        imds: metadata client, or None not to ask the metadata service.
+        imds: metadata client; None to read notices from ``files`` alone.
         poll_interval_s: seconds between two polls of the metadata service.
-        drain_file: notes shared by the processes of this node; with ``imds`` notices are written there, without it they
-            are read there.
-        answers: this process tells in the drain file when its state is saved; one process a node does.
-        signals: take SIGTERM and SIGINT as a request to stop (main thread only); a second SIGINT raises
-            KeyboardInterrupt.
+        files: notice files of this node; written with ``imds``, read without.
+        answers: this process confirms its save in ``files``; one process a node does.
+        signals: SIGTERM and SIGINT ask to stop (main thread only); a second SIGINT raises KeyboardInterrupt.
+
+    Attributes:
+        stop_notice: notice that asks to stop, or None; of several the one with the least time.
+        save_notice: notice that asks for a checkpoint now, until ``save_done``.
     """
 
     def __init__(
@@ -71,107 +72,86 @@ class Watcher:
         imds: Imds | None,
         *,
         poll_interval_s: float = POLL_INTERVAL_S,
-        drain_file: DrainFile | None = None,
+        files: NoticeFiles | None = None,
         answers: bool = False,
         signals: bool = True,
     ) -> None:
+        self.stop_notice: Notice | None = None
+        self.save_notice: Notice | None = None
         self._imds = imds
         self._poll_interval_s = poll_interval_s
-        self._drain_file = drain_file
-        self._answers = answers and drain_file is not None
+        self._files = files
+        self._answers = answers
         self._signals = signals
-        self._stop: Notice | None = None
-        self._save: Notice | None = None
-        self._save_seen: Notice | None = None
-        self._rebalance_seen = ""
+        self._last_save_notice: Notice | None = None
+        self._last_rebalance = ""
         self._unreachable = ""
-        self._garbled: set[str] = set()
+        self._unreadable: set[str] = set()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._previous_handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     @classmethod
     def from_environment(cls) -> Watcher:
-        """Watcher of a training process: of launch.sh's drain file, or of the metadata service where there is none.
+        """Watcher of a training process: of launch.sh's notice files, or of the metadata service without launch.sh.
 
-        Local rank 0 alone asks the service, as every rank learns of a stop.
+        Only local rank 0 asks the service, as every rank learns of a stop.
         """
-        first = os.environ.get("LOCAL_RANK", "0") == "0"
-        drain_file = DrainFile.from_environment()
-        return cls(
-            own_imds() if first and drain_file is None else None,
-            poll_interval_s=poll_interval_s(),
-            drain_file=drain_file,
-            answers=first,
-        )
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        files = NoticeFiles.from_environment()
+        imds = own_imds() if is_first and files is None else None
+        return cls(imds, poll_interval_s=poll_interval_s(), files=files, answers=is_first)
 
     def start(self) -> None:
         """Install the signal handlers and start polling."""
         if self._signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)
-        self._look_at_drain_file()
-        if self._drain_file is not None and self._answers:
-            self._drain_file.listen()
-        if self._imds is not None or self._drain_file is not None:
+        self._read_files()
+        if self._files is not None and self._answers:
+            self._files.listen()
+        if self._imds is not None or self._files is not None:
             self._thread = threading.Thread(
                 target=self.watch, args=(self._closing.is_set,), name="interruption-watcher", daemon=True
             )
             self._thread.start()
 
     def close(self) -> None:
-        """Stop polling and put the signal handlers back."""
+        """Stop polling and restore the signal handlers."""
         self._closing.set()
-        if self._drain_file is not None and self._answers:
-            self._drain_file.stop_listening()
+        if self._files is not None and self._answers:
+            self._files.stop_listening()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers.clear()
 
-    @property
-    def stop_notice(self) -> Notice | None:
-        """What asked to stop, or None; of several the one that leaves the least time."""
-        return self._stop
-
-    @property
-    def save_notice(self) -> Notice | None:
-        """A notice that asks for a checkpoint now, until ``save_done``."""
-        return self._save
-
     def save_done(self) -> None:
-        """A checkpoint was taken after ``save_notice``."""
-        self._save = None
+        """Drop ``save_notice``: a checkpoint was taken."""
+        self.save_notice = None
 
     def announce_saved(self) -> None:
-        """Tell launch.sh that this machine's share of the state is safe and torchrun may be ended."""
-        if self._drain_file is not None and self._answers:
-            self._drain_file.saved()
+        """Tell launch.sh that this node's share of the state is saved and torchrun may be ended."""
+        if self._files is not None and self._answers:
+            self._files.confirm_saved()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self._stop is not None and self._stop.source == "SIGINT":
-            raise KeyboardInterrupt
-        # No logging here: a handler may run inside the logger's own lock.
-        self._stop = self._stop or Notice(source=name, detail="", save_by=time.time() + notice_limit_s())
-
-    def watch(self, until: Callable[[], bool]) -> None:
-        """Poll in the calling thread until told to end."""
+    def watch(self, is_over: Callable[[], bool]) -> None:
+        """Poll in the calling thread until ``is_over``."""
         next_poll = 0.0
-        while not until():
+        while not is_over():
             try:
-                self._look_at_drain_file()
+                self._read_files()
                 if self._imds is not None and time.monotonic() >= next_poll:
                     reached = self.poll_imds(self._imds)
                     next_poll = time.monotonic() + self._poll_interval_s * (1 if reached else UNREACHABLE_FACTOR)
             except Exception:
                 logger.exception("interruption watcher failed once; it goes on watching")
-            wait_s = DRAIN_FILE_POLL_INTERVAL_S if self._drain_file else self._poll_interval_s
+            wait_s = FILE_POLL_INTERVAL_S if self._files else self._poll_interval_s
             self._closing.wait(min(wait_s, self._poll_interval_s))
 
     def poll_imds(self, imds: Imds) -> bool:
-        """Ask each path once; returns whether the service answered."""
+        """Ask for each path once; returns whether the service answered."""
         reached = True
         for path, take in (
             (SPOT_PATH, self._take_spot),
@@ -193,104 +173,109 @@ class Watcher:
             logger.info("metadata service answers again")
         return reached
 
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self.stop_notice is not None and self.stop_notice.source == "SIGINT":
+            raise KeyboardInterrupt
+        # No logging here: a handler may run inside the logger's own lock.
+        self.stop_notice = self.stop_notice or Notice(source=name, detail="", save_by=time.time() + notice_limit_s())
+
     def _take_spot(self, value: str) -> None:
         action, when = _json_field(value, "action"), _json_field(value, "time")
-        if action is None:
-            # Something is there and cannot be read: a checkpoint costs little, stopping for nonsense would loop.
-            self._ask_save_once(SPOT_PATH, value)
-            return
-        save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
-        self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
+        if action is not None:
+            save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
+            self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
+        elif value not in self._unreadable:
+            # A checkpoint costs little; a stop for an unreadable notice would restart in a loop.
+            self._unreadable.add(value)
+            logger.error(
+                "%s says %r, which is not its format: saving a checkpoint and going on", SPOT_PATH, value[:200]
+            )
+            self._ask_save(Notice(source=SPOT_PATH, detail="unreadable notice"))
 
     def _take_lifecycle(self, value: str) -> None:
         if value in LEAVING_STATES:
             self._ask_stop(Notice(source=LIFECYCLE_PATH, detail=value, save_by=time.time() + hook_limit_s()))
 
     def _take_rebalance(self, value: str) -> None:
-        noticed = _json_field(value, "noticeTime") or value
-        if noticed != self._rebalance_seen:
-            self._rebalance_seen = noticed
-            logger.warning("rebalance recommendation of %s: saving a checkpoint and going on", noticed)
-            self._ask_save(Notice(source=REBALANCE_PATH, detail=noticed))
-
-    def _ask_save_once(self, path: str, value: str) -> None:
-        if value not in self._garbled:
-            self._garbled.add(value)
-            logger.error("%s says %r, which is not its format: saving a checkpoint and going on", path, value[:200])
-            self._ask_save(Notice(source=path, detail="unreadable notice"))
+        noticed_at = _json_field(value, "noticeTime") or value
+        if noticed_at != self._last_rebalance:
+            self._last_rebalance = noticed_at
+            logger.warning("rebalance recommendation of %s: saving a checkpoint and going on", noticed_at)
+            self._ask_save(Notice(source=REBALANCE_PATH, detail=noticed_at))
 
     def _ask_save(self, notice: Notice) -> None:
-        self._save = self._save_seen = notice
-        if self._drain_file is not None:
-            self._drain_file.ask_save(notice)
+        self.save_notice = self._last_save_notice = notice
+        if self._files is not None:
+            self._files.write_save(notice)
 
     def _ask_stop(self, notice: Notice) -> None:
-        before = self._stop
-        # The same notice at every poll must not push its own limit on; a spot notice after a scale-in shortens it.
-        if before is not None and (before.source == notice.source or before.save_by <= notice.save_by):
+        current = self.stop_notice
+        # The same notice at a later poll must not extend its own limit; a spot notice after a scale-in shortens it.
+        if current is not None and (current.source == notice.source or current.save_by <= notice.save_by):
             return
-        self._stop = notice
+        self.stop_notice = notice
         logger.warning("interruption notice: %s", notice)
-        if self._drain_file is not None:
-            self._drain_file.ask(notice)
+        if self._files is not None:
+            self._files.write_stop(notice)
 
-    def _look_at_drain_file(self) -> None:
-        if self._drain_file is None or self._imds is not None:
+    def _read_files(self) -> None:
+        if self._files is None or self._imds is not None:
             return
-        stop, save = self._drain_file.read(), self._drain_file.read_save()
-        if stop is not None and (self._stop is None or stop.save_by < self._stop.save_by):
-            self._stop = stop
-        if save is not None and save != self._save_seen:
-            self._save = self._save_seen = save
+        stop, save = self._files.read_stop(), self._files.read_save()
+        if stop is not None and (self.stop_notice is None or stop.save_by < self.stop_notice.save_by):
+            self.stop_notice = stop
+        if save is not None and save != self._last_save_notice:
+            self.save_notice = self._last_save_notice = save
 
 
 def own_imds() -> Imds | None:
-    """This machine's metadata service, or None where it is not to be asked."""
+    """This machine's metadata service, or None where it is switched off."""
     return None if os.environ.get(DISABLED_VARIABLE, "").lower() == "true" else Imds()
 
 
 def poll_interval_s() -> float:
-    """Seconds between two looks at the metadata service."""
-    return seconds_from_environment(POLL_VARIABLE) or POLL_INTERVAL_S
+    """Seconds between two polls of the metadata service."""
+    return positive_number(POLL_VARIABLE) or POLL_INTERVAL_S
 
 
-def _json_field(text: str, field: str) -> str | None:
+def _json_field(text: str, name: str) -> str | None:
     try:
-        value = json.loads(text)
+        document = json.loads(text)
     except json.JSONDecodeError:
         return None
-    found = value.get(field) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
+    value = document.get(name) if isinstance(document, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def _unix_seconds(text: str | None) -> float:
-    """Time of a spot notice, like 2026-11-21T16:02:00Z; infinite where it is not one."""
+    """Unix seconds of a spot notice's time, like 2026-11-21T16:02:00Z; NEVER where it has none."""
     try:
         return datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp()
     except ValueError:
-        return float("inf")
+        return NEVER
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of ``python -m bootstrap.training.watcher``."""
+    """Run as ``python -m bootstrap.training.watcher``."""
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.training.watcher",
-        description="Writes the drain file when this node is taken away; ends with the process that started it.",
+        description="Writes the drain file when this node is about to end; exits with the process that started it.",
     )
     parser.add_argument("drain_file", type=Path)
-    parser.add_argument("--once", action="store_true", help="end when a stop is asked for")
-    parser.add_argument("--ask", metavar="WHY", help="ask for a stop now, and end")
+    parser.add_argument("--once", action="store_true", help="exit after a notice that asks to stop")
+    parser.add_argument("--ask", metavar="WHY", help="ask for a stop now, and exit")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="watcher: %(message)s")
-    drain_file = DrainFile(options.drain_file)
+    files = NoticeFiles(options.drain_file)
     if options.ask:
-        drain_file.ask(Notice(source=options.ask, detail="", save_by=time.time() + notice_limit_s()))
+        files.write_stop(Notice(source=options.ask, detail="", save_by=time.time() + notice_limit_s()))
         return 0
     imds = own_imds()
     if imds is None:
         logger.warning("%s is true: nobody watches for notices", DISABLED_VARIABLE)
         return 0
-    watcher = Watcher(imds, poll_interval_s=poll_interval_s(), drain_file=drain_file, signals=False)
+    watcher = Watcher(imds, poll_interval_s=poll_interval_s(), files=files, signals=False)
     parent = os.getppid()
     watcher.watch(lambda: os.getppid() != parent or (options.once and watcher.stop_notice is not None))
     return 0

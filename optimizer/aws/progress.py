@@ -1,4 +1,4 @@
-"""Read a training's progress and speed from its ledger in the bucket (bootstrap/training/ledger.py)."""
+"""Read a training's progress and speed from its ledger in the bucket (bootstrap/training/ledger)."""
 
 from __future__ import annotations
 

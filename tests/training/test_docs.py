@@ -43,7 +43,7 @@ def test_example_runs_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_settings_table_names_every_variable_and_no_other() -> None:
-    sources = [*(ROOT / "bootstrap" / "training").glob("*.py")]
+    sources = [*(ROOT / "bootstrap" / "training").rglob("*.py")]
     used = set(
         re.findall(r'"((?:GPUFLEET|AWS_EC2_METADATA)_[A-Z_]+)"', "\n".join(path.read_text() for path in sources))
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.training.ledger import read_ledger
+from bootstrap.training.ledger.summary import read_ledger
 from examples.interrupted_training import LIMIT_S, Node
 from examples.local_imds import LocalImds
 from infra.kubernetes.manifests import LEFT, manifests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bootstrap.training.interval import young_daly_interval_s
+from bootstrap.training.saver import young_daly_interval_s
 
 
 @pytest.mark.parametrize(("stall_s", "mtbf_s"), [(1.5, 3600.0), (8.0, 6 * 3600.0), (0.1, 1800.0)])

@@ -15,18 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.training.errors import ConfigurationError, TrainingError
-from bootstrap.training.ledger import (
-    CATEGORIES,
-    FileSink,
-    Ledger,
-    SegmentSink,
-    main,
-    process_started_at,
-    read_ledger,
-    read_lines,
-    summarize,
-    table,
-)
+from bootstrap.training.ledger.__main__ import main
+from bootstrap.training.ledger.summary import CATEGORIES, read_ledger, read_lines, summarize, table
+from bootstrap.training.ledger.writer import FileSink, Ledger, SegmentSink, process_started_at
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -171,7 +162,7 @@ def test_unreadable_lines_are_counted(line: str) -> None:
 
 def test_lines_are_there_after_sigkill(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger import FileSink; "
+        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger.writer import FileSink; "
         "sink = FileSink(Path(sys.argv[1])); sink.append('one'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "l")], check=False)
@@ -226,7 +217,9 @@ def test_command_prints_a_table_and_json(tmp_path: Path) -> None:
 
 
 def test_command_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import bootstrap.training.ledger, bootstrap.training.watcher"
+    code = (
+        "import sys; sys.modules['torch'] = None; import bootstrap.training.ledger.__main__, bootstrap.training.watcher"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -248,7 +241,7 @@ def test_price_must_be_a_price(price: str, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_process_start_includes_the_imports() -> None:
     code = (
-        "import time; time.sleep(0.3); from bootstrap.training.ledger import process_started_at as started; "
+        "import time; time.sleep(0.3); from bootstrap.training.ledger.writer import process_started_at as started; "
         "print(time.time() - started(), started())"
     )
     before = time.time()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy
 import pytest
@@ -20,10 +20,11 @@ from torch.nn.functional import cross_entropy
 
 from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.checkpoint import Checkpoints
-from bootstrap.training.drain import Notice
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.ledger import read_ledger
-from bootstrap.training.stores import LocalStore, Written, open_store
+from bootstrap.training.ledger.summary import read_ledger
+from bootstrap.training.notices import Notice
+from bootstrap.training.stores import LocalStore, open_store
+from bootstrap.training.stores.base import Digest, Fill
 from tests.unit.bootstrap.training.conftest import BUCKET
 
 STEPS = 30
@@ -45,10 +46,10 @@ class FakeWatcher(Watcher):
         super().__init__(None, signals=False)
 
     def stop(self, *, save_by: float = float("inf")) -> None:
-        self._stop = Notice(source="test", detail="", save_by=save_by)
+        self.stop_notice = Notice(source="test", detail="", save_by=save_by)
 
     def rebalance(self) -> None:
-        self._save = Notice(source="rebalance", detail="")
+        self.save_notice = Notice(source="rebalance", detail="")
 
 
 class Training:
@@ -293,7 +294,7 @@ def test_interval_follows_stall_and_mtbf(tmp_path: Path, monkeypatch: pytest.Mon
     training.train(12)
     stall_s = training.run.last_stall_s
     assert stall_s is not None
-    assert training.run._interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
+    assert training.run._saver.interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
 
 
 def test_retention(tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ def test_retention(tmp_path: Path) -> None:
 class SlowStore(LocalStore):
     """Takes its time for each shard, as a network store does."""
 
-    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+    def write(self, name: str, fill: Fill) -> Digest:
         time.sleep(0.3)
         return super().write(name, fill)
 
@@ -349,7 +350,7 @@ class StuckStore(LocalStore):
         super().__init__(root)
         self.writing, self.free = threading.Event(), threading.Event()
 
-    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+    def write(self, name: str, fill: Fill) -> Digest:
         self.writing.set()
         self.free.wait(timeout=120)
         return super().write(name, fill)
@@ -381,7 +382,7 @@ def test_the_final_save_takes_as_long_as_the_hook_waits(tmp_path: Path) -> None:
     helper = threading.Thread(target=later)
     helper.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bootstrap.training.run.time.time", lambda: clock["now"])
+        patch.setattr("bootstrap.training.saver.time.time", lambda: clock["now"])
         with pytest.raises(Interrupted) as stopped:
             training.train(at_step=stop_at(training, 5, 1000.0 + 900.0))
     helper.join()
@@ -410,7 +411,7 @@ def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
 class FullStore(LocalStore):
     """Has no space for replicated shards."""
 
-    def write(self, name: str, fill: Callable[[BinaryIO], None]) -> Written:
+    def write(self, name: str, fill: Fill) -> Digest:
         if name.endswith("replicated.pt"):
             raise CheckpointError(f"cannot write {name}: No space left on device")
         return super().write(name, fill)
@@ -540,12 +541,12 @@ def test_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled_and_wrapped_models_share_a_checkpoint() -> None:
-    from bootstrap.training.state import bare
+    from bootstrap.training.state import unwrap
 
     inner = nn.Linear(2, 2)
     wrapped = nn.Module()
     wrapped._orig_mod = inner
-    assert bare(wrapped) is inner and bare(inner) is inner
+    assert unwrap(wrapped) is inner and unwrap(inner) is inner
 
 
 def test_store_may_be_given_open(tmp_path: Path) -> None:
@@ -577,7 +578,7 @@ def test_rehearsal_leaves_no_trace(tmp_path: Path, undisturbed: Outcome) -> None
 def test_each_rank_gets_its_own_batch_statistics_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP's ranks may have statistics of their own, which rank 0's copy must not replace."""
     sevens = {"1.running_mean": torch.full((32,), 7.0)}
-    monkeypatch.setattr("bootstrap.training.run.own_buffers", lambda model: sevens)
+    monkeypatch.setattr("bootstrap.training.state.persistent_buffers", lambda model: sevens)
     Training(str(tmp_path)).train(4)
     again = Training(str(tmp_path))
     again.train(4)

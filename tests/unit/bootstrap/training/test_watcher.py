@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 import bootstrap.training
-from bootstrap.training.drain import NOTICE_LIMIT_S, SPOT_RESERVE_S, DrainFile, Notice
 from bootstrap.training.imds import Imds, ImdsError
+from bootstrap.training.notices import NOTICE_LIMIT_S, SPOT_RESERVE_S, Notice, NoticeFiles
 from bootstrap.training.watcher import POLL_INTERVAL_S, Watcher, main
 from examples.local_imds import LocalImds
 
@@ -36,12 +36,12 @@ def client(service: LocalImds) -> Imds:
 
 
 @pytest.fixture
-def drain_file(tmp_path: Path) -> DrainFile:
-    return DrainFile(tmp_path / "run" / "drain")
+def files(tmp_path: Path) -> NoticeFiles:
+    return NoticeFiles(tmp_path / "run" / "drain")
 
 
-def watch_once(client: Imds, *, drain_file: DrainFile | None = None) -> Watcher:
-    watcher = Watcher(client, signals=False, drain_file=drain_file)
+def watch_once(client: Imds, *, files: NoticeFiles | None = None) -> Watcher:
+    watcher = Watcher(client, signals=False, files=files)
     watcher.poll_imds(client)
     return watcher
 
@@ -160,51 +160,51 @@ def test_lifecycle_states(service: LocalImds, client: Imds, state: str, leaves: 
     assert (watch_once(client).stop_notice is not None) is leaves
 
 
-def reader(drain_file: DrainFile, *, answers: bool = False) -> Watcher:
+def reader(files: NoticeFiles, *, answers: bool = False) -> Watcher:
     """A training process's watcher, which looked once."""
-    watcher = Watcher(None, drain_file=drain_file, answers=answers, signals=False)
+    watcher = Watcher(None, files=files, answers=answers, signals=False)
     watcher.start()
     return watcher
 
 
 def test_notice_goes_through_the_drain_file_and_the_answer_comes_back(
-    service: LocalImds, client: Imds, drain_file: DrainFile
+    service: LocalImds, client: Imds, files: NoticeFiles
 ) -> None:
     service.interrupt()
-    watch_once(client, drain_file=drain_file)
-    training = reader(drain_file, answers=True)
+    watch_once(client, files=files)
+    training = reader(files, answers=True)
     try:
         notice = training.stop_notice
         assert notice is not None and notice.source == "spot/instance-action"
         assert notice.detail.startswith("terminate at 20")
-        assert (drain_file.path.parent / "drain.listener").exists()
+        assert (files.path.parent / "drain.listener").exists()
         training.announce_saved()
-        assert (drain_file.path.parent / "drain.saved").exists()
+        assert (files.path.parent / "drain.saved").exists()
     finally:
         training.close()
-    assert not (drain_file.path.parent / "drain.listener").exists(), "launch.sh would wait for a process that is gone"
+    assert not (files.path.parent / "drain.listener").exists(), "launch.sh would wait for a process that is gone"
 
 
-def test_one_process_a_node_answers(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
+def test_one_process_a_node_answers(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
     service.interrupt()
-    watch_once(client, drain_file=drain_file)
-    training = reader(drain_file)
+    watch_once(client, files=files)
+    training = reader(files)
     training.announce_saved()
     training.close()
-    assert [path.name for path in drain_file.path.parent.iterdir()] == ["drain"]
+    assert [path.name for path in files.path.parent.iterdir()] == ["drain"]
 
 
-def test_node_that_stays_announces_nothing(drain_file: DrainFile) -> None:
-    training = reader(drain_file, answers=True)
+def test_node_that_stays_announces_nothing(files: NoticeFiles) -> None:
+    training = reader(files, answers=True)
     training.announce_saved()
     training.close()
-    assert list(drain_file.path.parent.iterdir()) == []
+    assert list(files.path.parent.iterdir()) == []
 
 
-def test_rebalance_goes_through_the_drain_file_once(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
+def test_rebalance_goes_through_the_drain_file_once(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
     service.recommend_rebalance()
-    node = watch_once(client, drain_file=drain_file)
-    training = Watcher(None, drain_file=drain_file, signals=False)
+    node = watch_once(client, files=files)
+    training = Watcher(None, files=files, signals=False)
     looks = iter((False, False, True))
     training.watch(lambda: next(looks))
     assert training.stop_notice is None and training.save_notice is not None
@@ -226,18 +226,18 @@ def seconds_left(notice: Notice | None) -> float:
 
 
 def test_time_to_save_is_the_hooks_or_the_notices(
-    service: LocalImds, client: Imds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+    service: LocalImds, client: Imds, files: NoticeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.values["autoscaling/target-lifecycle-state"] = "Terminated"
-    node = watch_once(client, drain_file=drain_file)
-    assert 800 < seconds_left(drain_file.read()) <= 900
-    first = drain_file.read()
+    node = watch_once(client, files=files)
+    assert 800 < seconds_left(files.read_stop()) <= 900
+    first = files.read_stop()
     node.poll_imds(client)
-    assert drain_file.read() == first, "the same notice pushed its limit on"
+    assert files.read_stop() == first, "the same notice pushed its limit on"
     # EC2 takes it before the hook would: what is left of the two minutes counts, less what torchrun needs to end.
     service.interrupt()
     node.poll_imds(client)
-    assert 0 < seconds_left(drain_file.read()) <= 75
+    assert 0 < seconds_left(files.read_stop()) <= 75
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 50))
     service.values["spot/instance-action"] = f'{{"action": "stop", "time": "{soon}"}}'
     assert seconds_left(watch_once(client).stop_notice) <= 10
@@ -246,53 +246,55 @@ def test_time_to_save_is_the_hooks_or_the_notices(
     assert seconds_left(watch_once(client).stop_notice) <= 30
 
 
-def test_a_training_process_learns_that_less_time_is_left(drain_file: DrainFile) -> None:
-    drain_file.ask(Notice(source="autoscaling/target-lifecycle-state", detail="Terminated", save_by=time.time() + 900))
-    training = Watcher(None, drain_file=drain_file, signals=False)
+def test_a_training_process_learns_that_less_time_is_left(files: NoticeFiles) -> None:
+    files.write_stop(
+        Notice(source="autoscaling/target-lifecycle-state", detail="Terminated", save_by=time.time() + 900)
+    )
+    training = Watcher(None, files=files, signals=False)
     training.watch(iter((False, True)).__next__)
-    drain_file.ask(Notice(source="spot/instance-action", detail="", save_by=time.time() + 50))
-    drain_file.ask(Notice(source="later", detail="", save_by=time.time() + 800))
+    files.write_stop(Notice(source="spot/instance-action", detail="", save_by=time.time() + 50))
+    files.write_stop(Notice(source="later", detail="", save_by=time.time() + 800))
     training.watch(iter((False, True)).__next__)
     assert training.stop_notice is not None and training.stop_notice.source == "spot/instance-action"
     assert seconds_left(training.stop_notice) <= 50
 
 
 @pytest.mark.parametrize("text", ["", "soon", "123"])
-def test_unreadable_drain_file_is_the_shorter_drain(drain_file: DrainFile, text: str) -> None:
-    drain_file.path.parent.mkdir()
-    drain_file.path.write_text(text)
-    notice = reader(drain_file).stop_notice
+def test_unreadable_drain_file_is_the_shorter_drain(files: NoticeFiles, text: str) -> None:
+    files.path.parent.mkdir()
+    files.path.write_text(text)
+    notice = reader(files).stop_notice
     assert notice is not None and notice.source == "drain-file"
     assert 0 < seconds_left(notice) <= 75
 
 
-def test_command_asks_for_a_drain(drain_file: DrainFile) -> None:
-    assert main([str(drain_file.path), "--ask", "launch.sh got SIGTERM"]) == 0
-    notice = drain_file.read()
+def test_command_asks_for_a_drain(files: NoticeFiles) -> None:
+    assert main([str(files.path), "--ask", "launch.sh got SIGTERM"]) == 0
+    notice = files.read_stop()
     assert notice is not None and str(notice) == "launch.sh got SIGTERM"
     assert 0 < seconds_left(notice) <= 75
 
 
 def test_command_watches_until_a_notice(
-    service: LocalImds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+    service: LocalImds, files: NoticeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
     service.values["autoscaling/target-lifecycle-state"] = "Terminated"
-    assert main([str(drain_file.path), "--once"]) == 0
-    assert str(drain_file.read()) == "autoscaling/target-lifecycle-state (Terminated)"
+    assert main([str(files.path), "--once"]) == 0
+    assert str(files.read_stop()) == "autoscaling/target-lifecycle-state (Terminated)"
 
 
-def test_command_watches_nothing_where_it_must_not(drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_watches_nothing_where_it_must_not(files: NoticeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert main([str(drain_file.path), "--once"]) == 0
-    assert drain_file.read() is None
+    assert main([str(files.path), "--once"]) == 0
+    assert files.read_stop() is None
 
 
 def test_the_watcher_ends_with_the_process_that_started_it(
-    service: LocalImds, drain_file: DrainFile, monkeypatch: pytest.MonkeyPatch
+    service: LocalImds, files: NoticeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = f"{sys.executable} -m bootstrap.training.watcher {drain_file.path} & echo $!; exec sleep 600"
+    script = f"{sys.executable} -m bootstrap.training.watcher {files.path} & echo $!; exec sleep 600"
     environment = {**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "GPUFLEET_IMDS_POLL_S": "0.1"}
     environment.pop("AWS_EC2_METADATA_DISABLED", None)
     with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
@@ -307,7 +309,7 @@ def test_the_watcher_ends_with_the_process_that_started_it(
 def test_what_runs_in_the_systems_python_is_no_newer_than_ubuntus_oldest() -> None:
     """Ubuntu 22.04 has Python 3.10, and torch is not there."""
     package = Path(bootstrap.training.__file__).parent
-    for name in ("__init__", "watcher", "drain", "imds", "environment", "errors"):
+    for name in ("__init__", "watcher", "notices", "imds", "environment", "errors"):
         source = (package / f"{name}.py").read_text()
         ast.parse(source, feature_version=(3, 10))
         assert "datetime import UTC" not in source and "import Self" not in source
@@ -315,9 +317,9 @@ def test_what_runs_in_the_systems_python_is_no_newer_than_ubuntus_oldest() -> No
         assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}
 
 
-def test_thread_sees_a_notice_and_the_drain_file(service: LocalImds, client: Imds, drain_file: DrainFile) -> None:
-    by_service = Watcher(client, poll_interval_s=0.05, drain_file=drain_file, signals=False)
-    by_file = Watcher(None, drain_file=drain_file, signals=False)
+def test_thread_sees_a_notice_and_the_drain_file(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
+    by_service = Watcher(client, poll_interval_s=0.05, files=files, signals=False)
+    by_file = Watcher(None, files=files, signals=False)
     by_service.start()
     by_file.start()
     try:
@@ -407,15 +409,15 @@ def test_only_local_rank_0_asks_the_service(monkeypatch: pytest.MonkeyPatch, ser
 
 
 def test_a_process_that_launch_started_reads_the_drain_file_alone(
-    monkeypatch: pytest.MonkeyPatch, service: LocalImds, drain_file: DrainFile
+    monkeypatch: pytest.MonkeyPatch, service: LocalImds, files: NoticeFiles
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
-    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(drain_file.path))
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(files.path))
     for rank in ("0", "1"):
         monkeypatch.setenv("LOCAL_RANK", rank)
         watcher = Watcher.from_environment()
         watcher.start()
-        assert (drain_file.path.parent / "drain.listener").exists() is (rank == "0")
+        assert (files.path.parent / "drain.listener").exists() is (rank == "0")
         watcher.close()
     assert service.requests == []
 

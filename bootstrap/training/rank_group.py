@@ -1,7 +1,7 @@
-"""What the ranks tell each other outside the gradients: agreement on the step to stop or save at.
+"""Agreement among the ranks of a run, apart from the gradients: the step to stop or save at, and who saved what.
 
-Everything here goes over a gloo group of its own, on the CPU and the network, so that it works when the training
-group is NCCL and never mixes with its traffic. One exchange is an all-reduce of three 64-bit integers.
+Exchanges use a gloo group of their own, on CPU and network, so that they work beside NCCL and never mix with its
+traffic. One agreement is an all-reduce of three 64-bit integers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-class Control:
-    """Ranks of this run; a single process without ``torch.distributed`` is a run of one rank.
+class RankGroup:
+    """Ranks of this run; a process without ``torch.distributed`` is a run of one rank.
 
-    Args:
-        timeout_s: limit of one exchange; a peer that is gone fails it at once, one that hangs fails it after this.
+    A dead peer fails an exchange at once, a hung peer after ``timeout_s``.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -31,15 +30,15 @@ class Control:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
-    def maximum(self, values: list[int]) -> list[int]:
-        """Largest of each value over the ranks."""
+    def maximum(self, *values: int) -> list[int]:
+        """Largest value over the ranks, for each of ``values``."""
         if self._group is None:
-            return values
+            return list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [int(value) for value in tensor.tolist()]
 
-    def from_first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
         if self._group is None:
             return value
@@ -51,6 +50,6 @@ class Control:
         """Every rank's value by rank, on every rank."""
         if self._group is None:
             return [value]
-        boxes: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(boxes, value, group=self._group)
-        return cast(list[T], boxes)
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return cast(list[T], values)

@@ -1,0 +1,214 @@
+"""Summary of a ledger: seconds and dollars by category."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bootstrap.training.errors import TrainingError
+from bootstrap.training.ledger import LEDGER_FILE, PRICE_VARIABLE, SEGMENT_PREFIX
+from bootstrap.training.stores import open_store
+
+Category = Literal["useful", "lost", "checkpoint", "restart", "idle"]
+CATEGORIES: tuple[Category, ...] = ("useful", "lost", "checkpoint", "restart", "idle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Account of a run's time.
+
+    Attributes:
+        seconds: by category; the sum is ``wall_seconds``, from the first process's start to the last event.
+        usd: by category, None where a price is missing. Idle is an upper bound: a machine that was gone cost nothing.
+        starts: processes that started.
+        steps: completed and not rolled back.
+        lost_steps: completed and rolled back, repeats included.
+        unsaved_seconds: part of useful that no committed checkpoint holds yet.
+        skipped_lines: unreadable lines of the ledger.
+    """
+
+    seconds: dict[Category, float]
+    usd: dict[Category, float] | None
+    wall_seconds: float
+    starts: int
+    steps: int
+    lost_steps: int
+    unsaved_seconds: float
+    finished: bool
+    skipped_lines: int
+
+
+@dataclass
+class _Stretch:
+    """Training between two marks."""
+
+    first_step: int
+    last_step: int
+    seconds: float
+    price: float | None
+
+    def split_at(self, step: int) -> tuple[float, float]:
+        """Seconds before and after ``step`` steps were done; all steps count as equally long."""
+        if step <= self.first_step:
+            return 0.0, self.seconds
+        if step >= self.last_step:
+            return self.seconds, 0.0
+        before = self.seconds * (step - self.first_step) / (self.last_step - self.first_step)
+        return before, self.seconds - before
+
+
+@dataclass
+class _Account:
+    """Running totals while the events are read in order."""
+
+    seconds: dict[Category, float] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0.0))
+    usd: dict[Category, float] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0.0))
+    unpriced_seconds: float = 0.0
+    kept: list[_Stretch] = field(default_factory=list)
+    lost_steps: int = 0
+
+    def add(self, category: Category, seconds: float, price: float | None) -> None:
+        self.seconds[category] += seconds
+        if price is None:
+            self.unpriced_seconds += seconds
+        else:
+            self.usd[category] += seconds * price / 3600
+
+    def roll_back_to(self, step: int) -> None:
+        while self.kept and self.kept[-1].last_step > step:
+            stretch = self.kept.pop()
+            before, after = stretch.split_at(step)
+            self.add("lost", after, stretch.price)
+            self.lost_steps += stretch.last_step - max(step, stretch.first_step)
+            if step > stretch.first_step:
+                self.kept.append(_Stretch(stretch.first_step, step, before, stretch.price))
+
+
+def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Summary:
+    """Account for every second between the first and the last of ``events``, which come in any order.
+
+    Raises:
+        TrainingError: no start event.
+    """
+    ordered = _in_order(events)
+    if not ordered:
+        raise TrainingError("the ledger holds no start event: no process ever ran with it")
+    account = _Account()
+    first_t = last_t = float(ordered[0]["t"])
+    step = committed = starts = 0
+    boot: str | None = None
+    price: float | None = None
+    finished = is_training = False
+    for event in ordered:
+        kind, t = event["event"], max(float(event["t"]), last_t)
+        elapsed = t - last_t
+        if kind == "commit":
+            committed = int(event["step"])
+            continue
+        if kind == "start":
+            same_machine = boot is None or event.get("boot") == boot
+            account.add("restart" if same_machine else "idle", elapsed, price)
+            boot, price, starts = event.get("boot"), event.get("price_usd_per_hour"), starts + 1
+            finished = is_training = False
+        elif kind == "train":
+            account.add("restart", elapsed, price)
+            step, is_training = int(event["step"]), True
+            account.roll_back_to(step)
+        elif not is_training:
+            account.add("restart", elapsed, price)
+        elif kind == "progress":
+            if int(event["step"]) > step:
+                account.kept.append(_Stretch(step, int(event["step"]), elapsed, price))
+                step = int(event["step"])
+            else:
+                account.add("checkpoint", elapsed, price)
+        else:
+            account.add("lost" if kind == "failed" else "checkpoint", elapsed, price)
+            finished = kind == "done"
+        last_t = t
+    unsaved = 0.0
+    for stretch in account.kept:
+        account.add("useful", stretch.seconds, stretch.price)
+        unsaved += stretch.split_at(committed)[1]
+    return Summary(
+        seconds=account.seconds,
+        usd=None if account.unpriced_seconds > 0 else account.usd,
+        wall_seconds=last_t - first_t,
+        starts=starts,
+        steps=account.kept[-1].last_step if account.kept else 0,
+        lost_steps=account.lost_steps,
+        unsaved_seconds=unsaved,
+        finished=finished,
+        skipped_lines=skipped_lines,
+    )
+
+
+def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events writer by writer, as two processes' events never interleave.
+
+    Writers are sorted by their second event: two runs inside one process share its start time.
+    """
+    by_writer: dict[str, list[dict[str, Any]]] = {}
+    for event in sorted(events, key=lambda event: float(event["t"])):
+        by_writer.setdefault(str(event["writer"]), []).append(event)
+    started = [own for own in by_writer.values() if own[0]["event"] == "start"]
+    started.sort(key=lambda own: float(own[min(1, len(own) - 1)]["t"]))
+    return [event for own in started for event in own]
+
+
+def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
+    """Events of JSON lines, and the number of unreadable lines (a writer killed within a line leaves one)."""
+    events, skipped = [], 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+            float(event["t"]), str(event["event"]), str(event["writer"])
+            if event["event"] in ("train", "progress", "stall", "commit"):
+                int(event["step"])
+        except (ValueError, KeyError, TypeError):
+            skipped += 1
+            continue
+        events.append(event)
+    return events, skipped
+
+
+def read_ledger(address: str) -> Summary:
+    """Summary of the ledger in a file, a checkpoint directory or an S3 checkpoint prefix; TrainingError without one."""
+    if address.startswith("s3://"):
+        store = open_store(address)
+        names = store.names(SEGMENT_PREFIX)
+        lines = [line for name in names for line in store.read(name).decode(errors="replace").splitlines()]
+    else:
+        path = Path(address) / LEDGER_FILE if Path(address).is_dir() else Path(address)
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            raise TrainingError(f"cannot read the ledger: {error}") from error
+    events, skipped = read_lines(lines)
+    return summarize(events, skipped_lines=skipped)
+
+
+def table(summary: Summary) -> str:
+    """Summary as text for a terminal."""
+    usd = summary.usd or {}
+    wall_s = summary.wall_seconds or 1.0
+    rows: list[tuple[str, float, float | None]] = [
+        *((category, summary.seconds[category], usd.get(category)) for category in CATEGORIES),
+        ("wall", summary.wall_seconds, sum(usd.values()) if usd else None),
+    ]
+    lines = [f"{'':<12}{'seconds':>12}{'share':>9}" + (f"{'USD':>12}" if usd else "")]
+    for name, seconds, dollars in rows:
+        share = 1 if name == "wall" else seconds / wall_s
+        lines.append(f"{name:<12}{seconds:>12.2f}{share:>9.1%}" + ("" if dollars is None else f"{dollars:>12.4f}"))
+    state = "finished" if summary.finished else f"not finished, {summary.unsaved_seconds:.1f} s of it not yet saved"
+    lines.append(f"{summary.steps} steps kept, {summary.lost_steps} recomputed, {summary.starts} starts, {state}")
+    if summary.skipped_lines:
+        lines.append(f"{summary.skipped_lines} unreadable lines skipped (a process was killed while writing)")
+    if not usd:
+        lines.append(f"no dollars: set {PRICE_VARIABLE} on the node to the fleet's price")
+    return "\n".join(lines)

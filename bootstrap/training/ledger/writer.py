@@ -1,0 +1,198 @@
+"""Writer of the ledger: lines of JSON into a file next to the checkpoints, or into objects of their S3 prefix."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from bootstrap.training.environment import positive_number
+from bootstrap.training.errors import TrainingError
+from bootstrap.training.ledger import LEDGER_FILE, PRICE_VARIABLE, SEGMENT_PREFIX
+from bootstrap.training.stores import LocalStore, Store
+
+logger = logging.getLogger(__name__)
+
+# A kill makes this time uncertain. A line is about 90 bytes, so a day of them is 8 MB.
+PROGRESS_INTERVAL_S = 1.0
+PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
+# S3 cannot append: the events of this time make one object.
+SEGMENT_INTERVAL_S = 60.0
+
+
+class Sink(Protocol):
+    """Destination of the lines."""
+
+    def append(self, line: str) -> None:
+        """Take one line without its newline."""
+
+    def flush(self) -> None:
+        """Make every line so far durable."""
+
+
+class FileSink:
+    """Lines appended to a file: in the page cache at once (a killed process loses none), on the disk at ``flush``."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        # The last writer may have died within a line; end it.
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            self._write(b"\n")
+
+    def append(self, line: str) -> None:
+        """Append one line, in one write call, so that lines of two writers do not mix."""
+        self._write(line.encode() + b"\n")
+
+    def flush(self) -> None:
+        """Force every line to the disk."""
+        with self._path.open("ab") as file:
+            os.fsync(file.fileno())
+
+    def _write(self, data: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(data)
+
+
+class SegmentSink:
+    """Lines collected into immutable objects of a store: one a minute, and one at each ``flush``."""
+
+    def __init__(self, store: Store, writer_id: str) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._lines: list[str] = []
+        self._number = 0
+        self._flushed_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def append(self, line: str) -> None:
+        """Take one line."""
+        with self._lock:
+            self._lines.append(line)
+        if time.monotonic() - self._flushed_at > SEGMENT_INTERVAL_S:
+            # Off the training thread: an upload takes tens of milliseconds.
+            self._flushed_at = time.monotonic()
+            threading.Thread(target=self._flush_or_log, name="ledger-segment", daemon=True).start()
+
+    def flush(self) -> None:
+        """Write the lines so far as one object."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+            self._number += 1
+            name = f"{SEGMENT_PREFIX}{self._writer_id}-{self._number:06d}.jsonl"
+        if lines:
+            data = ("\n".join(lines) + "\n").encode()
+            try:
+                self._store.write(name, lambda file: file.write(data))
+            except TrainingError:
+                with self._lock:
+                    self._lines = lines + self._lines
+                raise
+        self._flushed_at = time.monotonic()
+
+    def _flush_or_log(self) -> None:
+        try:
+            self.flush()
+        except TrainingError as error:
+            logger.error("ledger: %s; kept for the next segment", error)
+
+
+class Ledger:
+    """Ledger of one process. A ledger that cannot be written is logged and never stops training.
+
+    Args:
+        sink: None, on all ranks but rank 0, discards every event.
+        writer_id: random id of the run's present processes.
+        price_usd_per_hour: price of the whole fleet; None where unknown.
+    """
+
+    def __init__(self, sink: Sink | None, *, writer_id: str, price_usd_per_hour: float | None = None) -> None:
+        self._sink = sink
+        self._writer_id = writer_id
+        self._price_usd_per_hour = price_usd_per_hour
+        # Wall time that cannot step back while this process lives.
+        self._wall_at_zero = time.time() - time.monotonic()
+        self._progress_at = 0.0
+        self._progress_interval_s = positive_number(PROGRESS_VARIABLE) or PROGRESS_INTERVAL_S
+
+    @classmethod
+    def open(cls, store: Store, *, writer_id: str) -> Ledger:
+        """Ledger next to the checkpoints, with the fleet's price of ``GPUFLEET_PRICE_USD_PER_HOUR``."""
+        sink: Sink = SegmentSink(store, writer_id)
+        if isinstance(store, LocalStore):
+            sink = FileSink(store.root / LEDGER_FILE)
+        price = positive_number(PRICE_VARIABLE, "USD per hour of the whole fleet,")
+        return cls(sink, writer_id=writer_id, price_usd_per_hour=price)
+
+    def start(self, *, started_at: float, world_size: int) -> None:
+        """Record the start of this process, in Unix seconds."""
+        fields: dict[str, Any] = {"world_size": world_size, "boot": boot_id()}
+        if self._price_usd_per_hour is not None:
+            fields["price_usd_per_hour"] = self._price_usd_per_hour
+        self._append("start", at=started_at, **fields)
+
+    def train(self, step: int) -> None:
+        """Record that training goes on after ``step`` steps; later steps of earlier processes are lost."""
+        self._progress_at = time.monotonic()
+        self._append("train", step=step)
+        self.flush()
+
+    def progress(self, step: int, *, force: bool = False) -> None:
+        """Record ``step`` completed steps, at most once an interval unless forced."""
+        now = time.monotonic()
+        if force or now - self._progress_at >= self._progress_interval_s:
+            self._progress_at = now
+            self._append("progress", step=step)
+
+    def stall(self, step: int) -> None:
+        """Record that training stood still for a checkpoint since the last event."""
+        self._append("stall", step=step)
+
+    def commit(self, step: int, **facts: Any) -> None:
+        """Record that a checkpoint of ``step`` is complete and valid."""
+        self._append("commit", step=step, **facts)
+
+    def end(self, event: Literal["stop", "done", "failed"], step: int, reason: str) -> None:
+        """Record that the process is about to exit."""
+        self._append(event, step=step, reason=reason)
+        self.flush()
+
+    def flush(self) -> None:
+        """Make the events so far durable."""
+        try:
+            if self._sink is not None:
+                self._sink.flush()
+        except (OSError, TrainingError) as error:
+            logger.error("ledger: cannot flush: %s", error)
+
+    def _append(self, event: str, *, at: float | None = None, **fields: Any) -> None:
+        if self._sink is None:
+            return
+        now = self._wall_at_zero + time.monotonic() if at is None else at
+        line = json.dumps({"event": event, "t": round(now, 4), "writer": self._writer_id, **fields})
+        try:
+            self._sink.append(line)
+        except OSError as error:
+            logger.error("ledger: cannot append: %s", error)
+
+
+def boot_id() -> str:
+    """Identity of this boot of this machine (``/proc/sys/kernel/random/boot_id``), or its host name elsewhere."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def process_started_at() -> float:
+    """Unix seconds at which this process was started, before its imports (field 22 of ``/proc/self/stat``, proc(5))."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))

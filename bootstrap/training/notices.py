@@ -1,0 +1,123 @@
+"""Notices that this node ends: files in one memory folder, shared by the node's watcher, launch.sh and the training.
+
+    drain            the node ends: "SAVE_BY SOURCE (DETAIL)", SAVE_BY in Unix seconds
+    drain.save       save a checkpoint now and go on; same format
+    drain.listener   a training process reads the notice itself
+    drain.saved      that process's answer: this node's share of the state is saved
+
+The time for the final checkpoint is set once, in the notice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bootstrap.training.environment import positive_number
+
+DRAIN_FILE_VARIABLE = "GPUFLEET_DRAIN_FILE"
+# A spot notice comes at most 120 s ahead, and systemd stops the service within 110 s (TimeoutStopSec); up to 5 s pass
+# before the watcher sees the notice, and torchrun takes up to 30 s to end its workers.
+NOTICE_LIMIT_VARIABLE = "GPUFLEET_DRAIN_LIMIT_S"
+NOTICE_LIMIT_S = 75.0
+# Seconds of a spot notice to keep after the save: torchrun's 30 s, the terminate hook, the shutdown.
+SPOT_RESERVE_S = 40.0
+# A terminate hook waits while it gets heartbeats. node.env has the plan's value; the default is 500 GiB at 0.6 GiB/s.
+HOOK_LIMIT_VARIABLE = "GPUFLEET_SCALE_IN_LIMIT_S"
+HOOK_LIMIT_S = 900.0
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """One reason to stop or to save, with the Unix seconds at which the state must be saved.
+
+    ``source`` is the metadata path, the signal's name or ``drain-file``; ``detail`` is text for the log.
+    """
+
+    source: str
+    detail: str
+    save_by: float = NEVER
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.detail})" if self.detail else self.source
+
+
+def notice_limit_s() -> float:
+    """Seconds for the final checkpoint after a spot notice or a signal."""
+    return positive_number(NOTICE_LIMIT_VARIABLE) or NOTICE_LIMIT_S
+
+
+def hook_limit_s() -> float:
+    """Seconds for the final checkpoint while a terminate hook holds the node."""
+    return positive_number(HOOK_LIMIT_VARIABLE) or HOOK_LIMIT_S
+
+
+class NoticeFiles:
+    """The files of one node; ``path`` is the file ``drain``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def from_environment(cls) -> NoticeFiles | None:
+        """launch.sh's files, or None where launch.sh did not start this process."""
+        path = os.environ.get(DRAIN_FILE_VARIABLE)
+        return cls(Path(path)) if path else None
+
+    def write_stop(self, notice: Notice) -> None:
+        """Announce the node's end; an earlier notice with less time stays."""
+        current = self.read_stop()
+        if current is None or notice.save_by < current.save_by:
+            self._write(self.path, notice)
+
+    def read_stop(self) -> Notice | None:
+        """Notice of the node's end; an unreadable file counts as a notice with the shorter limit."""
+        return self._read(self.path, notice_limit_s())
+
+    def write_save(self, notice: Notice) -> None:
+        """Ask for a checkpoint now."""
+        self._write(self._sibling("save"), notice)
+
+    def read_save(self) -> Notice | None:
+        """Latest request for a checkpoint, or None."""
+        notice = self._read(self._sibling("save"), 0.0)
+        return replace(notice, save_by=NEVER) if notice else None
+
+    def listen(self) -> None:
+        """Announce that the calling process will answer with ``confirm_saved``."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._sibling("listener").touch()
+
+    def stop_listening(self) -> None:
+        """Withdraw ``listen``."""
+        self._sibling("listener").unlink(missing_ok=True)
+
+    def confirm_saved(self) -> None:
+        """Announce that this node's share of the state is saved; does nothing without a notice of the node's end."""
+        if self.path.exists():
+            self._sibling("saved").touch()
+
+    def _sibling(self, suffix: str) -> Path:
+        return self.path.with_suffix(f".{suffix}")
+
+    def _write(self, path: Path, notice: Notice) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_by = int(time.time() if notice.save_by == NEVER else notice.save_by)
+        # A rename, so that no reader sees half of the file.
+        new = path.with_suffix(f"{path.suffix}.{os.getpid()}.new")
+        new.write_text(f"{save_by} {notice}\n", encoding="utf-8")
+        new.replace(path)
+
+    def _read(self, path: Path, limit_s: float) -> Notice | None:
+        try:
+            text, written_at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        save_by, _, reason = text.strip().partition(" ")
+        if not save_by.isdecimal() or not reason:
+            return Notice(source="drain-file", detail=str(path), save_by=written_at + limit_s)
+        source, _, detail = reason.partition(" (")
+        return Notice(source=source, detail=detail.removesuffix(")"), save_by=float(save_by))

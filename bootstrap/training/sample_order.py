@@ -1,0 +1,85 @@
+"""Order of the samples: a pure function of the seed and the sample's number in the run.
+
+Sample ``g`` of the run is position ``g % dataset_size`` of epoch ``g // dataset_size``; each epoch has its own
+permutation of the data set. Only the step is stored, so the order is the same after any restart and on any number of
+ranks, as long as the global batch stays. The permutations are part of the checkpoint format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bootstrap.training.errors import ConfigurationError
+
+_LOW_32 = 0xFFFFFFFF
+_ROUNDS = 6
+
+
+def _hash32(value: torch.Tensor) -> torch.Tensor:
+    """32-bit integer hash, element by element ("lowbias32", https://nullprogram.com/blog/2018/07/31/, public domain).
+
+    A product of two 32-bit values may wrap in int64; its low 32 bits stay right.
+    """
+    value = value ^ (value >> 16)
+    value = (value * 0x7FEB352D) & _LOW_32
+    value = value ^ (value >> 15)
+    value = (value * 0x846CA68B) & _LOW_32
+    return value ^ (value >> 16)
+
+
+def permute(positions: torch.Tensor, size: int, key: torch.Tensor) -> torch.Tensor:
+    """Image of each position under a keyed permutation of ``range(size)``, without storing the permutation.
+
+    A Feistel network over the smallest even number of bits that covers ``size``, repeated until the image lies inside
+    (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+
+    Args:
+        positions: int64 of any shape, each in ``range(size)``; ``size`` is 1 to 2**62.
+        key: int64 of the same shape; the low 32 bits are used.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    image = positions.clone()
+    outside = torch.ones_like(image, dtype=torch.bool)
+    while bool(outside.any()):
+        left, right = image[outside] >> half, image[outside] & mask
+        for round_number in range(_ROUNDS):
+            round_key = _hash32((key[outside] + round_number * 0x9E3779B9) & _LOW_32)
+            left, right = right, left ^ (_hash32((right ^ round_key) & _LOW_32) & mask)
+        image[outside] = (left << half) | right
+        outside = image >= size
+    return image
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOrder:
+    """Samples of each step; constant for a run. Ranks take equal, consecutive parts of the global batch."""
+
+    dataset_size: int
+    global_batch: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dataset_size < 1 or self.global_batch < 1:
+            raise ConfigurationError(
+                f"dataset_size {self.dataset_size} and global_batch {self.global_batch} must be at least 1"
+            )
+
+    def indices(self, step: int, *, rank: int = 0, world_size: int = 1) -> torch.Tensor:
+        """Data set indices that ``rank`` trains on in ``step``: int64 of shape ``(global_batch / world_size,)``."""
+        if self.global_batch % world_size:
+            raise ConfigurationError(
+                f"global_batch {self.global_batch} does not divide over {world_size} ranks: equal shares make the "
+                "gradient's mean the batch's mean; choose a multiple of every world size that the run may have"
+            )
+        share = self.global_batch // world_size
+        first = step * self.global_batch + rank * share
+        sample = torch.arange(first, first + share, dtype=torch.int64)
+        position, epoch = sample % self.dataset_size, sample // self.dataset_size
+        if not self.shuffle:
+            return position
+        key = _hash32((_hash32(torch.full_like(epoch, self.seed & _LOW_32)) + epoch) & _LOW_32)
+        return permute(position, self.dataset_size, key)
