@@ -1,4 +1,4 @@
-"""The least-squares fit behind the calibration: which coefficients there are, where they start, how they are fitted.
+"""Least-squares fit of the coefficients: their starts, how far each may move, and the rows' residuals.
 
 Every coefficient of a row is a product: its start, a pooled factor, and a factor of the row's own processor, framework,
 precision or pair. The logarithms of the factors are the parameters; each is drawn to 0 as far as its spread says, so a
@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from optimizer.performance.calibration import POOLED, attention_precision, die
 from optimizer.performance.evaluate import step_s
@@ -25,13 +26,13 @@ from optimizer.performance.types import Floats
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Where the fit of one coefficient starts, and how far it may move, in log units.
+    """Start of one coefficient's fit, and how far it may move, in log units.
 
     Attributes:
         value: start of the pooled value.
-        spread: of the pooled value around its start; 0 keeps it.
+        spread: of the pooled value around its start; 0 keeps the start.
         group: of a group's own value around the pooled one.
-        most: upper bound, where one exists by meaning.
+        most: upper bound, where one follows from the meaning.
     """
 
     value: float
@@ -42,11 +43,11 @@ class _Start:
 
 # Operations were measured one by one on H200 (tests/benchmarks/results/h200_ops_202611.md), so the equations have a
 # scale of their own and the fit moves it by little: products at 0.74 of peak warm and 0.79 cold, their bytes at 0.4 to
-# 1.1 of what they count, attention and traffic as measured (1), a kernel's start between the 1.1 us of a CUDA graph and
+# 1.1 of those counted, attention and traffic as measured (1), a kernel's start between the 1.1 us of a CUDA graph and
 # the 3.3 us of the smallest product. A layer takes the host 1.0 ms (BERT and GPT-2 of Hugging Face), 1.4 ms (its Llama)
 # or 2.0 ms (torch.nn.TransformerEncoderLayer), and hosts differ: another H200's took 1.3 to 3.0 ms for the same layers,
-# and 1 to 4 ms for the rest of a step (h200_hosts_202611.md). What is left of a framework is its overhead. Halving
-# or doubling a spread moves the mean error of left-out suites by 0.3 per cent at most, but for the host's, of which two
+# and 1 to 4 ms for the rest of a step (h200_hosts_202611.md). The rest of a framework's time is its overhead. Halving
+# or doubling a spread moves the mean error of left-out suites by 0.3 per cent at most, but for the host's, which two
 # suites tell: theirs are the best of those tried (docs/estimator.md).
 START = {
     "matmul_efficiency": _Start(0.76, 0.05, 0.1, most=1.0),
@@ -61,93 +62,81 @@ START = {
     "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
 }
-# Error the equations themselves have, in log units: rows of one suite share it, so many rows are not many proofs, and
-# the starts above keep their say.
+# Error of the equations themselves, in log units: rows of one suite share it, so many rows are not many proofs, and the
+# starts above keep their say.
 NOISE = 0.1
 HUBER = 0.2  # beyond this log error a row counts linearly, not squared
 
 _COEFFICIENTS = tuple(field.name for field in fields(Coefficients))
 _STEP = 1e-4  # of the numerical derivative, in log units
-_ITERATIONS = 60
 _ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 
-def fit_coefficients(runs: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
+def fit_coefficients(setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
     """Fit the coefficients to measured step times.
 
     Args:
-        runs: the configurations.
+        setups: the training set-ups.
         step_time_s: measured time of one step of each.
-        suites: where each was measured; every suite has the same weight.
+        suites: the suite of each; every suite has the same weight.
 
     Returns:
         The fitted fields of Calibration.
     """
-    problem = _Problem(runs, step_time_s, suites)
-    theta = np.zeros(len(problem.parameters))
-    residual = problem.residuals(theta)
-    cost, damping = float(residual @ residual), 1e-2
-    for _ in range(_ITERATIONS):
-        jacobian = (problem.residuals(theta + _STEP * np.eye(len(theta))) - residual).T / _STEP
-        gradient, curvature = jacobian.T @ residual, jacobian.T @ jacobian
-        before = cost
-        while damping < 1e6:
-            candidate = theta - np.linalg.solve(curvature + damping * np.eye(len(theta)), gradient)
-            tried = problem.residuals(candidate)
-            if float(tried @ tried) < cost:
-                theta, residual, cost = candidate, tried, float(tried @ tried)
-                damping /= 4
-                break
-            damping *= 4
-        if before - cost < _ENOUGH * before:
-            break
-    return problem.fields(theta)
+    problem = _Problem(setups, step_time_s, suites)
+    start = np.zeros(len(problem.parameters))
+    solution = least_squares(problem.residuals, start, jac=problem.jacobian, method="lm", ftol=_ENOUGH)
+    return problem.fields(solution.x)
 
 
-def factors(run: Setup) -> dict[str, list[tuple[str, str]]]:
-    """What each coefficient of a run is a product of, as (field of Calibration, key), the most general first."""
-    processor, framework = die(run.hardware.gpu), framework_name(run.recipe.framework)
-    found = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
+def robust(error: Floats) -> Floats:
+    """Shrink log errors beyond HUBER so that their squares grow linearly (Huber's loss)."""
+    size = np.abs(error)
+    return np.where(size <= HUBER, error, np.sign(error) * np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
+
+
+def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
+    """List the factors of each coefficient of a set-up as (field of Calibration, key), the most general first."""
+    processor, framework = die(setup.hardware.gpu), framework_name(setup.recipe.framework)
+    names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
     for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
-        found[name] = [(name, POOLED), (name, processor)]
-    if run.model.layers:  # a CNN attends to nothing
-        found["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+        names[name] = [(name, POOLED), (name, processor)]
+    if setup.model.layers:  # a CNN has no attention
+        names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
     for name, key in (
-        ("matmul_efficiency", run.recipe.precision),
-        ("attention_efficiency", attention_precision(run.recipe.precision)),
+        ("matmul_efficiency", setup.recipe.precision),
+        ("attention_efficiency", attention_precision(setup.recipe.precision)),
     ):
         if key not in ("fp16", "bf16", "16-bit attention"):
-            found[name].append(("precision_efficiency", key))
-    return found
+            names[name].append(("precision_efficiency", key))
+    return names
 
 
 class _Problem:
-    """The parameters and the residuals they give; ``parameters`` names each as (field of Calibration, key)."""
+    """Parameters, named as (field of Calibration, key), and the residuals that they give."""
 
-    def __init__(self, runs: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
-        # What the coefficients of each row are a product of.
-        products = [factors(run) for run in runs]
+    def __init__(self, setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
+        products = [factors(setup) for setup in setups]
         used = {factor for row in products for names in row.values() for factor in names}
         self.parameters = sorted(factor for factor in used if self._spread(*factor))
         self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
         place = {factor: index for index, factor in enumerate(self.parameters)}
-        self.products: dict[str, Floats] = {}
-        for name in _COEFFICIENTS:
-            matrix = np.zeros((len(runs), len(self.parameters)))
+        # Which parameters each row's coefficients are a product of: rows x parameters, 0 or 1.
+        self.products = {name: np.zeros((len(setups), len(self.parameters))) for name in _COEFFICIENTS}
+        for name, matrix in self.products.items():
             for index, row in enumerate(products):
                 matrix[index, [place[factor] for factor in row[name] if factor in place]] = 1.0
-            self.products[name] = matrix
         self.measured = np.log(step_time_s)
         count = {suite: suites.count(suite) for suite in set(suites)}
-        self.weights = np.sqrt([len(runs) / len(count) / count[suite] for suite in suites]) / NOISE
-        self.inputs = stack([run.inputs(None) for run in runs])
+        self.weights = np.sqrt([len(setups) / len(count) / count[suite] for suite in suites]) / NOISE
+        self.inputs = stack([setup.inputs(None) for setup in setups])
 
     @staticmethod
     def _spread(field: str, key: str) -> float:
         return START[field].spread if key == POOLED else START[field].group
 
     def fields(self, theta: Floats) -> dict[str, Any]:
-        """The fitted fields of Calibration."""
+        """Convert parameters to the fitted fields of Calibration."""
         logs = dict(zip(self.parameters, theta, strict=True))
         values: dict[str, dict[str, float]] = {field: {} for field in START}
         for field, key in self.parameters:
@@ -159,7 +148,7 @@ class _Problem:
         return values
 
     def residuals(self, theta: Floats) -> Floats:
-        """Weighted log errors of the rows, then the parameters over their spreads.
+        """Compute the weighted log errors of the rows, then the parameters over their spreads.
 
         Args:
             theta: the parameters; or several sets of them, one a row, which give as many rows of residuals.
@@ -169,7 +158,8 @@ class _Problem:
             for name, matrix in self.products.items()
         }
         error = np.log(step_s(replace(self.inputs, coefficients=Coefficients(**columns)))) - self.measured
-        size = np.abs(error)
-        huber = np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0))
-        robust = np.where(size <= HUBER, error, np.sign(error) * huber)
-        return np.concatenate([self.weights * robust, theta / self.spreads], axis=-1)
+        return np.concatenate([self.weights * robust(error), theta / self.spreads], axis=-1)
+
+    def jacobian(self, theta: Floats) -> Floats:
+        """Differentiate the residuals by every parameter at once, numerically."""
+        return (self.residuals(theta + _STEP * np.eye(len(theta))) - self.residuals(theta)).T / _STEP
