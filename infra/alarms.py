@@ -1,7 +1,6 @@
-"""The alarms of a stack, as plain data: what is measured, when it rings, and what the mail says.
+"""The stack's alarms as plain data: the metrics of each, its threshold, and the text of its mail.
 
-Metrics of the stack's own namespace have no dimensions: the controller publishes its own every minute, each node its
-own every minute.
+Metrics of the stack's own namespace have no dimensions; the controller and each node publish theirs every minute.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from infra.naming import Names
 from infra.settings import Settings
 
-# Longer than launching, booting and testing a node takes, so that a replaced spot node alone rings no alarm.
+# Longer than launching, booting and testing a node takes, so that one replaced spot node rings no alarm.
 MISSING_NODES_MINUTES = 45
 # The controller runs every minute; one failure is AWS throttling it, and the next minute makes up for it.
 CONTROLLER_ERRORS = 3
@@ -25,12 +24,7 @@ SPENT_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One metric an alarm looks at.
-
-    Attributes:
-        name, namespace, dimensions: which.
-        statistic: of the samples within a period.
-    """
+    """A CloudWatch metric, and the statistic of its samples within a period."""
 
     name: str
     namespace: str
@@ -40,18 +34,18 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """One alarm.
+    """An alarm.
 
     Attributes:
-        name: its ending, after the stack's prefix.
-        description: what the mail says.
-        metrics: what it looks at, by the name the expression uses; a lone one needs no expression.
+        name: its name after the stack's prefix.
+        description: text of the mail.
+        metrics: its metrics, by their names in ``expression``; a single metric needs no expression.
         expression: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/using-metric-math.html
-        comparison, threshold: when it rings.
-        period_s: length of one look, s.
-        periods: looks that count.
-        rings_after: how many of them must be bad.
-        without_data: what a look without samples is, in CloudWatch's words.
+        comparison, threshold: CloudWatch's words for a bad period.
+        period_s: length of a period, s.
+        periods: periods that are looked at.
+        rings_after: bad periods among them that ring the alarm.
+        without_data: CloudWatch's word for a period without samples.
     """
 
     name: str
@@ -59,37 +53,42 @@ class Alarm:
     metrics: Mapping[str, Metric]
     expression: str = ""
     comparison: str = "GreaterThanThreshold"
-    threshold: float
-    period_s: int
-    periods: int
-    rings_after: int
+    threshold: float = 0
+    period_s: int = 300
+    periods: int = 1
+    rings_after: int = 1
     without_data: str = "notBreaching"
 
 
 def alarms(settings: Settings, names: Names) -> list[Alarm]:
-    """Every alarm of the stack; the one on dollars only where there is a ceiling."""
+    """Every alarm of the stack; the alarm on spent dollars needs a ceiling."""
 
     def own(name: str, statistic: str) -> Metric:
         return Metric(name=name, namespace=names.metric_namespace, statistic=statistic)
 
-    found = [
+    failed_runs = Metric(
+        name="Errors", namespace="AWS/Lambda", statistic="Sum", dimensions={"FunctionName": names.controller}
+    )
+    lost_events = Metric(
+        name="ApproximateNumberOfMessagesVisible",
+        namespace="AWS/SQS",
+        statistic="Maximum",
+        dimensions={"QueueName": names.dead_letter_queue},
+    )
+    every_alarm = [
         Alarm(
             name="missing-nodes",
             description=f"Fewer nodes in service than wanted for {MISSING_NODES_MINUTES} minutes",
             metrics={"wanted": own("NodesWanted", "Minimum"), "serving": own("NodesInService", "Maximum")},
             expression="wanted - serving",
-            threshold=0,
-            period_s=300,
             periods=MISSING_NODES_MINUTES // 5,
             rings_after=MISSING_NODES_MINUTES // 5,
         ),
         Alarm(
             name="failed-launches",
             description="AWS launches no nodes for lack of quota, capacity or permission; `gpufleet status` says which",
-            # One refusal alone is every spot market's.
             metrics={"failed": own("FailedLaunches", "Sum")},
-            threshold=0,
-            period_s=300,
+            # A single refusal is normal on a spot market.
             periods=3,
             rings_after=2,
         ),
@@ -97,23 +96,11 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             name="unfit-nodes",
             description="A node failed its set-up or its tests, and is replaced; the log group has its report",
             metrics={"unfit": own("UnfitNodes", "Sum")},
-            threshold=0,
-            period_s=300,
-            periods=1,
-            rings_after=1,
         ),
         Alarm(
             name="controller-errors",
             description=f"The controller failed in {CONTROLLER_ERRORS} of 5 minutes: the meter may stand still",
-            metrics={
-                "errors": Metric(
-                    name="Errors",
-                    namespace="AWS/Lambda",
-                    statistic="Sum",
-                    dimensions={"FunctionName": names.controller},
-                )
-            },
-            threshold=0,
+            metrics={"errors": failed_runs},
             period_s=60,
             periods=5,
             rings_after=CONTROLLER_ERRORS,
@@ -121,7 +108,7 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         Alarm(
             name="controller-silent",
             description=f"No word of the controller for {CONTROLLER_SILENT_MINUTES} minutes: nothing holds the ceiling",
-            # What it publishes at the end of a minute's work, not how often it was started.
+            # A metric that the controller publishes at the end of a tick; Lambda would also count a tick that failed.
             metrics={"measured": own("SpentUsd", "SampleCount")},
             comparison="LessThanThreshold",
             threshold=1,
@@ -134,32 +121,15 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             name="idle-gpus",
             description=f"Nodes are paid and their GPUs below {IDLE_GPU_PERCENT}% for {IDLE_MINUTES} minutes",
             metrics={"serving": own("NodesInService", "Minimum"), "gpu": own("GpuUtilizationPercent", "Average")},
-            # Nodes that publish nothing count as idle: paid they are.
+            # Nodes that publish nothing count as idle: they are paid.
             expression=f"IF(serving > 0 AND FILL(gpu, 0) < {IDLE_GPU_PERCENT}, 1, 0)",
-            threshold=0,
-            period_s=300,
             periods=IDLE_MINUTES // 5,
             rings_after=IDLE_MINUTES // 5,
         ),
-        Alarm(
-            name="lost-events",
-            description="Node events that nobody could take",
-            metrics={
-                "lost": Metric(
-                    name="ApproximateNumberOfMessagesVisible",
-                    namespace="AWS/SQS",
-                    statistic="Maximum",
-                    dimensions={"QueueName": names.dead_letter_queue},
-                )
-            },
-            threshold=0,
-            period_s=300,
-            periods=1,
-            rings_after=1,
-        ),
+        Alarm(name="lost-events", description="Node events that nobody could take", metrics={"lost": lost_events}),
     ]
     if settings.ceiling_usd:
-        found.append(
+        every_alarm.append(
             Alarm(
                 name="spent",
                 description=(
@@ -170,8 +140,6 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
                 comparison="GreaterThanOrEqualToThreshold",
                 threshold=round(SPENT_SHARE * settings.ceiling_usd, 2),
                 period_s=60,
-                periods=1,
-                rings_after=1,
             )
         )
-    return found
+    return every_alarm

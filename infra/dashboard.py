@@ -1,4 +1,4 @@
-"""The stack's CloudWatch dashboard, as plain data: what happens beside what the plan said would.
+"""The stack's CloudWatch dashboard, as plain data: measured values beside the plan's predictions.
 
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html
 """
@@ -23,93 +23,83 @@ _LIMIT = "#d62728"
 
 
 def body(plan: FleetPlan, names: Names, *, ceiling_usd: float | None) -> dict[str, Any]:
-    """The dashboard's body.
+    """Body of the dashboard.
 
     Args:
-        plan: what was predicted.
+        plan: the predictions.
         names: the stack; its metric namespace, queues and controller.
-        ceiling_usd: spend at which the controller ends the fleet; None for none.
+        ceiling_usd: spend at which the controller ends the fleet; None for no ceiling.
     """
     hourly = plan.cost_usd.expected / plan.hours.expected
+    columns = COLUMNS // _WIDTH
+    placed = [
+        {**graph, "x": _WIDTH * (index % columns), "y": _TEXT_HEIGHT + _HEIGHT * (index // columns)}
+        for index, graph in enumerate(_graphs(plan, names, hourly, ceiling_usd))
+    ]
+    return {"start": "-PT12H", "periodOverride": "inherit", "widgets": [*_header(plan, names, hourly), *placed]}
+
+
+def _graphs(plan: FleetPlan, names: Names, hourly: float, ceiling_usd: float | None) -> list[Widget]:
+    region = names.region
+
+    def own(metric: str, statistic: str = "Average", label: str = "") -> list[Any]:
+        return [names.metric_namespace, metric, {"stat": statistic, **({"label": label} if label else {})}]
+
+    memory, cost = plan.memory, plan.cost_usd
     # A CNN's tokens are its samples (FleetPlan.tokens_per_second).
     unit = "Tokens" if plan.job.seq_len > 1 else "Samples"
-    graphs = [
+    # The controller publishes the events since its last tick.
+    events = ("Interruptions", "RebalanceNotices", "FailedLaunches", "UnfitNodes")
+    return [
         _graph(
-            names,
+            region,
             "GPU utilisation (%)",
-            [_own(names, "GpuUtilizationPercent", "Minimum", "lowest node"), _own(names, "GpuUtilizationPercent")],
-            [],
+            [own("GpuUtilizationPercent", "Minimum", "lowest node"), own("GpuUtilizationPercent")],
             top=100,
         ),
         _graph(
-            names,
+            region,
             "GPU memory, fullest GPU (GiB)",
-            [_own(names, "GpuMemoryUsedGiB", "Maximum")],
-            [
-                _line(f"predicted {plan.memory.peak_gib:.1f}", plan.memory.peak_gib, _PREDICTED),
-                _line(f"limit {plan.memory.limit_gib:.1f}", plan.memory.limit_gib, _LIMIT),
-            ],
+            [own("GpuMemoryUsedGiB", "Maximum")],
+            _line(f"predicted {memory.peak_gib:.1f}", memory.peak_gib, _PREDICTED),
+            _line(f"limit {memory.limit_gib:.1f}", memory.limit_gib, _LIMIT),
         ),
         _graph(
-            names,
+            region,
             f"{unit} per second, whole fleet",
-            [_own(names, "TokensPerSecond")],
-            [_line(f"predicted {plan.tokens_per_second:,.0f}", plan.tokens_per_second, _PREDICTED)],
+            [own("TokensPerSecond")],
+            _line(f"predicted {plan.tokens_per_second:,.0f}", plan.tokens_per_second, _PREDICTED),
         ),
         _graph(
-            names,
+            region,
             "Dollars spent",
-            [_own(names, "SpentUsd", "Maximum")],
-            [
-                _line(f"expected {plan.cost_usd.expected:,.2f}", plan.cost_usd.expected, _PREDICTED),
-                _line(f"95th percentile {plan.cost_usd.p95:,.2f}", plan.cost_usd.p95, "#ff7f0e"),
-                *([_line(f"ceiling {ceiling_usd:,.2f}", ceiling_usd, _LIMIT)] if ceiling_usd else []),
-            ],
+            [own("SpentUsd", "Maximum")],
+            _line(f"expected {cost.expected:,.2f}", cost.expected, _PREDICTED),
+            _line(f"95th percentile {cost.p95:,.2f}", cost.p95, "#ff7f0e"),
+            *([_line(f"ceiling {ceiling_usd:,.2f}", ceiling_usd, _LIMIT)] if ceiling_usd else []),
         ),
+        _graph(region, "Dollars per hour", [own("UsdPerHour")], _line(f"expected {hourly:,.2f}", hourly, _PREDICTED)),
         _graph(
-            names,
-            "Dollars per hour",
-            [_own(names, "UsdPerHour")],
-            [_line(f"expected {hourly:,.2f}", hourly, _PREDICTED)],
-        ),
-        _graph(
-            names,
+            region,
             "Nodes",
-            [_own(names, "NodesWanted"), _own(names, "NodesInService")],
-            [_line(f"plan {plan.node_count}", plan.node_count, _PREDICTED)],
+            [own("NodesWanted"), own("NodesInService")],
+            _line(f"plan {plan.node_count}", plan.node_count, _PREDICTED),
         ),
+        _graph(region, "Interruptions and failures", [own(metric, "Sum") for metric in events]),
         _graph(
-            names,
-            "Interruptions and failures",
-            # The controller publishes those since its last look.
-            [
-                _own(names, metric, "Sum")
-                for metric in ("Interruptions", "RebalanceNotices", "FailedLaunches", "UnfitNodes")
-            ],
-            [],
-        ),
-        _graph(
-            names,
+            region,
             "Node events waiting",
             [_waiting(names.queue, "to be read"), _waiting(names.dead_letter_queue, "lost")],
-            [],
         ),
         _graph(
-            names,
+            region,
             "Controller",
             [
                 ["AWS/Lambda", metric, "FunctionName", names.controller, {"stat": "Sum", "period": PERIOD_S}]
                 for metric in ("Invocations", "Errors", "Throttles")
             ],
-            [],
         ),
     ]
-    columns = COLUMNS // _WIDTH
-    placed = [
-        {**graph, "x": _WIDTH * (number % columns), "y": _TEXT_HEIGHT + _HEIGHT * (number // columns)}
-        for number, graph in enumerate(graphs)
-    ]
-    return {"start": "-PT12H", "periodOverride": "inherit", "widgets": [*_header(plan, names, hourly), *placed]}
 
 
 def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
@@ -121,33 +111,21 @@ def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
         f"{plan.interruption.expected_count:,.2f} interruptions.\n\n"
         f"Speed is {plan.calibration.source}, standard error {plan.calibration.relative_error:.0%}."
     )
+    shares = {
+        "title": "Actual as a share of predicted (%)",
+        "view": "singleValue",
+        "region": names.region,
+        "period": PERIOD_S,
+        "metrics": [
+            *_share(names, "speed", "TokensPerSecond", "Average", plan.tokens_per_second),
+            *_share(names, "memory", "GpuMemoryUsedGiB", "Maximum", plan.memory.peak_gib),
+            *_share(names, "dollars", "SpentUsd", "Maximum", plan.cost_usd.expected),
+        ],
+    }
+    half = {"y": 0, "width": COLUMNS // 2, "height": _TEXT_HEIGHT}
     return [
-        {
-            "type": "text",
-            "x": 0,
-            "y": 0,
-            "width": COLUMNS // 2,
-            "height": _TEXT_HEIGHT,
-            "properties": {"markdown": text},
-        },
-        {
-            "type": "metric",
-            "x": COLUMNS // 2,
-            "y": 0,
-            "width": COLUMNS // 2,
-            "height": _TEXT_HEIGHT,
-            "properties": {
-                "title": "Actual as a share of predicted (%)",
-                "view": "singleValue",
-                "region": names.region,
-                "period": PERIOD_S,
-                "metrics": [
-                    *_share(names, "speed", "TokensPerSecond", "Average", plan.tokens_per_second),
-                    *_share(names, "memory", "GpuMemoryUsedGiB", "Maximum", plan.memory.peak_gib),
-                    *_share(names, "dollars", "SpentUsd", "Maximum", plan.cost_usd.expected),
-                ],
-            },
-        },
+        {"type": "text", "x": 0, **half, "properties": {"markdown": text}},
+        {"type": "metric", "x": COLUMNS // 2, **half, "properties": shares},
     ]
 
 
@@ -157,10 +135,6 @@ def _share(names: Names, label: str, metric: str, statistic: str, predicted: flo
         [{"expression": f"100 * {raw} / {predicted:.10g}", "label": label, "id": label}],
         [names.metric_namespace, metric, {"id": raw, "stat": statistic, "visible": False}],
     ]
-
-
-def _own(names: Names, metric: str, statistic: str = "Average", label: str = "") -> list[Any]:
-    return [names.metric_namespace, metric, {"stat": statistic, **({"label": label} if label else {})}]
 
 
 def _waiting(queue: str, label: str) -> list[Any]:
@@ -173,7 +147,7 @@ def _line(label: str, value: float, color: str) -> dict[str, Any]:
 
 
 def _graph(
-    names: Names, title: str, metrics: list[list[Any]], lines: list[dict[str, Any]], *, top: float | None = None
+    region: str, title: str, metrics: list[list[Any]], *lines: dict[str, Any], top: float | None = None
 ) -> Widget:
     return {
         "type": "metric",
@@ -183,10 +157,10 @@ def _graph(
             "title": title,
             "view": "timeSeries",
             "stacked": False,
-            "region": names.region,
+            "region": region,
             "period": PERIOD_S,
             "metrics": metrics,
             "yAxis": {"left": {"min": 0, **({"max": top} if top else {})}},
-            **({"annotations": {"horizontal": lines}} if lines else {}),
+            **({"annotations": {"horizontal": list(lines)}} if lines else {}),
         },
     }

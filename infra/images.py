@@ -1,7 +1,7 @@
-"""Which machine image a plan's nodes boot, by exact name and never "latest": the same plan boots the same software.
+"""The machine image that a plan's nodes boot, by exact name, so that the same plan boots the same software.
 
-AWS also publishes each image's id as a public SSM parameter (/aws/service/deeplearning/ami/x86_64/
-base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id), but only of the newest release; a fleet that replaces a node
+AWS also publishes image ids as public SSM parameters (/aws/service/deeplearning/ami/x86_64/
+base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id), but only of the newest release: a fleet that replaces a node
 weeks later would run two driver versions in one job.
 """
 
@@ -16,30 +16,31 @@ from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
 from infra.settings import ConfigError, Platform, Settings
 from optimizer.plan import FleetPlan
 
-# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12; arm64's
-# notes, read 2026-11-21, and the x86_64 image of the same release:
+# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12. These
+# are arm64's notes, read 2026-11-21; the x86_64 image is of the same release:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
 PINNED = {
     "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
     "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
 }
+ImageKind = Literal["dlami", "custom", "eks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """One machine image.
+    """A machine image.
 
     Attributes:
         id: "ami-…".
-        name: its published name.
+        name: published name.
         kind: "dlami" when the image brings driver, CUDA, NCCL and EFA; "custom" when the bootstrap must check and
-            install them; "eks" when it brings driver and kubelet, and the rest comes with containers.
-        root_device: device name of its root volume.
+            install them; "eks" when it brings driver and kubelet, and containers bring the rest.
+        root_device: device name of the root volume.
     """
 
     id: str
     name: str
-    kind: Literal["dlami", "custom", "eks"]
+    kind: ImageKind
     root_device: str
 
 
@@ -76,36 +77,27 @@ def look_up(settings: Settings) -> Image:
         ConfigError: no pinned image fits, or the image is for another CPU architecture or has a larger root volume.
     """
     plan = settings.plan
-    if settings.ami_id:
-        wanted = settings.ami_id
-        found = aws.ec2.get_ami(
-            include_deprecated=True, filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[wanted])]
-        )
-    else:
-        wanted = settings.ami_name or pinned_name(plan, settings.platform)
-        # Without most_recent, two images of one name are an error instead of a silent choice.
-        # AWS hides an image it has deprecated, and a running stack must still find the one it is on.
-        found = aws.ec2.get_ami(
-            owners=["amazon"],
-            include_deprecated=True,
-            filters=[aws.ec2.GetAmiFilterArgs(name="name", values=[wanted])],
-        )
-    if found.architecture != plan.node.cpu_architecture:
+    by, wanted = "image-id", settings.ami_id
+    if not wanted:
+        by, wanted = "name", settings.ami_name or pinned_name(plan, settings.platform)
+    # Without most_recent, two images of one name are an error instead of a silent choice. AWS hides deprecated images,
+    # and a running stack must still find its own.
+    ami = aws.ec2.get_ami(
+        owners=None if settings.ami_id else ["amazon"],
+        include_deprecated=True,
+        filters=[aws.ec2.GetAmiFilterArgs(name=by, values=[wanted])],
+    )
+    if ami.architecture != plan.node.cpu_architecture:
         raise ConfigError(
-            f"AMI {wanted!r} is for {found.architecture}, and {plan.instance_type} is {plan.node.cpu_architecture}: "
+            f"AMI {wanted!r} is for {ami.architecture}, and {plan.instance_type} is {plan.node.cpu_architecture}: "
             f"choose an image of that architecture with gpufleet:amiName or gpufleet:amiId"
         )
-    for mapping in found.block_device_mappings:
+    for mapping in ami.block_device_mappings:
         size_gib = int(mapping.ebs.get("volume_size") or 0)
-        if mapping.device_name == found.root_device_name and size_gib > plan.volumes.root_gib:
+        if mapping.device_name == ami.root_device_name and size_gib > plan.volumes.root_gib:
             raise ConfigError(
                 f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
                 f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
             )
-    kind: Literal["dlami", "custom", "eks"] = "custom" if settings.ami_id else "dlami"
-    return Image(
-        id=found.id,
-        name=found.name,
-        kind="eks" if settings.platform == "eks" else kind,
-        root_device=found.root_device_name,
-    )
+    kind: ImageKind = "eks" if settings.platform == "eks" else "custom" if settings.ami_id else "dlami"
+    return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)

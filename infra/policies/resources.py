@@ -1,0 +1,174 @@
+"""Policies of the stack's resources: who may use its key, bucket, queues, topic and VPC endpoints."""
+
+from __future__ import annotations
+
+from infra.naming import Names
+from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
+
+# EventBridge rules, named by the event that each forwards. The policies need their ARNs before the rules exist;
+# "reservation" exists only for a plan that runs in a reservation.
+EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle", "reservation")
+_ENCRYPT_AND_DECRYPT = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+_WRITE_ENCRYPTED = ["kms:GenerateDataKey", "kms:Decrypt"]
+# Prefix of the actions behind an interface endpoint, where it is not the endpoint's own name.
+_ACTION_PREFIXES = {"monitoring": "cloudwatch", "ecr.api": "ecr", "ecr.dkr": "ecr"}
+
+
+def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> Policy:
+    """Policy of the stack's KMS key. In a key policy "Resource": "*" means this key and nothing else.
+
+    https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-overview.html
+
+    Args:
+        names: the stack.
+        service_role_arn: Auto Scaling's service-linked role.
+        alarms: allow CloudWatch's alarms to use the key.
+    """
+    auto_scaling = {"AWS": service_role_arn}
+    groups = (names.log_group, names.controller_log_group, names.flow_log_group, names.cluster_log_group)
+    log_arns = [names.arn("logs", f"log-group:{group}") for group in groups]
+    statements = [
+        # Without this statement nobody could ever change or delete the key. It grants nothing by itself, IAM policies
+        # do: https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-default.html
+        allow("AccountAdministersKey", "kms:*", "*", principal={"AWS": names.account_root_arn}),
+        # Auto Scaling launches instances with encrypted volumes:
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
+        allow("AutoScalingUsesKey", _ENCRYPT_AND_DECRYPT, "*", principal=auto_scaling),
+        allow(
+            "AutoScalingAttachesVolumes",
+            "kms:CreateGrant",
+            "*",
+            principal=auto_scaling,
+            condition={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+        ),
+        # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
+        allow(
+            "EventBridgeSendsToQueue",
+            _WRITE_ENCRYPTED,
+            "*",
+            principal={"Service": "events.amazonaws.com"},
+            condition=_for_rules(names),
+        ),
+        # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html
+        allow(
+            "LogsEncryptsGroup",
+            _ENCRYPT_AND_DECRYPT,
+            "*",
+            principal={"Service": f"logs.{names.region}.amazonaws.com"},
+            condition={"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": log_arns}},
+        ),
+    ]
+    if alarms:
+        # https://docs.aws.amazon.com/sns/latest/dg/sns-key-management.html
+        statements.append(
+            allow(
+                "AlarmsPublish",
+                _WRITE_ENCRYPTED,
+                "*",
+                principal={"Service": "cloudwatch.amazonaws.com"},
+                condition={"StringEquals": {"aws:SourceAccount": names.account_id}},
+            )
+        )
+    return document(*statements)
+
+
+def bucket_policy(names: Names, *, key_arn: str) -> Policy:
+    """Policy of the checkpoint bucket: TLS 1.2 or newer only, and no key but the stack's."""
+    bucket = [names.bucket_arn, f"{names.bucket_arn}/*"]
+    header = "s3:x-amz-server-side-encryption"
+    return document(
+        deny_plain_http("OnlyTls", "s3:*", bucket),
+        deny("OnlyTls12", "s3:*", bucket, {"NumericLessThan": {"s3:TlsVersion": "1.2"}}),
+        # An upload that names no encryption gets the bucket's default, this key; an upload that names another is
+        # refused: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
+        _deny_upload("OnlyKms", names, _unless(header, "aws:kms")),
+        _deny_upload("OnlyThisKey", names, _unless(f"{header}-aws-kms-key-id", key_arn)),
+        # Encryption under a key that only the uploader has names no KMS key: hostile code could take the checkpoints
+        # hostage. https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
+        _deny_upload("NoKeysOfUploaders", names, {"Null": {f"{header}-customer-algorithm": "false"}}),
+    )
+
+
+def _deny_upload(sid: str, names: Names, condition: Statement) -> Statement:
+    return deny(sid, "s3:PutObject", f"{names.bucket_arn}/*", condition)
+
+
+def _unless(header: str, value: str) -> Statement:
+    # StringNotEquals also holds for an absent key, hence the Null test:
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+    return {"StringNotEquals": {header: value}, "Null": {header: "false"}}
+
+
+def queue_policy(names: Names, *, queue_arn: str) -> Policy:
+    """Policy of a queue of node events: only this stack's rules may send, and only over TLS."""
+    return document(
+        # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-use-resource-based.html#eb-sqs-permissions
+        allow(
+            "RulesSend",
+            "sqs:SendMessage",
+            queue_arn,
+            principal={"Service": "events.amazonaws.com"},
+            condition=_for_rules(names),
+        ),
+        deny_plain_http("OnlyTls", "sqs:*", queue_arn),
+    )
+
+
+def topic_policy(names: Names, *, topic_arn: str) -> Policy:
+    """Policy of the alarm topic: only this stack's CloudWatch alarms may publish, and only over TLS."""
+    return document(
+        # https://docs.aws.amazon.com/sns/latest/dg/sns-access-policy-use-cases.html
+        allow(
+            "AlarmsPublish",
+            "sns:Publish",
+            topic_arn,
+            principal={"Service": "cloudwatch.amazonaws.com"},
+            condition={
+                "StringEquals": {"aws:SourceAccount": names.account_id},
+                "ArnLike": {"aws:SourceArn": names.arn("cloudwatch", f"alarm:{names.prefix}-*")},
+            },
+        ),
+        deny_plain_http("OnlyTls", "sns:Publish", topic_arn),
+    )
+
+
+def _for_rules(names: Names) -> Statement:
+    return {"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}}
+
+
+def interface_endpoint_policy(names: Names, service: str) -> Policy:
+    """Policy of an interface endpoint: for principals of this account only.
+
+    An endpoint policy grants nothing, the nodes' role does. It keeps foreign credentials on a node from carrying data
+    out through the endpoint: https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
+
+    Args:
+        names: the stack.
+        service: the endpoint's name, like "logs".
+    """
+    condition = {"StringEquals": {"aws:PrincipalAccount": names.account_id}}
+    actions = f"{_ACTION_PREFIXES.get(service, service)}:*"
+    return document(allow("OwnAccount", actions, "*", principal=EVERYBODY, condition=condition))
+
+
+def s3_endpoint_policy(names: Names, *, image_layers: bool, internet: bool) -> Policy:
+    """Policy of the S3 gateway endpoint: principals of this account, buckets of this account.
+
+    Buckets of the account and not of the stack alone, so that a bucket with data can let the nodes in by its own
+    policy. Session Manager uses no bucket, and the pinned image installs nothing from one.
+
+    Args:
+        names: the stack.
+        image_layers: nodes pull images from ECR, which serves layers from a bucket of its own over signed URLs:
+            https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+        internet: nodes reach the internet. Much of it is kept in S3 (registry.k8s.io's images, public data sets), whose
+            addresses in this region lead through the endpoint all the same.
+    """
+    own = {"StringEquals": {"aws:PrincipalAccount": names.account_id, "aws:ResourceAccount": names.account_id}}
+    layers = f"arn:{names.partition}:s3:::prod-{names.region}-starport-layer-bucket/*"
+    statements = [allow("OwnBuckets", "s3:*", "*", principal=EVERYBODY, condition=own)]
+    if image_layers:
+        statements.append(allow("ImageLayers", "s3:GetObject", layers, principal=EVERYBODY))
+    if internet:
+        statements.append(allow("ReadAnywhere", ["s3:GetObject", "s3:ListBucket"], "*", principal=EVERYBODY))
+    return document(*statements)
