@@ -95,7 +95,7 @@ load_node_env() {
 require_env() {
   local name
   for name in "$@"; do
-    [[ -n ${!name:-} ]] || die "$name is missing from $NODE_ENV; the table in bootstrap/README.md says what it holds"
+    [[ -n ${!name:-} ]] || die "$name is missing from $NODE_ENV; bootstrap/contract/node_env.py says what it holds"
   done
 }
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
+from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from infra.settings import Settings
 
@@ -15,7 +17,7 @@ from infra.settings import Settings
 MISSING_NODES_MINUTES = 45
 # The controller runs every minute; one failure is AWS throttling it, and the next minute makes up for it.
 CONTROLLER_ERRORS = 3
-CONTROLLER_SILENT_MINUTES = 5
+CONTROLLER_SILENT_MINUTES = SILENT // timedelta(minutes=1)
 IDLE_MINUTES = 30
 # A GPU that waits for data or another node still shows more than this in a minute's mean.
 IDLE_GPU_PERCENT = 5

@@ -1,7 +1,8 @@
-"""The variables a node runs with: ``node.env``, which user data writes, and ``runtime.env``, which the steps write.
+"""The variables of ``/etc/gpufleet/node.env``: what a node knows of its plan and stack.
 
-Both lie in ``/etc/gpufleet``. Lines of node.env are NAME=value, NAME='value' or NAME="value": shell quoting of one
-word; nothing is evaluated. systemd reads the same file for the training service. No secret belongs in it.
+User data writes the file (infra/user_data.py); shell scripts, training and metrics read it, and systemd for the
+training service. Lines are NAME=value, NAME='value' or NAME="value": shell quoting of one word; nothing is evaluated.
+No secret belongs in it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TypedDict
 
 
 class NodeEnvironment(TypedDict):
-    """node.env: the plan's facts, written by infra/user_data.py, read by shell scripts, training and metrics."""
+    """All variables, named as in the file, as text."""
 
     GPUFLEET_STACK: str
     """Name of the stack."""
@@ -84,16 +85,3 @@ class NodeEnvironment(TypedDict):
     """Command to train with; empty: the node joins and waits."""
     GPUFLEET_AMI_KIND: str
     """dlami or custom; eks on a Kubernetes node, where nothing is installed."""
-
-
-class RuntimeEnvironment(TypedDict, total=False):
-    """runtime.env: what the steps found on the node, written by ``set_runtime`` of lib.sh."""
-
-    GPUFLEET_PYTHON: str
-    """The Python with torch."""
-    GPUFLEET_SCRATCH_DIR: str
-    """/mnt/nvme, where there are instance-store disks."""
-    GPUFLEET_TRAIN_DIR: str
-    """/opt/gpufleet/train, where there is training code; the command starts there."""
-    GPUFLEET_PROGRESS_FILE: str
-    """How far training has come, for the metrics."""
