@@ -1,14 +1,13 @@
-"""What AWS billed a stack, by its cost allocation tag, from Cost Explorer.
+"""A stack's bill from Cost Explorer, by its cost allocation tag.
 
 Cost Explorer is refreshed at least once a day, and a day's figures settle over the following days
-(https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html): it confirms, and holds no limit. Each
-request is billed (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing/), so there are three at most
-and their further pages.
+(https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html): too late to enforce a limit. AWS bills
+each request (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing/).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
@@ -16,13 +15,13 @@ from typing import Any, Literal
 from optimizer.aws import errors
 
 USD_PER_REQUEST = 0.01
-# Credits and refunds are of the account, not of what ran.
+# Credits and refunds belong to the account, not to the stack.
 NOT_COUNTED = ["Credit", "Refund", "Tax"]
 
-# unseen: no cost has carried it yet. unknown: this account may not ask.
+# unseen: no cost has carried the tag yet. unknown: this account may not ask.
 TagState = Literal["active", "inactive", "unseen", "unknown"]
 Part = Literal["compute", "volumes", "storage", "transfer", "head_node", "other"]
-# The plan's parts, by what their usage types hold; the first that fits. Usage types begin with a region's prefix:
+# Part of a plan's cost by a text in the usage type; the first match counts. A usage type begins with a region's prefix:
 # https://docs.aws.amazon.com/cur/latest/userguide/Lineitem-columns.html
 PART_OF_USAGE: tuple[tuple[str, Part], ...] = (
     ("EBS:", "volumes"),
@@ -53,7 +52,7 @@ PART_OF_SERVICE: dict[str, Part] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Billed:
-    """What one usage type cost on one day (UTC); ``estimated``: the bill of that day is not final."""
+    """Cost of one usage type on one day (UTC); ``estimated``: the bill of that day is not final."""
 
     day: date
     service: str
@@ -63,13 +62,13 @@ class Billed:
 
     @property
     def part(self) -> Part:
-        """The part of a plan's cost that it belongs to."""
-        found = (part for text, part in PART_OF_USAGE if text in self.usage_type)
-        return next(found, PART_OF_SERVICE.get(self.service, "other"))
+        """The part of a plan's cost."""
+        parts = (part for text, part in PART_OF_USAGE if text in self.usage_type)
+        return next(parts, PART_OF_SERVICE.get(self.service, "other"))
 
 
 class CostExplorer:
-    """Cost Explorer, counting its requests.
+    """Cost Explorer, counting its requests. Methods raise BotoCoreError or ClientError where AWS did not answer.
 
     Args:
         client: of service "ce".
@@ -80,13 +79,10 @@ class CostExplorer:
         self.requests = 0
 
     def tag_state(self, key: str) -> TagState:
-        """Whether costs can be asked for by ``key``.
+        """Return whether costs can be filtered by tag ``key``.
 
         Only the account that pays may ask, so an account of an organization gets "unknown":
         https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
-
-        Raises:
-            botocore.exceptions.BotoCoreError, ClientError: Cost Explorer did not answer.
         """
         self.requests += 1
         try:
@@ -101,16 +97,15 @@ class CostExplorer:
         return "active" if states[0] == "Active" else "inactive"
 
     def tagged(self, key: str, value: str, start: date, end: date) -> list[Billed]:
-        """What was billed from ``start`` to before ``end`` with this tag. Raises as above."""
-        where = {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}}
-        return list(self._read(where, start, end))
+        """Return costs from ``start`` to before ``end`` with this tag."""
+        return self._read(start, end, {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}})
 
     def untagged(self, key: str, region: str, start: date, end: date) -> list[Billed]:
-        """What was billed in ``region`` without any tag ``key``: this stack's share of it is not known."""
+        """Return costs in ``region`` without any tag ``key``: the stack's share of them is not known."""
         absent = {"Tags": {"Key": key, "MatchOptions": ["ABSENT"]}}
-        return list(self._read({"And": [absent, {"Dimensions": {"Key": "REGION", "Values": [region]}}]}, start, end))
+        return self._read(start, end, absent, {"Dimensions": {"Key": "REGION", "Values": [region]}})
 
-    def _read(self, where: Mapping[str, Any], start: date, end: date) -> Iterator[Billed]:
+    def _read(self, start: date, end: date, *filters: Mapping[str, Any]) -> list[Billed]:
         counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
         query: dict[str, Any] = {
             # The end is exclusive: https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
@@ -118,19 +113,20 @@ class CostExplorer:
             "Granularity": "DAILY",
             "Metrics": ["UnblendedCost"],
             "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
-            "Filter": {"And": [*where["And"], counted]} if "And" in where else {"And": [where, counted]},
+            "Filter": {"And": [*filters, counted]},
         }
+        billed: list[Billed] = []
         while True:
             self.requests += 1
             answer = self._client.get_cost_and_usage(**query)
             for day in answer["ResultsByTime"]:
-                yield from _of_day(day)
+                billed += _parse_day(day)
             if not answer.get("NextPageToken"):
-                return
+                return billed
             query["NextPageToken"] = answer["NextPageToken"]
 
 
-def _of_day(day: Mapping[str, Any]) -> Iterator[Billed]:
+def _parse_day(day: Mapping[str, Any]) -> Iterator[Billed]:
     for group in day["Groups"]:
         usd = float(group["Metrics"]["UnblendedCost"]["Amount"])
         service, usage_type = group["Keys"]
@@ -142,11 +138,3 @@ def _of_day(day: Mapping[str, Any]) -> Iterator[Billed]:
                 usd=usd,
                 estimated=day["Estimated"],
             )
-
-
-def by_part(billed: Sequence[Billed]) -> dict[Part, float]:
-    """USD of each part of a plan's cost."""
-    found: dict[Part, float] = {}
-    for line in billed:
-        found[line.part] = found.get(line.part, 0.0) + line.usd
-    return found

@@ -1,7 +1,6 @@
-"""How old a fact may be before gpufleet says so: every time to live, with its reason.
+"""Times to live of the catalog's facts, with their reasons.
 
-An old fact is never hidden and never a silent error: commands say its age on standard error and go on, and stop only
-where the user asked for it (``--max-age``).
+Commands warn of an older fact on standard error and go on; only ``--max-age`` makes them stop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from optimizer.hardware import DERIVED_SPOT, Offer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ttl:
-    """Days a kind of fact stays good, and why."""
+    """Days before gpufleet warns of a fact's age, and why."""
 
     days: int
     reason: str
@@ -45,28 +44,28 @@ BY_FACT = {
 }
 
 
-def of_source(name: str, origin: str) -> Ttl | None:
-    """The time to live of a catalog source; None for what does not age (a datasheet)."""
+def source_ttl(name: str, origin: str) -> Ttl | None:
+    """Return the time to live of a catalog source; None for a datasheet, which does not age."""
     if name == "spot prices":
         return SPOT_ADVISOR if origin == DERIVED_SPOT else SPOT_HISTORY
     return BY_FACT.get(name)
 
 
 def age_days(as_of: date, today: date | None = None) -> int:
-    """Whole days since ``as_of``, by the UTC calendar."""
+    """Return whole days since ``as_of``, by the UTC calendar."""
     return ((today or datetime.now(UTC).date()) - as_of).days
 
 
 def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
-    """One line for each kind of price that is older than its time to live; empty when all are fresh.
+    """Return one line for each kind of price that is older than its time to live.
 
-    Only prices: they are what money is spent by. ``gpufleet catalog show`` gives the age of everything.
+    ``gpufleet catalog show`` has the age of all other facts.
     """
     lines = []
     for source in catalog.sources:
         if not source.name.endswith(" prices") or source.name == "unit prices":
             continue
-        ttl, age = of_source(source.name, source.origin), age_days(source.as_of, today)
+        ttl, age = source_ttl(source.name, source.origin), age_days(source.as_of, today)
         if ttl is not None and age > ttl.days:
             newest = "" if source.newest == source.as_of else f", the newest from {source.newest}"
             lines.append(
@@ -81,10 +80,10 @@ def check_max_age(
     """Refuse offers with a price older than the user allows.
 
     Args:
-        offers: the offers a command is about to show or use.
+        offers: offers to show or use.
         max_age_days: the user's ``--max-age``.
         today: the day to judge by.
-        next_step: what brings newer prices; by default the refresh of the oldest one's AWS region.
+        next_step: how to get newer prices; by default the refresh of the oldest price's AWS region.
 
     Raises:
         DataStaleError: a price is older.
@@ -97,7 +96,7 @@ def check_max_age(
     ]
     if not old:
         return
-    age, offer, kind, price = max(old, key=lambda found: found[0])
+    age, offer, kind, price = max(old, key=lambda price: price[0])
     raise DataStaleError(
         f"{len(old)} prices are older than --max-age {max_age_days} days; "
         f"the oldest is {kind} {offer.instance.name} in {offer.region}: {age} days ({price.source}, {price.as_of})",

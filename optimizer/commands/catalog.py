@@ -236,7 +236,7 @@ def _summary(catalog: Catalog) -> dict[str, Any]:
 
 
 def _source_row(source: dict[str, Any]) -> dict[str, Any]:
-    lives = ttl.of_source(source["name"], source["origin"])
+    lives = ttl.source_ttl(source["name"], source["origin"])
     age = ttl.age_days(date.fromisoformat(source["as_of"]))
     return {
         **source,

@@ -1,4 +1,4 @@
-"""``gpufleet costs``: what AWS billed a stack, against its plan and the controller's meter."""
+"""``gpufleet costs``: a stack's bill against its plan and the controller's meter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
+    import pandas
+
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.billing import Billed, TagState
 
 TAG = "gpufleet:stack"
 DEFAULT_DAYS = 30
-# Cost Explorer keeps 13 months and the present one:
+# Cost Explorer keeps 13 months and the current one:
 # https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html
 LONGEST_DAYS = 395
 DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
@@ -31,16 +33,16 @@ DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
 
 @dataclass(kw_only=True)
 class Bill:
-    """What could be read of a stack's cost.
+    """A stack's costs, as far as they could be read.
 
     Attributes:
         start, end: first day and the day after the last, UTC.
-        tag: whether costs can be asked for by the tag.
-        billed: with the stack's tag; None where it was not read.
-        untagged: in the region without any such tag, of anybody; None where it was not read.
-        state: the controller's, whose meter runs by the minute.
-        requests: to Cost Explorer, each billed.
-        notes: what a reader must know.
+        tag: whether costs can be filtered by the tag.
+        billed: costs with the stack's tag; None where they were not read.
+        untagged: costs in the region without the tag, of any owner; None where they were not read.
+        state: the controller's state, whose meter runs by the minute.
+        requests: number of requests to Cost Explorer, each billed.
+        notes: caveats for the reader.
     """
 
     start: date
@@ -71,15 +73,15 @@ Example:
     "--untagged/--no-untagged",
     default=True,
     show_default=True,
-    help="Also ask what was billed in the region without the tag.",
+    help="Also read costs in the region without the tag.",
 )
 @format_option
 def command(stack: str, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
     """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
 
-    Cost Explorer bills 0.01 USD a request; this makes three at most, two without --untagged, and one more for each
-    further page. Its data are hours to days old: the controller's meter, which holds the ceiling, is of the last
-    minute, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
+    Cost Explorer bills 0.01 USD a request; this command makes at most three, two with --no-untagged, and one more for
+    each further page. Its data are hours to days old; the controller's meter, which enforces the ceiling, is a minute
+    old, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
@@ -95,7 +97,7 @@ def command(stack: str, directory: Path, since: datetime | None, untagged: bool,
 
 
 def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> Bill:
-    """Ask the controller's state, then Cost Explorer as seldom as can be.
+    """Read the controller's state, then Cost Explorer with as few requests as possible.
 
     Raises:
         GpufleetError: neither answered.
@@ -159,34 +161,34 @@ def _row(line: Billed) -> dict[str, Any]:
     return {**asdict(line), "part": line.part, "usd": round(line.usd, 6)}
 
 
-def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
-    """Each part of the plan's cost against what was billed; the meter knows the sum only."""
-    from optimizer.aws.billing import by_part
+def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
+    """Return USD of each ``key`` ("part", "day"), and whether any of its costs is estimated."""
+    import pandas
 
+    frame = pandas.DataFrame([{**asdict(line), "part": line.part} for line in billed], columns=list(DAY_COLUMNS))
+    return frame.groupby(key).agg(usd=("usd", "sum"), estimated=("estimated", "any"))
+
+
+def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
+    """Return plan and bill of each part of the cost; the meter has the total only."""
     planned = plan.cost_usd.breakdown.model_dump()
-    billed = by_part(bill.billed) if bill.billed is not None else None
-    parts = [*planned, *([part for part in ("other",) if billed and part in billed])]
+    usd = {} if bill.billed is None else _sum_by("part", bill.billed)["usd"].to_dict()
     rows: list[dict[str, Any]] = [
         {
             "part": part,
             "plan_usd": planned.get(part),
-            "billed_usd": None if billed is None else round(billed.get(part, 0.0), 2),  # type: ignore[call-overload]
+            "billed_usd": None if bill.billed is None else round(usd.get(part, 0.0), 2),
             "meter_usd": None,
         }
-        for part in parts
+        for part in [*planned, *(["other"] if "other" in usd else [])]
     ]
     total = None if bill.billed is None else round(sum(line.usd for line in bill.billed), 2)
     meter = bill.state.spent_usd if bill.state else None
     return [*rows, {"part": "total", "plan_usd": plan.cost_usd.expected, "billed_usd": total, "meter_usd": meter}]
 
 
-def newest_day(billed: Sequence[Billed] | None) -> date | None:
-    """The newest day with a cost; None where there is none."""
-    return max((line.day for line in billed or ()), default=None)
-
-
 def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
-    """The whole, for machines."""
+    """Return the JSON answer."""
     state = bill.state
     return {
         "schema_version": SCHEMA_VERSION,
@@ -197,7 +199,7 @@ def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
         "end_exclusive": bill.end,
         "tag": {"key": TAG, "state": bill.tag},
         "parts": compare(plan, bill),
-        "newest_day": newest_day(bill.billed),
+        "newest_day": max((line.day for line in bill.billed or ()), default=None),
         "days": None if bill.billed is None else [_row(line) for line in bill.billed],
         "untagged_in_region_usd": None if bill.untagged is None else round(sum(line.usd for line in bill.untagged), 2),
         "meter": None
@@ -233,19 +235,12 @@ def _write_tables(plan: FleetPlan, bill: Bill) -> None:
             f"{ceiling}, {bill.state.usd_per_hour:,.2f} USD an hour."
         )
     if bill.billed:
-        days: dict[date, list[Billed]] = {}
-        for line in bill.billed:
-            days.setdefault(line.day, []).append(line)
-        newest = max(days)
-        click.echo(f"Newest billed day: {newest}; today is {bill.end - timedelta(days=1)}.\n")
+        days = _sum_by("day", bill.billed)
+        click.echo(f"Newest billed day: {days.index[-1]}; today is {bill.end - timedelta(days=1)}.\n")
         write_table(
             [
-                {
-                    "day": day.isoformat(),
-                    "usd": f"{sum(line.usd for line in lines):,.2f}",
-                    "final": "no" if any(line.estimated for line in lines) else "yes",
-                }
-                for day, lines in sorted(days.items())
+                {"day": day.isoformat(), "usd": f"{usd:,.2f}", "final": "no" if estimated else "yes"}
+                for day, usd, estimated in days.itertuples()
             ],
             {"day": "day", "usd": "USD", "final": "final"},
         )

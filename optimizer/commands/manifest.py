@@ -1,4 +1,4 @@
-"""``gpufleet manifest``: the plan of a stack on platform eks as Kubernetes manifests."""
+"""``gpufleet manifest``: a plan as Kubernetes manifests, for its stack on platform eks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Example:
 """
 )
 @plan_arguments
-@click.option("--stack", metavar="NAME", help="Stack on platform eks; asks `pulumi stack output`.")
+@click.option("--stack", metavar="NAME", help="Stack on platform eks, whose outputs `pulumi stack output` reads.")
 @click.option(
     "--outputs",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What `pulumi stack output --json` printed, instead of asking it.",
+    help="Output of `pulumi stack output --json`, in place of asking Pulumi.",
 )
 @click.option("--image", help="Image of the training container.  [default: AWS's, torch 2.11 for CUDA 13.0, x86_64]")
 @click.option(
@@ -45,11 +45,11 @@ def command(
 ) -> None:
     """Print PLAN as Kubernetes manifests, for kubectl apply.
 
-    PLAN is the plan that the stack carries out; - reads standard input. Device plugins, then one pod a node that
-    trains, with the stack's training code and command and the variables that a node of platform ec2 has.
+    PLAN is the plan that the stack carries out; - reads standard input. Prints device plugins, then one training pod a
+    node, with the stack's training code and command and the variables of a node on platform ec2.
     """
     chosen = read_plan_argument(plan, plan_number)
-    facts = _facts(_outputs(stack, outputs))
+    facts = _read_facts(_outputs(stack, outputs))
 
     from infra.kubernetes.manifests import default_image, manifests, plan_digest
 
@@ -93,9 +93,9 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
             raise InvalidInputError(
                 f"{file} cannot be read as JSON: {error}", next_step="pulumi stack output --json > FILE"
             ) from error
-    asked = ["pulumi", "stack", "output", "--json", "--stack", str(stack)]
+    arguments = ["pulumi", "stack", "output", "--json", "--stack", str(stack)]
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
     except OSError as error:
         raise GpufleetError(
             f"pulumi cannot be started: {error}",
@@ -104,26 +104,26 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
         ) from error
     if answer.returncode != 0:
         raise GpufleetError(
-            f"`{' '.join(asked)}` ended with {answer.returncode}: {answer.stderr.strip()}",
+            f"`{' '.join(arguments)}` ended with {answer.returncode}: {answer.stderr.strip()}",
             next_step="run it by itself in the checkout's folder",
         )
     return json.loads(answer.stdout)
 
 
-def _facts(outputs: Any) -> ClusterFacts:
+def _read_facts(outputs: Any) -> ClusterFacts:
     from pydantic import ValidationError
 
     from infra.kubernetes.manifests import ClusterFacts
 
-    found = outputs.get("kubernetes") if isinstance(outputs, dict) else None
-    if found is None:
+    facts = outputs.get("kubernetes") if isinstance(outputs, dict) else None
+    if facts is None:
         raise InvalidInputError(
             "the stack has no output named kubernetes",
             why="only a stack that is deployed on platform eks has a cluster",
             next_step="pulumi config set gpufleet:platform eks && pulumi up",
         )
     try:
-        return ClusterFacts.model_validate(found)
+        return ClusterFacts.model_validate(facts)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise InvalidInputError(
@@ -138,9 +138,9 @@ def _write(documents: list[dict[str, Any]]) -> None:
     yaml = YAML()
     yaml.explicit_start = True
     yaml.width = 4096
-    # The same list under two containers is written twice: kubectl reads no anchors of ours.
+    # kubectl reads no anchors, so a list under two containers is written twice.
     yaml.representer.ignore_aliases = lambda _data: True
     for document in documents:
-        # A script stays readable: each line on a line.
+        # Scripts print as block text.
         walk_tree(document)
         yaml.dump(document, sys.stdout)

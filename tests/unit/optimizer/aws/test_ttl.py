@@ -18,11 +18,14 @@ def catalog() -> Catalog:
 
 def test_every_source_but_a_datasheet_ages(catalog: Catalog) -> None:
     for source in catalog.sources:
-        assert (ttl.of_source(source.name, source.origin) is None) == (source.name == "GPU table")
+        assert (ttl.source_ttl(source.name, source.origin) is None) == (source.name == "GPU table")
 
 
 def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
-    live, derived = ttl.of_source("spot prices", "spot-price-history"), ttl.of_source("spot prices", "advisor-derived")
+    live, derived = (
+        ttl.source_ttl("spot prices", "spot-price-history"),
+        ttl.source_ttl("spot prices", "advisor-derived"),
+    )
     assert live is not None and derived is not None and live.days < derived.days
 
 
