@@ -53,8 +53,8 @@ BAD_CREDENTIALS = frozenset(
 # "403" and "404" are S3's answers without a body (HeadBucket).
 NOT_PERMITTED = frozenset({"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"})
 REGION_DISABLED = frozenset({"OptInRequired"})
-# AWS has no one code for a missing resource. NoSuchResourceException is Service Quotas' answer for a quota at its default
-# value.
+# AWS has no one code for a missing resource. NoSuchResourceException is Service Quotas' answer for a quota at its
+# default value.
 NOT_FOUND = frozenset(
     {
         "404",

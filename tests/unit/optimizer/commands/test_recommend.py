@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.commands.recommend import _text
+from optimizer.commands.output import json_text
 
 ISSUE_FLAGS = (
     *("--model", "llama-3.1-8b", "--tokens", "2B", "--seq-len", "8192"),
@@ -68,11 +68,11 @@ def test_flags_give_the_contracts_json() -> None:
 
 def test_the_text_is_json_in_ascii_and_has_no_nan() -> None:
     document = {"name": "NaN × Infinity", "items": [1e-7, 1e16, 0.1, 10**20, True, None], "empty": {}}
-    text = _text(document)
+    text = json_text(document)
     assert json.loads(text) == document and text.isascii() and "\n    1e" in text
     for number in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match="JSON"):
-            _text({"items": [{"value": number}]})
+            json_text({"items": [{"value": number}]})
 
 
 def test_the_same_request_as_yaml_gives_the_same_plans(tmp_path: Path, repository: Path) -> None:

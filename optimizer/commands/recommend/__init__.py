@@ -1,0 +1,216 @@
+"""``gpufleet recommend``: the best fleets for a model, a budget and a deadline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.catalog import load
+from optimizer.commands.options import calibration_option, chosen_calibration
+from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv
+from optimizer.commands.recommend.tables import COLUMNS, count_rejections, plan_rows, print_tables
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.recommend import Recommendation, recommend
+from optimizer.request import Constraints, Workload, read_request_file, request_from_dict, shown
+
+AMOUNTS = ("tokens", "samples", "steps")
+
+
+def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str] | None:
+    return None if value is None else [kind.strip() for kind in value.split(",")]
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --budget 3000 --deadline 48h
+  gpufleet recommend request.yaml --objective time --format json > plans.json
+"""
+)
+@click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--model", help="Preset, config.json, profile, module:function or parameter count (7B).")
+@click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
+@click.option("--samples", help="Sequences or images to train on.")
+@click.option("--steps", help="Optimizer steps; needs --global-batch.")
+@click.option("--seq-len", help="Tokens of one sequence.")
+@click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
+@click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
+@click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
+@click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
+@click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
+@click.option(
+    "--parallelism",
+    metavar="KIND,...",
+    callback=_split,
+    help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: all]",
+)
+@click.option(
+    "--sharding",
+    metavar="KIND,...",
+    callback=_split,
+    help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: all]",
+)
+@click.option(
+    "--budget", "budget_usd", metavar="USD", help="Most the run may cost, at the 95th percentile; takes suffixes (5k)."
+)
+@click.option(
+    "--deadline", "deadline_hours", metavar="48h|3d", help="Longest the run may take, at the 95th percentile."
+)
+@click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
+@click.option(
+    "--purchase",
+    "purchase_options",
+    multiple=True,
+    metavar="OPTION",
+    help="on-demand, spot, reserved or capacity-block; repeatable.  [default: on-demand, spot]",
+)
+@click.option(
+    "--spot-fallback",
+    help="Replaces missing spot nodes: none or on-demand; its price binds the budget too.  [default: none]",
+)
+@click.option(
+    "--spot-spread",
+    metavar="SHARE",
+    type=float,
+    help="Highest extra price of a spot fleet's further types (0.5: by half).  [default: 0.1]",
+)
+@click.option(
+    "--instance-type",
+    "instance_types",
+    multiple=True,
+    metavar="T",
+    help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable.",
+)
+@click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
+@click.option("--objective", help="cost, time or pareto.  [default: cost]")
+@click.option("--explain", is_flag=True, help="Also list the layouts that the best plan's was chosen over, and why.")
+@click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
+)
+@click.option(
+    "--compare-clouds",
+    is_flag=True,
+    help="Also estimate Azure, Tencent and Alibaba types, compute only (table and JSON); "
+    "gpufleet provisions on AWS only.",
+)
+@calibration_option
+@format_option
+def command(
+    request_file: Path | None,
+    output_format: str,
+    calibration: Path | None,
+    compare_clouds: bool,
+    explain: bool,
+    save: Path | None,
+    **flags: Any,
+) -> None:
+    """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
+
+    The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
+    the 95th percentile of the estimate. Exit status 3: no fleet keeps the limits, and each type's reason is listed.
+    """
+    data = _overlay(read_request_file(request_file) if request_file else {}, flags)
+    request = request_from_dict(data, origin=str(request_file or "the request"))
+    catalog = load()
+    write_catalog_notes(catalog)
+    answer = recommend(request, catalog, chosen_calibration(calibration))
+    others = None
+    if compare_clouds:
+        from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
+
+        others = compared(answer)
+    text = ""
+    if save or output_format == "json":
+        text = json_text(answer.to_dict() | ({} if others is None else {"other_clouds": others.to_dict()}))
+    if output_format == "json":
+        click.echo(text)
+    elif output_format == "csv":
+        write_csv(plan_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
+    else:
+        print_tables(answer, explain=explain)
+        if others is not None:
+            from optimizer.commands.other_clouds import print_comparison
+
+            print_comparison(others)
+    if save:
+        _save(save, text)
+    _write_notes(answer, output_format)
+
+
+def _write_notes(answer: Recommendation, output_format: str) -> None:
+    """Write notes to standard error; without a plan, raise the reason. Raises as ``_explain_nothing``."""
+    notes = list(answer.notes)
+    if output_format == "csv" and answer.rejected:
+        notes.append(
+            f"{len(answer.rejected)} types have no plan ({count_rejections(answer)}); --format json lists them"
+        )
+    nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
+    if nowhere:
+        notes.append(f"priced, but in no known zone: {', '.join(nowhere)}; AWS may no longer offer it")
+    if answer.problem.request.workload.global_batch is None and answer.plans:
+        notes.append("no global batch given, so the search chose it; --global-batch fixes it")
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if not answer.plans:
+        _explain_nothing(answer)
+
+
+def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the request file's mapping with the given flags laid over it."""
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v not in (None, ())}
+    workload, constraints = _section(data, "workload"), _section(data, "constraints")
+    if any(name in given for name in AMOUNTS):  # replaces the file's amount, whatever its unit
+        workload = {name: value for name, value in workload.items() if name not in AMOUNTS}
+    workload |= {name: given[name] for name in Workload.model_fields if name in given}
+    constraints |= {name: given[name] for name in Constraints.model_fields if name in given}
+    top = {name: given[name] for name in ("model", "objective") if name in given}
+    request: dict[str, Any] = {**data, "workload": workload, "constraints": constraints, **top}
+    if "model" not in request:
+        raise InvalidInputError(
+            "no model is given",
+            limit="a request names one model",
+            next_step="gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192",
+        )
+    return request
+
+
+def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise InvalidInputError(f"{name} is {shown(section)}", limit="a mapping", next_step="see examples/request.yaml")
+    return dict(section)
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise GpufleetError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
+
+
+def _explain_nothing(answer: Recommendation) -> None:
+    """Raise the reason of an answer without plans: exit status 4 where only prices are missing, else 3.
+
+    Raises:
+        DataMissingError: every considered type lacks a price of the asked purchase options.
+        NothingFeasibleError: the limits leave nothing.
+    """
+    request = answer.problem.request
+    limits = request.constraints
+    model = request.model if isinstance(request.model, str) else "this model"
+    if answer.rejected and all(entry.binding_constraint == "price" for entry in answer.rejected):
+        raise DataMissingError(
+            f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
+            why="a fleet without a price cannot be held to a budget",
+            next_step="gpufleet catalog refresh, or another --purchase",
+        )
+    wanted = [f"budget {limits.budget_usd:,.2f} USD"] if limits.budget_usd is not None else []
+    wanted += [f"deadline {limits.deadline_hours:g} h"] if limits.deadline_hours is not None else []
+    raise NothingFeasibleError(
+        f"no fleet trains {model} within the limits",
+        limit=", ".join(wanted) or "the memory and prices of the considered types",
+        why=f"constraints that bind the considered types: {count_rejections(answer)}",
+        next_step="raise the limit that binds (--format table and json list each type's), or consider more types",
+    )

@@ -1,0 +1,162 @@
+"""Tables of ``gpufleet recommend``: plans, alternatives, mixed fleets and rejected types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from optimizer.commands.output import write_table
+from optimizer.hardware import DERIVED_SPOT
+from optimizer.plan import SHORT_NAMES, FleetPlan, Parallelism
+from optimizer.recommend import Recommendation
+from optimizer.search.layouts import AXES
+
+COLUMNS = {
+    "rank": "#",
+    "instance_type": "type",
+    "region": "region",
+    "node_count": "nodes",
+    "gpus": "GPUs",
+    "option": "purchase",
+    "parallelism": "parallelism",
+    "sharding": "sharding",
+    "micro_batch": "micro",
+    "global_batch": "batch",
+    "mfu": "MFU",
+    "hours_expected": "hours",
+    "hours_p95": "p95 h",
+    "cost_usd_expected": "USD",
+    "cost_usd_p95": "p95 USD",
+    "measured_rows": "runs",
+}
+ALTERNATIVE_COLUMNS = {
+    "parallelism": "parallelism",
+    "sharding": "sharding",
+    "micro_batch": "micro",
+    "checkpointing": "checkpointing",
+    "peak_gib": "GiB",
+    "step_time_s": "step s",
+    "cost_usd_expected": "USD",
+    "why": "why it loses",
+}
+REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
+
+
+def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
+    """Return a row a plan, best first, with the published column names."""
+    return [_row(rank, plan) for rank, plan in enumerate(answer.plans, start=1)]
+
+
+def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
+    base = plan.purchase.on_demand_base
+    return {
+        "rank": rank,
+        "instance_type": plan.instance_type,
+        "region": plan.region,
+        "node_count": plan.node_count,
+        "gpus": plan.gpus,
+        "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
+        "parallelism": plan.parallelism.in_short,
+        "sharding": plan.parallelism.sharding,
+        "micro_batch": plan.parallelism.micro_batch,
+        "global_batch": plan.job.global_batch,
+        "mfu": plan.mfu,
+        "hours_expected": plan.hours.expected,
+        "hours_p95": plan.hours.p95,
+        "cost_usd_expected": plan.cost_usd.expected,
+        "cost_usd_p95": plan.cost_usd.p95,
+        "measured_rows": plan.calibration.rows,
+        "price_source": plan.prices[0].source,
+        "price_as_of": plan.prices[0].as_of.isoformat(),
+    }
+
+
+def print_tables(answer: Recommendation, *, explain: bool) -> None:
+    """Print plans, mixed fleets and rejected types, each with its caveats."""
+    if answer.plans:
+        write_table(plan_rows(answer), COLUMNS, title=f"Plans, best {answer.problem.request.objective} first")
+        _print_parallelism(answer, explain=explain)
+        _print_caveats(answer)
+    if answer.mixed_fleets:
+        from optimizer.mixed.fleet import NOT_PROVISIONED
+
+        verdict = "Cheaper" if answer.plans else "Within the limits"
+        click.echo(f"\n{verdict} as a mixed fleet, two groups of nodes in one job:")
+        for fleet in answer.mixed_fleets:
+            click.echo(f"  {fleet.summary()}")
+        click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
+    if answer.rejected:
+        click.echo()
+        rejected = [asdict(rejection) for rejection in answer.rejected]
+        write_table(rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
+    click.echo(
+        f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
+        f"{answer.problem.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
+    )
+
+
+def _print_caveats(answer: Recommendation) -> None:
+    if any(not plan.calibration.rows for plan in answer.plans):
+        click.echo("runs 0: no training run on that GPU was measured; its speed is pooled from others, p95 is wide.")
+    derived = [price.as_of for plan in answer.plans for price in plan.prices if price.source == DERIVED_SPOT]
+    if derived:
+        click.echo(
+            f"spot prices: derived from the Spot Advisor's savings of {min(derived).isoformat()}, not quoted; "
+            "gpufleet catalog refresh reads today's."
+        )
+
+
+def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
+    """Print the needs of the training code, and the alternatives to the first plan's parallelism."""
+    kinds = [kind for kind in AXES if any(kind in plan.parallelism.beyond_data for plan in answer.plans)]
+    if kinds:
+        click.echo(
+            f"{', '.join(SHORT_NAMES[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
+            "parallelism, and bootstrap.training does not; --parallelism data plans without."
+        )
+    sharded = sorted({plan.parallelism.sharding for plan in answer.plans} - {"ddp"})
+    if sharded:
+        click.echo(
+            f"{', '.join(sharded)}: the training code must shard its state (FSDP, DeepSpeed) and save it itself; "
+            "bootstrap.training keeps replicas (--sharding ddp --parallelism data plans them)."
+        )
+    if explain:
+        click.echo()
+        write_table(
+            [_alternative(entry) for entry in answer.alternatives],
+            ALTERNATIVE_COLUMNS,
+            title="Plan 1 was chosen over, on the same nodes",
+        )
+    elif answer.plans[0].parallelism.beyond_data:
+        plain = [
+            entry
+            for entry in answer.alternatives
+            if entry["parallelism"] and not Parallelism.model_validate(entry["parallelism"]).beyond_data
+        ]
+        if plain:
+            click.echo(
+                f"plan 1 over data parallelism alone: {plain[0]['why']} (--explain lists all it was chosen over)."
+            )
+
+
+def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:
+    split = entry["parallelism"]
+    if split is None:
+        return dict(entry)
+    return {
+        **entry,
+        "parallelism": Parallelism.model_validate(split).in_short,
+        "sharding": split["sharding"],
+        "micro_batch": split["micro_batch"],
+        "checkpointing": split["activation_checkpointing"],
+    }
+
+
+def count_rejections(answer: Recommendation) -> str:
+    """Count the rejected types of each constraint: "2 budget, 3 memory"."""
+    counts = Counter(rejection.binding_constraint for rejection in answer.rejected)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
