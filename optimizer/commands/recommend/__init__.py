@@ -165,8 +165,8 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
         workload = {name: value for name, value in workload.items() if name not in AMOUNTS}
     workload |= {name: given[name] for name in Workload.model_fields if name in given}
     constraints |= {name: given[name] for name in Constraints.model_fields if name in given}
-    top = {name: given[name] for name in ("model", "objective") if name in given}
-    request: dict[str, Any] = {**data, "workload": workload, "constraints": constraints, **top}
+    top: dict[str, Any] = {name: given[name] for name in ("model", "objective") if name in given}
+    request = {**data, "workload": workload, "constraints": constraints, **top}
     if "model" not in request:
         raise InvalidInputError(
             "no model is given",
