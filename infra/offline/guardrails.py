@@ -20,6 +20,7 @@ import pulumi_aws
 
 from infra.naming import PROJECT, slug
 from infra.offline.preview import Resource
+from infra.offline.resource_types import NO_DATA, OWN_RULE, TYPES
 from infra.secret_text import secrets_in
 
 Found = Iterator[tuple[Resource, str]]
@@ -65,70 +66,8 @@ OPEN_ENDPOINT_STATEMENTS = {
     "ReadAnywhere": "somebody asked for a NAT gateway, and much of the internet is kept in S3; reading only",
 }
 
-# Resource types that hold data, and where each says with which key. A type in neither list is a violation: whoever adds
-# it says here whether it holds data.
-_KEY_ARGUMENTS = {
-    "BucketObjectv2": "kmsKeyId",
-    "LogGroup": "kmsKeyId",
-    "Queue": "kmsMasterKeyId",
-    "Topic": "kmsMasterKeyId",
-}
-_ENCRYPTED_ELSEWHERE = frozenset({"Bucket", "Cluster", "Function", "LaunchTemplate", "Parameter"})
-_HOLDS_NO_DATA = frozenset(
-    {
-        "AccessEntry",
-        "AccessPolicyAssociation",
-        "Addon",
-        "Alias",
-        "BucketLifecycleConfiguration",
-        "BucketOwnershipControls",
-        "BucketPolicy",
-        "BucketPublicAccessBlock",
-        "BucketServerSideEncryptionConfiguration",
-        "BucketVersioning",
-        "Budget",
-        "CapacityReservation",
-        "Dashboard",
-        "DefaultSecurityGroup",
-        "Eip",
-        "EventRule",
-        "EventTarget",
-        "FlowLog",
-        "FunctionEventInvokeConfig",
-        "Group",
-        "InstanceProfile",
-        "InternetGateway",
-        "Key",
-        "LifecycleHook",
-        "MetricAlarm",
-        "NatGateway",
-        "NodeGroup",
-        "OpenIdConnectProvider",
-        "Permission",
-        "PlacementGroup",
-        "PodIdentityAssociation",
-        "Policy",
-        "Role",
-        "RolePolicy",
-        "RolePolicyAttachment",
-        "Route",
-        "RouteTable",
-        "RouteTableAssociation",
-        "Schedule",
-        "SecurityGroup",
-        "SecurityGroupEgressRule",
-        "SecurityGroupIngressRule",
-        "ServiceLinkedRole",
-        "Subnet",
-        "TopicPolicy",
-        "TopicSubscription",
-        "Vpc",
-        "VpcEndpoint",
-    }
-)
-
 _TAGS = ("Project", f"{PROJECT}:stack", f"{PROJECT}:model")
-_GUARDED = ("Bucket", "BucketPolicy", "BucketPublicAccessBlock", "BucketServerSideEncryptionConfiguration", "Key")
+_GUARDED = tuple(kind for kind, row in TYPES.items() if row.protected)
 _EVERYWHERE = frozenset({"0.0.0.0/0", "::/0"})
 
 
@@ -158,7 +97,7 @@ class Declared:
 
     def all(self, *kinds: str) -> list[Resource]:
         """Resources of these types, like "LaunchTemplate"."""
-        return [resource for resource in self.resources if kind_of(resource) in kinds]
+        return [resource for resource in self.resources if resource.kind in kinds]
 
     @property
     def names_of_stack(self) -> re.Pattern[str]:
@@ -182,31 +121,22 @@ def violations(resources: Sequence[Resource]) -> list[Violation]:
     """
     declared = Declared(resources=[resource for resource in resources if resource.type.startswith("aws:")])
     return [
-        Violation(rule=rule.__name__, resource=f"{kind_of(resource)} {resource.name}", problem=problem)
+        Violation(rule=rule.__name__, resource=f"{resource.kind} {resource.name}", problem=problem)
         for rule in RULES
         for resource, problem in rule(declared)
     ]
 
 
-def kind_of(resource: Resource) -> str:
-    """The last part of its type, like "LaunchTemplate"."""
-    return resource.type.rpartition(":")[2]
-
-
 def encrypted_at_rest(declared: Declared) -> Found:
     """Everything that holds data is encrypted under a key of the stack."""
     for resource in declared.resources:
-        kind, given = kind_of(resource), resource.inputs
-        if kind == "BucketObjectv2" and not given.get("serverSideEncryption"):
-            continue  # takes the bucket's default
-        if kind in _KEY_ARGUMENTS:
-            if not given.get(_KEY_ARGUMENTS[kind]):
-                yield resource, f"{_KEY_ARGUMENTS[kind]} is not set"
-        elif kind not in _ENCRYPTED_ELSEWHERE | _HOLDS_NO_DATA:
-            yield (
-                resource,
-                "nobody has said whether this type holds data: put it into a list of guardrails.py",
-            )
+        if resource.kind == "BucketObjectv2" and not resource.inputs.get("serverSideEncryption"):
+            continue  # the bucket's default applies
+        row = TYPES.get(resource.kind)
+        if row is None:
+            yield resource, "nobody has said whether this type holds data: give it a row in resource_types.py"
+        elif row.encryption not in (NO_DATA, OWN_RULE) and not resource.inputs.get(row.encryption):
+            yield resource, f"{row.encryption} is not set"
     for template in declared.all("LaunchTemplate"):
         for mapping in template.inputs.get("blockDeviceMappings", []):
             volume = mapping.get("ebs", {})
@@ -400,7 +330,7 @@ def _refuses_plain_text(policy: str) -> bool:
 def tagged(declared: Declared) -> Found:
     """Everything that takes tags has those the bill is split by; nodes, volumes and interfaces too."""
     for resource in declared.resources:
-        kind = kind_of(resource)
+        kind = resource.kind
         if kind == "Group":
             keys = {tag["key"] for tag in resource.inputs.get("tags", []) if tag["propagateAtLaunch"]}
         elif takes_tags(resource.type):
@@ -466,7 +396,7 @@ def _statements(declared: Declared) -> Iterator[tuple[Resource, str, Statement]]
     kinds = {"RolePolicy": "role", "Policy": "role", "Key": "key", "VpcEndpoint": "endpoint"}
     for resource in declared.resources:
         documents = [
-            (kinds.get(kind_of(resource), "resource"), resource.inputs.get("policy")),
+            (kinds.get(resource.kind, "resource"), resource.inputs.get("policy")),
             ("trust", resource.inputs.get("assumeRolePolicy")),
             *(("role", each.get("policy")) for each in resource.inputs.get("inlinePolicies") or []),
         ]

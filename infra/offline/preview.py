@@ -15,7 +15,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
-from infra.offline.details import detail
+from infra.offline.resource_types import TYPES
 from optimizer.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT = "000000000000"
@@ -52,8 +52,8 @@ class Resource:
 
     @property
     def detail(self) -> str:
-        """The arguments a reader looks for first, in words."""
-        return detail(self.kind, self.inputs)
+        """The arguments a reader looks for first, in words; a component has none."""
+        return TYPES[self.kind].words(self.inputs) if self.inputs and self.kind in TYPES else ""
 
 
 _STACK = "pulumi:pulumi:Stack"

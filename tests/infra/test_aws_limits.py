@@ -14,7 +14,6 @@ import botocore.session
 import pytest
 from botocore.model import ServiceModel
 
-from infra.offline.guardrails import kind_of
 from infra.offline.preview import Resource
 from tests.infra.deployed import ALARM, deploy
 from tests.infra.test_guardrails import EKS, FULL, VARIANTS
@@ -93,13 +92,13 @@ def problem(value: str, service: str, operation: str, path: str) -> str | None:
 
 @pytest.mark.parametrize(("kind", "argument"), ARGUMENTS)
 def test_names_and_texts_are_ones_that_aws_takes(kind: str, argument: str) -> None:
-    values = {found.inputs[argument] for found in declared() if kind_of(found) == kind and argument in found.inputs}
+    values = {found.inputs[argument] for found in declared() if found.kind == kind and argument in found.inputs}
     assert values
     assert {value: problem(value, *ARGUMENTS[kind, argument]) for value in values} == dict.fromkeys(values)
 
 
 def test_what_security_groups_say_of_themselves_has_only_letters_that_ec2_takes() -> None:
-    texts = {found.inputs["description"] for found in declared() if kind_of(found) in RULES}
+    texts = {found.inputs["description"] for found in declared() if found.kind in RULES}
     assert len(texts) > 8
     assert [text for text in texts if not RULE_TEXT.fullmatch(text)] == []
     assert not RULE_TEXT.fullmatch("The cluster's API")
@@ -107,7 +106,7 @@ def test_what_security_groups_say_of_themselves_has_only_letters_that_ec2_takes(
 
 def test_policies_and_variables_have_room() -> None:
     for found in declared():
-        kind, given = kind_of(found), found.inputs
+        kind, given = found.kind, found.inputs
         if kind in POLICY_SIZES:
             assert len(re.sub(r"\s", "", given["policy"])) <= POLICY_SIZES[kind] / 2, found.name
         if kind == "Role":
@@ -118,7 +117,7 @@ def test_policies_and_variables_have_room() -> None:
 
 def test_an_alarm_looks_back_a_day_at_most() -> None:
     """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html"""
-    alarms = [found.inputs for found in declared() if kind_of(found) == "MetricAlarm"]
+    alarms = [found.inputs for found in declared() if found.kind == "MetricAlarm"]
     assert alarms
     for alarm in alarms:
         periods = [each["metric"]["period"] for each in alarm.get("metricQueries", []) if "metric" in each]

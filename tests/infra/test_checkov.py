@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails import Declared, _listed, _statements, kind_of
+from infra.offline.guardrails import Declared, _listed, _statements
 from infra.offline.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
@@ -67,7 +67,7 @@ def without_care() -> list[Resource]:
     careless = with_changes(
         careless, "LaunchTemplate", "-node", setting("metadataOptions", "httpPutResponseHopLimit", to=5)
     )
-    return [each for each in careless if kind_of(each) != "BucketPublicAccessBlock"]
+    return [each for each in careless if each.kind != "BucketPublicAccessBlock"]
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def with_changes(
     found = []
     changed = 0
     for resource in before:
-        if guardrails.kind_of(resource) == kind and resource.name.endswith(ending):
+        if resource.kind == kind and resource.name.endswith(ending):
             inputs = copy.deepcopy(dict(resource.inputs))
             change(inputs)
             resource = replace(resource, inputs=inputs)
@@ -303,7 +303,7 @@ def test_every_rule_is_shown_to_fail() -> None:
 
 @pytest.mark.parametrize("kind", ["Bucket", "BucketPolicy", "BucketPublicAccessBlock", "Key"])
 def test_protection_that_is_lost_is_found(stack: list[Resource], kind: str) -> None:
-    lost = [replace(each, protected=each.protected and guardrails.kind_of(each) != kind) for each in stack]
+    lost = [replace(each, protected=each.protected and each.kind != kind) for each in stack]
     (found,) = violations(lost)
     assert (found.rule, found.problem) == ("checkpoints_are_protected", "is not protected from destroy")
 
@@ -319,7 +319,7 @@ def test_protection_that_is_lost_is_found(stack: list[Resource], kind: str) -> N
     ],
 )
 def test_a_guard_that_is_missing_is_found(stack: list[Resource], kind: str, rule: str) -> None:
-    found = violations([each for each in stack if guardrails.kind_of(each) != kind])
+    found = violations([each for each in stack if each.kind != kind])
     assert rule in {violation.rule for violation in found}
 
 
@@ -369,7 +369,7 @@ def test_the_longest_names_keep_the_rules_too() -> None:
     found = resources(sample_plan(), stack=stack, config=FULL)
     assert [str(violation) for violation in violations(found)] == []
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html, all inline policies of a role together
-    policies = [each.inputs["policy"] for each in found if guardrails.kind_of(each) == "RolePolicy"]
+    policies = [each.inputs["policy"] for each in found if each.kind == "RolePolicy"]
     assert all(len("".join(policy.split())) < 10_240 for policy in policies)
 
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from infra.offline.resource_types import TYPES, Bill
 from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
@@ -22,28 +23,6 @@ if TYPE_CHECKING:
 # knows the quantity before. unpriced: AWS bills it, and no price is known.
 Basis = Literal["always", "nodes", "usage", "unpriced"]
 
-# Types that AWS does not bill, by the page that says so.
-_FREE_BY_PAGE = {
-    "https://aws.amazon.com/vpc/pricing/": (
-        "DefaultSecurityGroup InternetGateway Route RouteTable RouteTableAssociation SecurityGroup "
-        "SecurityGroupEgressRule SecurityGroupIngressRule Subnet Vpc"
-    ),
-    "https://aws.amazon.com/iam/": "InstanceProfile Role RolePolicy RolePolicyAttachment ServiceLinkedRole",
-    # "no additional fees"
-    "https://aws.amazon.com/autoscaling/pricing/": "LifecycleHook PlacementGroup Policy Schedule",
-    # Rules on events of AWS services, and schedules of rules.
-    "https://aws.amazon.com/eventbridge/pricing/": "EventRule EventTarget",
-    # Budgets without actions.
-    "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/": "Budget",
-    # Add-ons of AWS.
-    "https://aws.amazon.com/eks/pricing/": "AccessEntry AccessPolicyAssociation Addon PodIdentityAssociation",
-    "settings of a resource that is billed itself": (
-        "Alias BucketLifecycleConfiguration BucketObjectv2 BucketOwnershipControls BucketPolicy "
-        "BucketPublicAccessBlock BucketServerSideEncryptionConfiguration BucketVersioning FunctionEventInvokeConfig "
-        "Permission TopicPolicy TopicSubscription"
-    ),
-}
-FREE = frozenset(kind for kinds in _FREE_BY_PAGE.values() for kind in kinds.split())
 OWN_METRICS = "gpufleet/"
 MINUTES_PER_MONTH = HOURS_PER_MONTH * 60
 
@@ -136,30 +115,32 @@ class _Biller:
             "NodeGroup": self._node_group,
             "CapacityReservation": self._reservation,
             "VpcEndpoint": self._endpoint,
-            "NatGateway": self._nat,
-            "Eip": lambda eip: iter([self._hourly(eip, "public IPv4 address", "public-ipv4", 1)]),
-            "Key": self._key,
             "Bucket": self._bucket,
             "LogGroup": self._log_group,
-            "FlowLog": lambda log: iter([self._usage(log, "log data of the VPC's flows", "vended-log-ingestion")]),
             "MetricAlarm": self._alarm,
-            "Dashboard": lambda dashboard: iter([self._monthly(dashboard, "dashboard", "dashboard", 1)]),
             "Function": self._function,
-            "Queue": lambda queue: iter([self._usage(queue, "requests", "sqs-request")]),
-            "Topic": lambda topic: iter(
-                [self._unpriced(topic, "e-mails of alarms, beyond the first thousand a month")]
-            ),
-            "Cluster": lambda cluster: iter([self._hourly(cluster, "Kubernetes control plane", "eks-cluster", 1)]),
         }
 
     def lines(self, resource: Resource) -> Iterator[CostLine]:
         """Yield the lines of one resource: a component has none, an unknown type is unpriced."""
-        if not resource.parent or resource.kind in FREE or resource.kind == "LaunchTemplate":
+        row = TYPES.get(resource.kind)
+        if not resource.parent or (row and row.free):
             return
         if resource.kind in self._by_kind:
             yield from self._by_kind[resource.kind](resource)
+        elif row and row.bills:
+            yield from (self._bill(resource, bill) for bill in row.bills)
         else:
             yield self._unpriced(resource, resource.kind)
+
+    def _bill(self, resource: Resource, bill: Bill) -> CostLine:
+        if not bill.unit:
+            return self._unpriced(resource, bill.item)
+        unit = cast("UnitItem", bill.unit)
+        if bill.every == "usage":
+            return self._usage(resource, bill.item, unit, note=bill.note)
+        hours = 1.0 if bill.every == "hour" else HOURS_PER_MONTH
+        return self._unit_line(resource, bill.item, unit, "always", 1, hours=hours, note=bill.note)
 
     def _line(
         self,
@@ -333,14 +314,6 @@ class _Biller:
             zones = len(endpoint.inputs.get("subnetIds", []))
             yield self._hourly(endpoint, "interface endpoint", "vpc-endpoint", zones)
             yield self._usage(endpoint, "data through it", "vpc-endpoint-data")
-
-    def _nat(self, gateway: Resource) -> Iterator[CostLine]:
-        yield self._hourly(gateway, "NAT gateway", "nat-gateway", 1)
-        yield self._usage(gateway, "data through it", "nat-gateway-data", note="and the traffic to the internet")
-
-    def _key(self, key: Resource) -> Iterator[CostLine]:
-        yield self._monthly(key, "key", "kms-key", 1)
-        yield self._usage(key, "requests", "kms-request")
 
     def _bucket(self, bucket: Resource) -> Iterator[CostLine]:
         if self._plan is None:

@@ -18,55 +18,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["added", "changed", "replaced", "removed"]
 
-# Arguments that cannot be changed in place, by the last part of the type: the provider deletes the resource and makes
-# another ("Forces new resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
-REPLACING: dict[str, frozenset[str]] = {
-    kind: frozenset(arguments.split())
-    for kind, arguments in {
-        "AccessEntry": "clusterName principalArn type",
-        "Addon": "addonName clusterName",
-        "Alias": "name",
-        "Bucket": "bucket",
-        "BucketObjectv2": "bucket key",
-        "Budget": "name",
-        "CapacityReservation": (
-            "availabilityZone ebsOptimized instancePlatform instanceType outpostArn placementGroupArn tenancy"
-        ),
-        "Cluster": "name roleArn encryptionConfig bootstrapSelfManagedAddons",
-        "Dashboard": "dashboardName",
-        "EventRule": "name",
-        "EventTarget": "rule",
-        "FlowLog": "vpcId trafficType logDestination logDestinationType maxAggregationInterval iamRoleArn",
-        "Function": "name",
-        "Group": "name",
-        "LifecycleHook": "autoscalingGroupName name",
-        "LogGroup": "name",
-        "MetricAlarm": "name",
-        "NatGateway": "allocationId subnetId",
-        "NodeGroup": "amiType capacityType clusterName diskSize instanceTypes nodeRoleArn subnetIds",
-        "Permission": "action function principal sourceAccount sourceArn",
-        "PlacementGroup": "name strategy",
-        "Policy": "autoscalingGroupName name",
-        "Queue": "name",
-        "Role": "name path",
-        "RolePolicy": "role name",
-        "RolePolicyAttachment": "policyArn role",
-        "Route": "destinationCidrBlock routeTableId",
-        "RouteTable": "vpcId",
-        "RouteTableAssociation": "subnetId",
-        "Schedule": "autoscalingGroupName scheduledActionName",
-        "SecurityGroup": "description name vpcId",
-        "SecurityGroupEgressRule": "securityGroupId",
-        "SecurityGroupIngressRule": "securityGroupId",
-        "ServiceLinkedRole": "awsServiceName customSuffix",
-        "Subnet": "availabilityZone cidrBlock vpcId",
-        "Topic": "name",
-        "TopicSubscription": "endpoint protocol topic",
-        "Vpc": "cidrBlock instanceTenancy",
-        "VpcEndpoint": "serviceName vpcEndpointType vpcId",
-    }.items()
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
@@ -125,6 +76,7 @@ def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Chang
     Components are no resources of AWS, and are left out.
     """
     from infra.offline.exported import flat
+    from infra.offline.resource_types import TYPES
 
     removed = {(resource.type, resource.name): resource for resource in before if resource.parent}
     result = []
@@ -137,7 +89,8 @@ def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Chang
             continue
         differing = {key for key, _ in set(flat(old.inputs)) ^ set(flat(resource.inputs))}
         if differing:
-            kind: Kind = "replaced" if REPLACING.get(resource.kind, frozenset()) & differing else "changed"
+            row = TYPES.get(resource.kind)
+            kind: Kind = "replaced" if row and differing & set(row.replacing.split()) else "changed"
             arguments = tuple(sorted(differing))
             result.append(Change(kind=kind, type=resource.type, name=resource.name, arguments=arguments))
     return result + [Change(kind="removed", type=old.type, name=old.name) for old in removed.values()]

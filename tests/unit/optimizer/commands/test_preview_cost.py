@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from infra.offline.preview import Resource, resources
+from infra.offline.resource_types import TYPES
 from optimizer.catalog import Catalog, load
-from optimizer.commands.preview.cost import FREE, CostLine, cost_lines, totals
+from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers
@@ -70,10 +71,10 @@ def test_every_resource_is_free_or_has_a_price(catalog: Catalog, variant: str) -
     silent = {
         resource.kind
         for resource in found
-        if resource.parent and resource.kind not in FREE and (resource.type, resource.name) not in billed
+        if resource.parent and not TYPES[resource.kind].free and (resource.type, resource.name) not in billed
     }
-    # A launch template's nodes are the group's, a gateway endpoint is free, the flow log's data is the flow log's.
-    assert silent <= {"LaunchTemplate", "VpcEndpoint", "LogGroup"}
+    # A gateway endpoint is free, the flow log's data is the flow log's.
+    assert silent <= {"VpcEndpoint", "LogGroup"}
     assert all(line.as_of and line.source for line in lines if line.unit_usd is not None)
 
 

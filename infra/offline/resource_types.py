@@ -1,0 +1,289 @@
+"""Table of the AWS resource types that a stack declares: a new type is one row here, beside its component.
+
+``gpufleet preview`` reads from a row how AWS bills the type, what is replaced and the words for a reader; the
+guardrails read whether the type holds data. An unknown type is unpriced and breaks a guardrail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Inputs = Mapping[str, Any]
+
+# Encryption of a type that holds data is either one argument, which names the key, or has a rule of its own in
+# guardrails.py.
+NO_DATA = "no data"
+OWN_RULE = "own rule"
+
+# Pages that say that AWS does not bill a type.
+_VPC = "https://aws.amazon.com/vpc/pricing/"
+_IAM = "https://aws.amazon.com/iam/"
+_AUTO_SCALING = "https://aws.amazon.com/autoscaling/pricing/"  # "no additional fees"
+_EVENTS = "https://aws.amazon.com/eventbridge/pricing/"  # rules on events of AWS services, and schedules of rules
+_BUDGETS = "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/"  # budgets without actions
+_EKS = "https://aws.amazon.com/eks/pricing/"  # add-ons of AWS
+_PART = "part of a resource that is billed itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """One item that AWS bills for each resource of a type.
+
+    Attributes:
+        item: the billed thing, in words.
+        unit: item of the catalog's unit prices; empty where no price is known.
+        every: time that the unit price is for; "usage" where nobody knows the quantity before.
+        note: caveat for the reader.
+    """
+
+    item: str
+    unit: str
+    every: Literal["hour", "month", "usage"]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceType:
+    """One type of resource.
+
+    Attributes:
+        encryption: ``NO_DATA``, ``OWN_RULE``, or the argument that names the KMS key.
+        free: page that says that AWS does not bill the type; empty for a billed type.
+        bills: items on the bill; empty where they depend on the arguments (optimizer/commands/preview/cost.py).
+        replacing: arguments that cannot be changed in place, separated by spaces: the provider deletes the resource and
+            makes another ("Forces new resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
+        protected: `pulumi destroy` must refuse to delete the resource while it guards checkpoints.
+        words: the arguments that a reader looks for first, in words.
+    """
+
+    encryption: str
+    free: str = ""
+    bills: tuple[Bill, ...] = ()
+    replacing: str = ""
+    protected: bool = False
+    words: Callable[[Inputs], str] = lambda given: ""
+
+
+def _values(*keys: str) -> Callable[[Inputs], str]:
+    """Words of a type: the values of the given ones of ``keys``."""
+    return lambda given: " ".join(str(given[key]) for key in keys if given.get(key))
+
+
+def _launch_template(given: Inputs) -> str:
+    volume = given["blockDeviceMappings"][0]["ebs"]
+    words = [given["instanceType"]] if "instanceType" in given else []
+    if cards := given.get("networkInterfaces", []):
+        efa = sum(card["interfaceType"].startswith("efa") for card in cards)
+        words.append(f"EFA on {efa} of {len(cards)} interfaces")
+    words.append(f"encrypted {volume['volumeType']} of {volume['volumeSize']:g} GiB")
+    words.append(f"IMDSv2 {given['metadataOptions']['httpTokens']}")
+    return ", ".join(words)
+
+
+def _group(given: Inputs) -> str:
+    smallest, largest = int(given["minSize"]), int(given["maxSize"])
+    if given.get("protectFromScaleIn"):
+        words = [f"{largest} nodes while the controller holds them, else {smallest}; protected from scale-in"]
+    else:
+        words = [f"{smallest} to {largest} nodes"]
+    if mixed := given.get("mixedInstancesPolicy"):
+        base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
+        words.append(f"{base} on demand, {largest - base} spot")
+        types = [override["instanceType"] for override in mixed["launchTemplate"].get("overrides", [])]
+        if len(types) > 1:
+            words.append(f"of {', '.join(types)}")
+    if pool := given.get("warmPool"):
+        words.append(f"{pool['minSize']:g} more stopped and ready")
+    return "; ".join(words)
+
+
+def _schedule(given: Inputs) -> str:
+    when = f"{given['recurrence']} {given.get('timeZone', 'UTC')}" if "recurrence" in given else given["startTime"]
+    return f"{given['desiredCapacity']:g} nodes at {when}"
+
+
+def _policy(given: Inputs) -> str:
+    if "targetTrackingConfiguration" in given:
+        tracking = given["targetTrackingConfiguration"]
+        metric = tracking["customizedMetricSpecification"]["metricName"]
+        return f"keeps {metric} at {tracking['targetValue']:g}"
+    steps = ", ".join(f"{step['scalingAdjustment']:+g}" for step in given.get("stepAdjustments", []))
+    return f"steps of {steps} nodes"
+
+
+def _budget(given: Inputs) -> str:
+    levels = sorted({(note["notificationType"].lower(), note["threshold"]) for note in given.get("notifications", [])})
+    alerts = ", ".join(f"{threshold:g}% {kind}" for kind, threshold in levels)
+    return f"{given['limitAmount']} {given['limitUnit']} {given['timeUnit'].lower()}, alerts at {alerts}"
+
+
+def _function(given: Inputs) -> str:
+    processors = ", ".join(given["architectures"])
+    return f"{given['runtime']} on {processors}, {given['memorySize']:g} MiB, at most {given['timeout']:g} s"
+
+
+def _cluster(given: Inputs) -> str:
+    vpc, reach = given["vpcConfig"], "inside the VPC only"
+    if vpc.get("endpointPublicAccess"):
+        reach = f"also from {', '.join(vpc.get('publicAccessCidrs', ['anywhere']))}"
+    return f"Kubernetes {given['version']}, API {reach}"
+
+
+def _object(given: Inputs) -> str:
+    key = str(given["key"])
+    # A digest is cut short.
+    return key if len(key) < 40 else f"{key[:24]}…{key[key.find('.') :]}"
+
+
+def _route(given: Inputs) -> str:
+    target = next((given[key] for key in ("natGatewayId", "gatewayId") if key in given), "")
+    return f"{given['destinationCidrBlock']} through {target}"
+
+
+# By the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
+TYPES: dict[str, ResourceType] = {
+    # Network
+    "Vpc": ResourceType(NO_DATA, _VPC, replacing="cidrBlock instanceTenancy", words=_values("cidrBlock")),
+    "Subnet": ResourceType(
+        NO_DATA, _VPC, replacing="availabilityZone cidrBlock vpcId", words=_values("availabilityZone", "cidrBlock")
+    ),
+    "RouteTable": ResourceType(NO_DATA, _VPC, replacing="vpcId"),
+    "RouteTableAssociation": ResourceType(NO_DATA, _VPC, replacing="subnetId"),
+    "Route": ResourceType(NO_DATA, _VPC, replacing="destinationCidrBlock routeTableId", words=_route),
+    "InternetGateway": ResourceType(NO_DATA, _VPC),
+    "NatGateway": ResourceType(
+        NO_DATA,
+        bills=(
+            Bill("NAT gateway", "nat-gateway", "hour"),
+            Bill("data through it", "nat-gateway-data", "usage", "and the traffic to the internet"),
+        ),
+        replacing="allocationId subnetId",
+        words=lambda given: "the nodes' way to the internet, billed by the hour and the GB",
+    ),
+    "Eip": ResourceType(NO_DATA, bills=(Bill("public IPv4 address", "public-ipv4", "hour"),)),
+    "VpcEndpoint": ResourceType(
+        NO_DATA, replacing="serviceName vpcEndpointType vpcId", words=_values("vpcEndpointType", "serviceName")
+    ),
+    "DefaultSecurityGroup": ResourceType(NO_DATA, _VPC),
+    "SecurityGroup": ResourceType(NO_DATA, _VPC, replacing="description name vpcId", words=_values("description")),
+    "SecurityGroupEgressRule": ResourceType(NO_DATA, _VPC, replacing="securityGroupId", words=_values("description")),
+    "SecurityGroupIngressRule": ResourceType(NO_DATA, _VPC, replacing="securityGroupId", words=_values("description")),
+    "PlacementGroup": ResourceType(NO_DATA, _AUTO_SCALING, replacing="name strategy", words=_values("strategy")),
+    "FlowLog": ResourceType(
+        NO_DATA,
+        bills=(Bill("log data of the VPC's flows", "vended-log-ingestion", "usage"),),
+        replacing="vpcId trafficType logDestination logDestinationType maxAggregationInterval iamRoleArn",
+        words=lambda given: f"{given['trafficType']} traffic, every {given['maxAggregationInterval']:g} s",
+    ),
+    # Permissions and keys
+    "Key": ResourceType(
+        NO_DATA,
+        bills=(Bill("key", "kms-key", "month"), Bill("requests", "kms-request", "usage")),
+        protected=True,
+        words=lambda given: f"rotated yearly, {given['deletionWindowInDays']:g} days before deletion",
+    ),
+    "Alias": ResourceType(NO_DATA, _PART, replacing="name"),
+    "Role": ResourceType(
+        NO_DATA,
+        _IAM,
+        replacing="name path",
+        words=lambda given: str(given.get("description") or given.get("name", "")),
+    ),
+    "RolePolicy": ResourceType(NO_DATA, _IAM, replacing="role name"),
+    "RolePolicyAttachment": ResourceType(NO_DATA, _IAM, replacing="policyArn role"),
+    "InstanceProfile": ResourceType(NO_DATA, _IAM),
+    "ServiceLinkedRole": ResourceType(NO_DATA, _IAM, replacing="awsServiceName customSuffix"),
+    "Parameter": ResourceType(OWN_RULE),
+    # Checkpoints
+    "Bucket": ResourceType(OWN_RULE, replacing="bucket", protected=True, words=_values("bucket")),
+    "BucketObjectv2": ResourceType("kmsKeyId", _PART, replacing="bucket key", words=_object),
+    "BucketLifecycleConfiguration": ResourceType(NO_DATA, _PART),
+    "BucketOwnershipControls": ResourceType(NO_DATA, _PART),
+    "BucketPolicy": ResourceType(NO_DATA, _PART, protected=True),
+    "BucketPublicAccessBlock": ResourceType(NO_DATA, _PART, protected=True),
+    "BucketServerSideEncryptionConfiguration": ResourceType(NO_DATA, _PART, protected=True),
+    "BucketVersioning": ResourceType(NO_DATA, _PART),
+    # Nodes
+    "LaunchTemplate": ResourceType(OWN_RULE, _PART, words=_launch_template),
+    "Group": ResourceType(NO_DATA, replacing="name", words=_group),
+    "LifecycleHook": ResourceType(
+        NO_DATA,
+        _AUTO_SCALING,
+        replacing="autoscalingGroupName name",
+        words=lambda given: (
+            f"{given['lifecycleTransition']}, {given['heartbeatTimeout']:g} s, then {given['defaultResult']}"
+        ),
+    ),
+    "Policy": ResourceType(NO_DATA, _AUTO_SCALING, replacing="autoscalingGroupName name", words=_policy),
+    "Schedule": ResourceType(
+        NO_DATA, _AUTO_SCALING, replacing="autoscalingGroupName scheduledActionName", words=_schedule
+    ),
+    "CapacityReservation": ResourceType(
+        NO_DATA,
+        replacing="availabilityZone ebsOptimized instancePlatform instanceType outpostArn placementGroupArn tenancy",
+        words=lambda given: f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy",
+    ),
+    # Controller
+    "Function": ResourceType(OWN_RULE, replacing="name", words=_function),
+    "FunctionEventInvokeConfig": ResourceType(NO_DATA, _PART),
+    "Permission": ResourceType(NO_DATA, _PART, replacing="action function principal sourceAccount sourceArn"),
+    "EventRule": ResourceType(NO_DATA, _EVENTS, replacing="name", words=_values("eventPattern", "scheduleExpression")),
+    "EventTarget": ResourceType(NO_DATA, _EVENTS, replacing="rule"),
+    # Events, logs, alarms
+    "Queue": ResourceType(
+        "kmsMasterKeyId",
+        bills=(Bill("requests", "sqs-request", "usage"),),
+        replacing="name",
+        words=_values("name"),
+    ),
+    "LogGroup": ResourceType(
+        "kmsKeyId",
+        replacing="name",
+        words=lambda given: f"{given['name']}, kept {given['retentionInDays']:g} days",
+    ),
+    "Dashboard": ResourceType(
+        NO_DATA,
+        bills=(Bill("dashboard", "dashboard", "month"),),
+        replacing="dashboardName",
+        words=lambda given: f"{given['dashboardName']}, {len(json.loads(given['dashboardBody'])['widgets'])} widgets",
+    ),
+    "MetricAlarm": ResourceType(
+        NO_DATA,
+        replacing="name",
+        words=lambda given: str(given.get("alarmDescription", given.get("metricName", ""))),
+    ),
+    "Topic": ResourceType(
+        "kmsMasterKeyId",
+        bills=(Bill("e-mails of alarms, beyond the first thousand a month", "", "usage"),),
+        replacing="name",
+    ),
+    "TopicPolicy": ResourceType(NO_DATA, _PART),
+    "TopicSubscription": ResourceType(
+        NO_DATA, _PART, replacing="endpoint protocol topic", words=_values("protocol", "endpoint")
+    ),
+    "Budget": ResourceType(NO_DATA, _BUDGETS, replacing="name", words=_budget),
+    # Kubernetes
+    "Cluster": ResourceType(
+        OWN_RULE,
+        bills=(Bill("Kubernetes control plane", "eks-cluster", "hour"),),
+        replacing="name roleArn encryptionConfig bootstrapSelfManagedAddons",
+        words=_cluster,
+    ),
+    "NodeGroup": ResourceType(
+        NO_DATA,
+        replacing="amiType capacityType clusterName diskSize instanceTypes nodeRoleArn subnetIds",
+        words=lambda given: (
+            f"{given['scalingConfig']['desiredSize']:g} x {', '.join(given['instanceTypes'])}, {given['capacityType']}"
+        ),
+    ),
+    "Addon": ResourceType(NO_DATA, _EKS, replacing="addonName clusterName", words=_values("addonName", "addonVersion")),
+    "AccessEntry": ResourceType(
+        NO_DATA, _EKS, replacing="clusterName principalArn type", words=_values("type", "principalArn")
+    ),
+    "AccessPolicyAssociation": ResourceType(NO_DATA, _EKS),
+    "PodIdentityAssociation": ResourceType(NO_DATA, _EKS, words=_values("namespace", "serviceAccount")),
+    "OpenIdConnectProvider": ResourceType(NO_DATA),
+}
