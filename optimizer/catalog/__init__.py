@@ -1,7 +1,4 @@
-"""The catalog: which GPU instance types AWS offers, where, at what price, with the source and date of every number.
-
-``load()`` returns a ``Catalog``; README.md in this folder says where each fact comes from and what to edit.
-"""
+"""AWS's GPU instance types, regions and prices, each number with source and date; ``load()`` returns a ``Catalog``."""
 
 from optimizer.catalog.model import Catalog, Source, UnitItem, UnitPrice
 from optimizer.catalog.snapshot import load

@@ -1,4 +1,4 @@
-"""What a loaded catalog is, and the look-ups the rest of gpufleet makes in it."""
+"""Catalog: the facts and prices that gpufleet plans with, and the look-ups in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UnitItem = Literal[
 ]
 UNIT_ITEMS: tuple[UnitItem, ...] = get_args(UnitItem)
 
-# What one unit of each item is. EBS and S3 bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
+# One unit of each item. EBS and S3 bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
 UNIT_PER: dict[UnitItem, str] = {
     "gp3-storage": "GiB-month",
     "gp3-iops": "IOPS-month above 3000",
@@ -53,7 +53,7 @@ UNIT_PER: dict[UnitItem, str] = {
     "nat-gateway-data": "GB",
     "public-ipv4": "address-hour",
     "log-ingestion": "GB",
-    # What AWS services write themselves: VPC flow logs, the control plane of a cluster.
+    # Logs that AWS services write themselves: VPC flow logs, the control plane of a cluster.
     "vended-log-ingestion": "GB",
     "custom-metric": "metric-month",
     "metric-request": "request",
@@ -63,24 +63,25 @@ UNIT_PER: dict[UnitItem, str] = {
     "lambda-compute": "GiB-second on arm64",
     "sqs-request": "request",
     "eks-cluster": "cluster-hour",
-    # What a cluster needs besides its GPU nodes (infra/kubernetes/cluster.py): t4g.small, on demand.
+    # An EKS cluster needs nodes without GPUs, too: t4g.small, on demand.
     "system-node": "t4g.small-hour",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitPrice:
-    """A price of something other than an instance: ``usd`` for one ``per`` of ``item`` in ``region``.
-
-    The region "*" is a price AWS publishes as the same everywhere.
-    """
+    """USD for one unit of ``item`` in ``region``; region "*" is a price AWS publishes as the same everywhere."""
 
     item: UnitItem
     region: str
     usd: float
-    per: str
     source: str
     as_of: date
+
+    @property
+    def per(self) -> str:
+        """The unit."""
+        return UNIT_PER[self.item]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +89,11 @@ class Source:
     """One origin of catalog facts.
 
     Attributes:
-        name: what it gives ("on-demand prices").
-        origin: where it was read ("AWS public price list").
-        as_of: date of its oldest fact still in the catalog.
-        newest: date of its newest fact.
-        rows: facts it gave.
+        name: kind of facts ("on-demand prices").
+        origin: where they were read ("AWS public price list").
+        as_of: date of the oldest fact still in the catalog.
+        newest: date of the newest fact.
+        rows: number of facts.
     """
 
     name: str
@@ -108,14 +109,14 @@ class Catalog:
 
     Attributes:
         offers: one a type and region, sorted by type and region; prices nobody published are None.
-        instance_types: every type with sound facts, sorted by name, also those no region has a price for.
+        instance_types: every type with sound facts, sorted by name, priced or not.
         gpus: the GPU table.
-        unit_prices: prices of everything besides instances, one an item and region.
-        sources: where the facts come from.
-        made_at: when this snapshot was put together, UTC.
-        as_of: date of the oldest on-demand price: the catalog is nowhere older than this for a price one can pay.
-        origin: the directory it was read from, or "shipped".
-        notes: what a user should know about the choice of snapshot (one that could not be read and was passed over).
+        unit_prices: one an item and region.
+        sources: origins of the facts.
+        made_at: when the snapshot was put together, UTC.
+        as_of: date of the oldest on-demand price.
+        origin: the snapshot's directory, or "shipped".
+        notes: why another snapshot was passed over.
     """
 
     offers: tuple[Offer, ...]
@@ -145,11 +146,11 @@ class Catalog:
         return tuple(sorted({offer.region for offer in self.offers}))
 
     def regions(self) -> tuple[str, ...]:
-        """Every region with an offer, sorted."""
+        """Regions with an offer, sorted."""
         return self._regions
 
     def instance_type(self, name: str) -> InstanceType:
-        """The facts of one type.
+        """Facts of one type.
 
         Raises:
             InvalidInputError: the catalog has no such type.
@@ -159,17 +160,17 @@ class Catalog:
         return self._types[name]
 
     def check_region(self, region: str) -> str:
-        """``region`` itself, where the catalog has an offer in it.
+        """Return ``region`` if it has an offer.
 
         Raises:
-            InvalidInputError: the catalog has no offer in that region.
+            InvalidInputError: it has none.
         """
         if region not in self.regions():
             raise unknown("region", region, self.regions())
         return region
 
     def offer(self, instance_type: str, region: str) -> Offer | None:
-        """The offer of one type in one region, or None where the type is not offered.
+        """Offer of one type in one region, or None where the type is not offered.
 
         Raises:
             InvalidInputError: the type or the region is unknown.
@@ -179,23 +180,23 @@ class Catalog:
         return self._offers.get((instance_type, region))
 
     def unit_price(self, item: UnitItem, region: str) -> UnitPrice:
-        """The price of one unit of ``item`` in ``region``.
+        """Price of one unit of ``item`` in ``region``.
 
-        Where no figure is known for the region, the highest figure known for any region is returned, and its source
-        says that it is an upper bound: a cost may then be over-stated, never silently under-stated.
+        Without a figure for the region, the highest of any region, with a source that says so: a cost may be
+        over-stated, never silently under-stated.
 
         Raises:
             DataMissingError: no region has a figure for the item.
         """
         prices = self._unit_prices
         if (item, region) not in prices:
-            prices[item, region] = self._priced_elsewhere(item, region)  # kept: every plan of a region asks for it
+            prices[item, region] = self._price_elsewhere(item, region)  # kept: every plan of a region asks for it
         return prices[item, region]
 
-    def _priced_elsewhere(self, item: UnitItem, region: str) -> UnitPrice:
-        """The price of an item that has none of the region's own: the one for all regions, or the upper bound."""
-        if found := self._unit_prices.get((item, "*")):
-            return replace(found, region=region)
+    def _price_elsewhere(self, item: UnitItem, region: str) -> UnitPrice:
+        """Price of an item without one of the region's own: the price for all regions, or the upper bound."""
+        if everywhere := self._unit_prices.get((item, "*")):
+            return replace(everywhere, region=region)
         known = [price for price in self.unit_prices if price.item == item]
         if not known:
             raise DataMissingError(
@@ -227,7 +228,7 @@ class Catalog:
 
 
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
-    """An error that names what is known, the nearest first."""
+    """Error for an unknown name, with the nearest known ones."""
     import difflib
 
     names = {name.lower(): name for name in sorted(known)}

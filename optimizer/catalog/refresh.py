@@ -1,26 +1,28 @@
-"""Bring a catalog up to date from AWS: region by region, source by source, losing nothing that was good.
+"""Refresh a catalog from AWS, region by region and source by source.
 
-A source that fails, or answers with nothing usable, keeps its last good data in that region and says so; what is
-neither in the answer nor wrong (a type AWS no longer lists) goes.
+A source that fails, or answers with nothing usable, keeps its last good data in that region and is reported. A fact
+that a good answer lacks (a type AWS no longer lists) goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
-from optimizer.catalog.model import UNIT_ITEMS, UnitItem
-from optimizer.catalog.snapshot import Rows
+from optimizer.catalog.model import UNIT_ITEMS, UnitItem, UnitPrice
+from optimizer.catalog.snapshot import Snapshot
 from optimizer.catalog.sources import Skipped, instance_types, offerings, price_list, spot_history
 from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.catalog.sources.spot_history import ZonePrice
+from optimizer.catalog.tables import OfferRow, Tables, Zones
 from optimizer.errors import GpufleetError
-from optimizer.hardware import InstanceType
+from optimizer.hardware import HourlyPrice, InstanceType
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -47,31 +49,30 @@ class Failure:
 
 @dataclass(kw_only=True)
 class RegionAnswer:
-    """What one region's sources answered; None where a source failed."""
+    """Answers of one region's sources; None where a source failed."""
 
     region: str
     types: dict[str, InstanceType] | None = None
     zones: dict[str, tuple[str, ...]] | None = None
     prices: dict[str, InstancePrice] | None = None
-    spot: dict[str, tuple[float, str]] | None = None
+    spot: dict[str, ZonePrice] | None = None
     units: dict[UnitItem, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
-    def read(self) -> bool:
-        """Whether any source answered."""
-        return any(answer is not None for answer in (self.types, self.zones, self.prices, self.spot)) or bool(
-            self.units
-        )
+    def was_read(self) -> bool:
+        """True where any source answered."""
+        answers = (self.types, self.zones, self.prices, self.spot)
+        return any(answer is not None for answer in answers) or bool(self.units)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshResult:
-    """What a refresh did.
+    """Outcome of a refresh.
 
     Attributes:
-        directory: where the catalog was written.
-        answers: what each region answered.
+        directory: folder of the new catalog.
+        answers: one a region.
         dropped: prices left out because they contradicted another.
     """
 
@@ -98,7 +99,7 @@ def enabled_regions() -> tuple[str, ...]:
 def refresh(
     regions: Sequence[str], *, directory: Path | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> RefreshResult:
-    """Read ``regions`` and write the catalog they make together with what is known of the others.
+    """Read ``regions`` and write the catalog they make together with the known facts of other regions.
 
     Args:
         regions: the regions to read.
@@ -111,42 +112,41 @@ def refresh(
         DataMissingError: the catalog to start from cannot be read.
     """
     target = directory or snapshot.user_directory()
-    base = snapshot.newest()
-    rows = {name: [dict(row) for row in table] for name, table in base.rows.items()}
+    tables = snapshot.read_newest().tables
     now = datetime.now(UTC)
-    known = {row["name"] for row in rows["instance_types"]}
-    known_regions = {row["region"] for row in rows["offers"]}
+    known_types = {instance.name for instance in tables.instance_types}
+    known_regions = {row.region for row in tables.offers}
 
     def read(region: str) -> RegionAnswer:
-        answer = read_region(region, known, now.date(), may_be_empty=region not in known_regions)
-        progress(f"{region}: {'read' if answer.read() else 'failed'}")
+        answer = read_region(region, known_types, now.date(), may_be_empty=region not in known_regions)
+        progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
         return answer
 
     with ThreadPoolExecutor(max_workers=REGIONS_AT_ONCE) as pool:
         answers = tuple(pool.map(read, regions))
-    if not any(answer.read() for answer in answers):
+    if not any(answer.was_read() for answer in answers):
         raise _nothing_refreshed([failure.reason for answer in answers for failure in answer.failures])
     for answer in answers:
-        merge(rows, answer, now.date())
-    dropped = drop_contradictions(rows)
-    catalog = snapshot.to_catalog(rows, now, origin="the refreshed catalog")
+        tables = merge(tables, answer, now.date())
+    tables, dropped = drop_contradictions(tables)
+    catalog = snapshot.build_catalog(Snapshot(tables=tables, made_at=now, origin="the refreshed catalog"))
     invariants.require_sound(invariants.check(catalog), "catalog", why="money is spent by it")
-    snapshot.write_rows(target, rows, made_at=now)
+    snapshot.write_snapshot(target, tables, made_at=now)
     return RefreshResult(directory=target, answers=answers, dropped=tuple(dropped))
 
 
-def read_region(region: str, known: set[str], today: date, *, may_be_empty: bool) -> RegionAnswer:
+def read_region(region: str, known_types: set[str], today: date, *, may_be_empty: bool) -> RegionAnswer:
     """Ask every source of one region; each fails alone.
 
     Args:
         region: the region.
-        known: instance types the catalog already has.
-        today: stamped on what is read.
-        may_be_empty: whether an empty answer is believed: a region may have no GPU, but one that had GPUs and
-            answers with none is a failure, not news.
+        known_types: instance types the catalog already has.
+        today: stamped on the facts.
+        may_be_empty: believe an empty answer: a region may have no GPU, but a region that had GPUs and answers with
+            none is a failure.
     """
     answer = RegionAnswer(region=region)
-    # Why a service is not asked again: each call to one that cannot answer would wait out all its retries.
+    # Reason by service that is not asked again: each call would wait out all its retries.
     down: dict[str, str] = {}
 
     def attempt(service: str, source: str, call: Callable[[], T]) -> T | None:
@@ -163,20 +163,17 @@ def read_region(region: str, known: set[str], today: date, *, may_be_empty: bool
             if _concerns_the_service(service, error):
                 down[service] = reason
             return None
-        if not result:
-            if may_be_empty:
-                return None
+        if not result and not may_be_empty:
             answer.failures.append(Failure(source=source, region=region, reason="AWS answered with nothing usable"))
-            return None
-        return result
+        return result or None
 
     ec2 = attempt("ec2", "connection", lambda: clients.ec2(region))
     pricing = attempt("pricing", "connection", clients.pricing)
     if ec2 is None or pricing is None:
         return answer
     answer.types = attempt("ec2", instance_types.NAME, lambda: _types(ec2, answer, today))
-    types = known | set(answer.types or ())
-    answer.zones = attempt("ec2", offerings.NAME, lambda: _zones(ec2, region, types))
+    types = known_types | set(answer.types or ())
+    answer.zones = attempt("ec2", offerings.NAME, lambda: offerings.parse(offerings.fetch(ec2, types), region))
     answer.prices = attempt("pricing", price_list.NAME, lambda: _prices(pricing, answer, types))
     offered = set(answer.zones or answer.types or ())
     if offered:
@@ -189,7 +186,7 @@ def read_region(region: str, known: set[str], today: date, *, may_be_empty: bool
 
 
 def _concerns_the_service(service: str, error: Exception) -> bool:
-    """Whether every other call to the service would fail alike. All of pricing's are one action, GetProducts."""
+    """True where every other call to the service would fail alike; all calls of pricing are one action, GetProducts."""
     return (
         errors.has_no_credentials(error)
         or errors.has_bad_credentials(error)
@@ -201,27 +198,24 @@ def _concerns_the_service(service: str, error: Exception) -> bool:
 
 
 def _types(ec2: EC2Client, answer: RegionAnswer, today: date) -> dict[str, InstanceType]:
-    found, skipped = instance_types.parse(instance_types.fetch(ec2), source=instance_types.ORIGIN, as_of=today)
+    infos = instance_types.fetch(ec2)
+    types, skipped = instance_types.parse(infos, source=instance_types.ORIGIN, as_of=today)
     answer.skipped += skipped
-    return found
-
-
-def _zones(ec2: EC2Client, region: str, types: set[str]) -> dict[str, tuple[str, ...]]:
-    return offerings.parse(offerings.fetch(ec2, types), region)
+    return types
 
 
 def _prices(pricing: PricingClient, answer: RegionAnswer, types: set[str]) -> dict[str, InstancePrice]:
     documents = price_list.fetch_instances(pricing, answer.region)
-    found, skipped = price_list.parse_instances(documents, answer.region, types)
+    prices, skipped = price_list.parse_instances(documents, answer.region, types)
     answer.skipped += skipped
-    return found
+    return prices
 
 
-def _spot(ec2: EC2Client, answer: RegionAnswer, types: set[str]) -> dict[str, tuple[float, str]]:
+def _spot(ec2: EC2Client, answer: RegionAnswer, types: set[str]) -> dict[str, ZonePrice]:
     entries, zone_ids = spot_history.fetch(ec2, types), spot_history.fetch_zone_ids(ec2)
-    found, skipped = spot_history.parse(entries, zone_ids, answer.region, answer.zones)
+    prices, skipped = spot_history.parse(entries, zone_ids, answer.region, answer.zones)
     answer.skipped += skipped
-    return found
+    return prices
 
 
 def _unit(pricing: PricingClient, answer: RegionAnswer, item: UnitItem) -> float | None:
@@ -230,78 +224,75 @@ def _unit(pricing: PricingClient, answer: RegionAnswer, item: UnitItem) -> float
     return usd
 
 
-def merge(rows: Rows, answer: RegionAnswer, today: date) -> None:
-    """Put one region's answers into ``rows``; what a failed source gave before stays as it is."""
-    types = {row["name"]: row for row in rows["instance_types"]}
-    types.update({name: snapshot.type_row(instance) for name, instance in (answer.types or {}).items()})
-    rows["instance_types"] = list(types.values())
-
-    own = {row["instance_type"]: row for row in rows["offers"] if row["region"] == answer.region}
+def merge(tables: Tables, answer: RegionAnswer, today: date) -> Tables:
+    """Tables with one region's answers; earlier facts of a failed source stay."""
+    region = answer.region
+    types = {instance.name: instance for instance in tables.instance_types} | (answer.types or {})
+    rows = {row.instance_type: row for row in tables.offers if row.region == region}
     for source in (answer.zones, answer.prices, answer.spot):
         for name in source or ():
-            if name in types and name not in own:
-                own[name] = snapshot.offer_row(name, answer.region)
-    for name, row in own.items():
-        if answer.zones is not None:
-            zones = answer.zones.get(name)
-            _set(row, "zone_ids", " ".join(zones) if zones else None, offerings.ORIGIN, today)
-        if answer.prices is not None:
-            price = answer.prices.get(name)
-            _set_price(row, "on_demand", price.on_demand if price else None, price_list.ORIGIN, today)
-            _set_price(row, "reserved_1yr", price.reserved_1yr if price else None, price_list.ORIGIN, today)
-        if answer.spot is not None:
-            usd, zone_id = answer.spot.get(name, (None, None))
-            _set_price(row, "spot", usd, spot_history.PRICE_SOURCE, today)
-            row["spot_zone_id"] = zone_id
-    alive = [row for row in own.values() if row["zone_ids"] or row["on_demand_usd_per_hour"] is not None]
-    rows["offers"] = [row for row in rows["offers"] if row["region"] != answer.region] + alive
-
-    rows["unit_prices"] = [
-        row for row in rows["unit_prices"] if row["region"] != answer.region or row["item"] not in answer.units
-    ] + [
-        {"item": item, "region": answer.region, "usd": usd, "source": price_list.ORIGIN, "as_of": today}
+            if name in types:
+                rows.setdefault(name, OfferRow(instance_type=name, region=region))
+    merged = [_merge_row(row, answer, today) for row in rows.values()]
+    units = [
+        UnitPrice(item=item, region=region, usd=usd, source=price_list.ORIGIN, as_of=today)
         for item, usd in answer.units.items()
     ]
+    return Tables(
+        instance_types=list(types.values()),
+        offers=[row for row in tables.offers if row.region != region]
+        + [row for row in merged if row.zones or row.on_demand],
+        unit_prices=[price for price in tables.unit_prices if price.region != region or price.item not in answer.units]
+        + units,
+    )
 
 
-def drop_contradictions(rows: Rows) -> list[str]:
-    """Take out prices that contradict others, because one of the two is of another day. Says what was dropped.
+def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
+    name = row.instance_type
+    facts: dict[str, Any] = {}
+    if answer.zones is not None:
+        ids = answer.zones.get(name)
+        facts["zones"] = Zones(ids=ids, source=offerings.ORIGIN, as_of=today) if ids else None
+    if answer.prices is not None:
+        price = answer.prices.get(name)
+        for kind in ("on_demand", "reserved_1yr"):
+            usd: float | None = getattr(price, kind, None)
+            facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
+    if answer.spot is not None:
+        spot = answer.spot.get(name)
+        facts["spot"] = spot and HourlyPrice(
+            usd_per_hour=spot.usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=spot.zone_id
+        )
+    return replace(row, **facts)
+
+
+def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
+    """Tables without prices that contradict facts of another day, and a line for each price left out.
 
     Spot and reserved prices above on-demand go, and a spot price of a zone that does not offer the type.
     """
     dropped = []
-    for row in rows["offers"]:
-        on_demand, zones = row["on_demand_usd_per_hour"], (row["zone_ids"] or "").split()
+    offers = []
+    for row in tables.offers:
+        zone_ids = row.zones.ids if row.zones else ()
         for kind in ("spot", "reserved_1yr"):
-            usd = row[f"{kind}_usd_per_hour"]
-            if usd is None:
+            price: HourlyPrice | None = getattr(row, kind)
+            if price is None:
                 continue
-            if on_demand is not None and usd > on_demand:
-                why = f"is above on-demand {on_demand} ({row['on_demand_as_of']})"
-            elif kind == "spot" and row["spot_zone_id"] and row["spot_zone_id"] not in zones:
-                why = f"is of zone {row['spot_zone_id']}, which does not offer the type ({row['zone_ids_as_of']})"
+            if row.on_demand is not None and price.usd_per_hour > row.on_demand.usd_per_hour:
+                why = f"is above on-demand {row.on_demand.usd_per_hour} ({row.on_demand.as_of})"
+            elif price.zone_id and price.zone_id not in zone_ids:
+                as_of = row.zones.as_of if row.zones else None
+                why = f"is of zone {price.zone_id}, which does not offer the type ({as_of})"
             else:
                 continue
             dropped.append(
-                f"{kind} price of {row['instance_type']} in {row['region']}: {usd} USD per hour "
-                f"({row[f'{kind}_source']}, {row[f'{kind}_as_of']}) {why}, left out"
+                f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
+                f"({price.source}, {price.as_of}) {why}, left out"
             )
-            _set_price(row, kind, None, "", date.min)
-            if kind == "spot":
-                row["spot_zone_id"] = None
-    return dropped
-
-
-def _set_price(row: dict[str, Any], kind: str, usd: float | None, source: str, today: date) -> None:
-    row[f"{kind}_usd_per_hour"] = usd
-    row[f"{kind}_source"] = source if usd is not None else None
-    row[f"{kind}_as_of"] = today if usd is not None else None
-
-
-def _set(row: dict[str, Any], column: str, value: str | None, source: str, today: date) -> None:
-    row[column] = value
-    row[f"{column}_source"] = source if value is not None else None
-    row[f"{column}_as_of"] = today if value is not None else None
+            row = replace(row, spot=None) if kind == "spot" else replace(row, reserved_1yr=None)
+        offers.append(row)
+    return replace(tables, offers=offers), dropped
 
 
 def _nothing_refreshed(reasons: Sequence[str]) -> GpufleetError:

@@ -16,8 +16,9 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.gpus import DATA, gpu_table
-from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_rows
+from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
 from optimizer.catalog.sources import spot_advisor
+from optimizer.catalog.tables import TABLES
 from optimizer.commands.offers import COLUMNS, row
 
 TODAY = date(2026, 11, 21)
@@ -203,9 +204,9 @@ def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
     if metadata.version("moto") != builder.MOTO_VERSION:
         pytest.skip(f"moto {metadata.version('moto')} is installed, the snapshot is of moto {builder.MOTO_VERSION}")
     built, skipped = builder.build()
-    shipped, _ = read_rows(SHIPPED)
-    for name, table in shipped.items():
-        assert sorted(map(str, built[name])) == sorted(map(str, table)), name
+    shipped = read_snapshot(SHIPPED).tables
+    for name in TABLES:
+        assert sorted(map(str, getattr(built, name))) == sorted(map(str, getattr(shipped, name))), name
     assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, "p5.48xlarge"}
 
 

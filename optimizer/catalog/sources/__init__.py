@@ -1,16 +1,19 @@
-"""Where catalog facts come from: one source a file, each with a pure parser and, where AWS has a call, a fetch.
+"""Sources of catalog facts: one a file, with a pure parser and, where AWS has a call, a fetch.
 
-Both the shipped snapshot and `gpufleet catalog refresh` go through the same parsers.
+The shipped snapshot and `gpufleet catalog refresh` use the same parsers.
 """
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """A row a source could not use: where it stood and why."""
+    """An unusable row of a source, its place and the reason."""
 
     source: str
     place: str
@@ -22,3 +25,39 @@ class Skipped:
 
 class UnusableRowError(ValueError):
     """A row that is malformed or of a kind the catalog does not hold; the message says why."""
+
+
+class _Record(Protocol):
+    @property
+    def region(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Record)
+
+
+def parse_csv(
+    lines: Iterable[str], source: str, parse_row: Callable[[dict[str, str]], R], *, key: str
+) -> tuple[list[R], list[Skipped]]:
+    """Parse the rows of a CSV file; malformed and second ones are skipped with their line.
+
+    Args:
+        lines: the file.
+        source: name of the source.
+        parse_row: row to record; raises UnusableRowError, KeyError, TypeError or ValueError.
+        key: attribute of a record that is unique within its region.
+    """
+    reader = csv.DictReader(lines)
+    records: dict[tuple[str, str], R] = {}
+    skipped = []
+    for row in reader:
+        try:
+            record = parse_row(row)
+            name = getattr(record, key)
+            if not name or not record.region:
+                raise UnusableRowError(f"no {key.replace('_', ' ')} or region")
+            if (name, record.region) in records:
+                raise UnusableRowError(f"a second price of {name} in {record.region}")
+            records[name, record.region] = record
+        except (UnusableRowError, KeyError, TypeError, ValueError) as error:
+            skipped.append(Skipped(source=source, place=f"line {reader.line_num}", reason=str(error) or repr(error)))
+    return list(records.values()), skipped

@@ -1,4 +1,4 @@
-"""EC2 DescribeInstanceTypes: what each instance type is.
+"""EC2 DescribeInstanceTypes: facts of instance types.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 NAME = "instance types"
 ORIGIN = "EC2 DescribeInstanceTypes"
 
-# Families that hold a GPU. The API has no filter on GPUs; the pattern keeps an answer to a tenth of all types.
+# Families with GPUs. The API has no filter on GPUs; the pattern keeps an answer to a tenth of all types.
 FAMILIES = ("p*", "g*")
 # Kepler (compute capability 3.7) is not in CUDA 12, so no current framework trains on it.
 LEFT_OUT_GPUS = {"K80": "compute capability 3.7, which CUDA 12 and current PyTorch no longer support"}
 
 
 def fetch(client: EC2Client) -> list[dict[str, Any]]:
-    """Every answer of DescribeInstanceTypes in the client's region, of the families that may hold a GPU."""
+    """Answers of DescribeInstanceTypes in the client's region, for families that may hold a GPU."""
     pages = client.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in FAMILIES]}]
     )
@@ -37,14 +37,14 @@ def fetch(client: EC2Client) -> list[dict[str, Any]]:
 def parse(
     infos: Iterable[Mapping[str, Any]], *, source: str, as_of: date
 ) -> tuple[dict[str, InstanceType], list[Skipped]]:
-    """Instance types with NVIDIA GPUs, by name; others pass silently, unusable ones are reported.
+    """Instance types with NVIDIA GPUs, by name, and unusable answers; other types pass silently.
 
     Args:
         infos: InstanceTypeInfo structures.
-        source: where they were read, kept in every row.
-        as_of: when.
+        source: origin of the answers, kept in every row.
+        as_of: date of the answers.
     """
-    found: dict[str, InstanceType] = {}
+    types: dict[str, InstanceType] = {}
     skipped: list[Skipped] = []
     for info in infos:
         gpus = info.get("GpuInfo", {}).get("Gpus", [])
@@ -52,12 +52,12 @@ def parse(
             continue
         name = str(info.get("InstanceType", "?"))
         try:
-            found[name] = _instance_type(name, info, source=source, as_of=as_of)
+            types[name] = _instance_type(name, info, source=source, as_of=as_of)
         except UnusableRowError as error:
             skipped.append(Skipped(source=NAME, place=name, reason=str(error)))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             skipped.append(Skipped(source=NAME, place=name, reason=f"malformed answer: {error!r}"))
-    return found, skipped
+    return types, skipped
 
 
 def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: date) -> InstanceType:
@@ -67,8 +67,8 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
     device = gpus[0]
     if device["Name"] in LEFT_OUT_GPUS:
         raise UnusableRowError(f"{device['Name']}: {LEFT_OUT_GPUS[device['Name']]}")
-    # A fractional GPU has Count 0, LogicalGpuCount 1 and its share in GpuPartitionSize; its memory is the share's.
-    # Answers recorded before 2026 lack the last two fields, and have whole GPUs only.
+    # A fractional GPU has Count 0, LogicalGpuCount 1, its share in GpuPartitionSize and the share's memory. Answers
+    # recorded before 2026 have whole GPUs only and lack the last two fields.
     fraction = float(device.get("GpuPartitionSize", 1.0))
     logical = int(device.get("LogicalGpuCount", device["Count"]))
     memory_mib = int(device["MemoryInfo"]["SizeInMiB"])
@@ -102,11 +102,10 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
 
 
 def _network_gbit_per_s(network: Mapping[str, Any], efa_cards: int) -> float:
-    """Bandwidth an instance keeps up, all cards together, Gbit/s.
+    """Sustained bandwidth of an instance, all cards together, Gbit/s.
 
-    With EFA it is the type's headline ("3200 Gigabit", "4x 100 Gigabit"): the cards' own figures are those of ENA,
-    which on P6-B200 is half of EFA's. Without, it is the cards' baseline: the headline of "Up to 10 Gigabit" (and of
-    p3.8xlarge's "10 Gigabit") is a burst.
+    With EFA the headline ("3200 Gigabit", "4x 100 Gigabit"): the cards' figures are ENA's, on P6-B200 half of EFA's.
+    Without EFA the cards' baseline: the headline "Up to 10 Gigabit" (and p3.8xlarge's "10 Gigabit") is a burst.
     """
     headline = re.fullmatch(r"(?:([0-9]+)x )?([0-9.]+) Gigabit", network["NetworkPerformance"])
     if efa_cards and headline:

@@ -1,4 +1,4 @@
-"""EC2 DescribeInstanceTypeOfferings: in which zones of a region a type is offered.
+"""EC2 DescribeInstanceTypeOfferings: the zones of a region that offer a type.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html
 """
@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeO
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,13 @@ _DIRECTIONS = {
 
 
 def zone_prefix(region: str) -> str:
-    """What the ids of a region's zones begin with: "use1" for us-east-1."""
+    """Prefix of the zone ids of a region: "use1" for us-east-1."""
     area, *directions, number = region.split("-")
     return area + "".join(_DIRECTIONS.get(part, part) for part in directions) + number
 
 
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
-    """Every offering of ``types`` by zone id in the client's region."""
+    """Offerings of ``types`` by zone id in the client's region."""
     pages = client.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id",
         Filters=[{"Name": "instance-type", "Values": sorted(types)}],
@@ -51,12 +52,12 @@ def parse(offerings: Iterable[Mapping[str, Any]], region: str) -> dict[str, tupl
 
     Args:
         offerings: InstanceTypeOffering structures with zone ids.
-        region: the region they are of.
+        region: region of the offerings.
     """
     zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
-    found: dict[str, set[str]] = {}
+    zone_ids: defaultdict[str, set[str]] = defaultdict(set)
     for offering in offerings:
         name, location = str(offering.get("InstanceType")), str(offering.get("Location"))
         if zone.fullmatch(location):
-            found.setdefault(name, set()).add(location)
-    return {name: tuple(sorted(zone_ids)) for name, zone_ids in found.items()}
+            zone_ids[name].add(location)
+    return {name: tuple(sorted(ids)) for name, ids in zone_ids.items()}

@@ -1,4 +1,4 @@
-"""The Price List Query API (Pricing GetProducts): on-demand and reserved instance prices, and unit prices, of a region.
+"""The Price List Query API (Pricing GetProducts): instance prices, on demand and reserved, and unit prices of a region.
 
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/reading-service-price-list-file-for-query-api.html
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from optimizer.catalog.model import UnitItem
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 NAME = "on-demand and reserved prices"
 ORIGIN = "AWS Price List API GetProducts"
 
-# What an instance-hour is: Linux without licences, shared hardware, capacity in use. An answer is checked against these
-# again: the API ignores a filter it does not know.
+# An instance-hour: Linux without licences, shared hardware, capacity in use. Answers are checked against these again:
+# the API ignores an unknown filter.
 INSTANCE_ATTRIBUTES = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
     "capacitystatus": "Used",
     "preInstalledSw": "NA",
 }
-# One year, nothing upfront, not convertible: the reservation a training fleet is compared with.
 RESERVED_TERM = {"LeaseContractLength": "1yr", "PurchaseOption": "No Upfront", "OfferingClass": "standard"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePrice:
-    """Prices of one type, USD per instance-hour; reserved is None where AWS sells no one-year no-upfront term."""
+    """Prices of one type, USD per instance-hour; ``reserved_1yr`` is one year, nothing upfront, not convertible."""
 
     instance_type: str
     on_demand: float
@@ -43,173 +42,78 @@ class InstancePrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UnitQuery:
-    """How the price list names a unit price: which products to ask for, and which of them it is.
+    """Products of the price list to ask for, and the one among them that is the unit price.
 
-    Filters are few on purpose: one that AWS does not pair with the product answers with nothing; the usage type tells
-    the product. No ``units`` accepts any. ``per`` is how many of our units one of the list's is, so that usd / per is
-    our price. ``one_for_all``: the list has a single product without a region.
+    Filters are few on purpose: the API answers with nothing to a filter that AWS does not pair with the product.
+
+    Attributes:
+        service: ServiceCode.
+        usage_type: pattern of the product's usage type, without the region's prefix.
+        units: units of the list; empty accepts any.
+        filters: of GetProducts, beside the region.
+        per: our units in one of the list's, so that usd / per is our price.
+        has_region: False where the list has a single product without a region.
     """
 
     service: str
-    filters: Mapping[str, str]
     usage_type: str
     units: frozenset[str]
+    filters: Mapping[str, str]
     per: float = 1.0
-    one_for_all: bool = False
+    has_region: bool = True
 
 
-_EC2, _CLOUDWATCH = "AmazonEC2", "AmazonCloudWatch"
+def _query(service: str, usage_type: str, units: str, family: str = "", **filters: str) -> _UnitQuery:
+    """A query; ``units`` between blanks, ``family`` the filter productFamily."""
+    return _UnitQuery(
+        service=service,
+        usage_type=usage_type,
+        units=frozenset(units.split()),
+        filters=({"productFamily": family} if family else {}) | filters,
+    )
+
+
+_EC2 = "AmazonEC2"
+_CLOUDWATCH = "AmazonCloudWatch"
 UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
-    "gp3-storage": _UnitQuery(
-        service=_EC2,
-        filters={"productFamily": "Storage", "volumeApiName": "gp3"},
-        usage_type=r"EBS:VolumeUsage\.gp3",
-        units=frozenset({"GB-Mo"}),
-    ),
-    "gp3-iops": _UnitQuery(
-        service=_EC2,
-        filters={"productFamily": "System Operation", "volumeApiName": "gp3"},
-        usage_type=r"EBS:VolumeP-IOPS\.gp3",
-        units=frozenset({"IOPS-Mo"}),
-    ),
+    "gp3-storage": _query(_EC2, r"EBS:VolumeUsage\.gp3", "GB-Mo", "Storage", volumeApiName="gp3"),
+    "gp3-iops": _query(_EC2, r"EBS:VolumeP-IOPS\.gp3", "IOPS-Mo", "System Operation", volumeApiName="gp3"),
     # The list prices a GiB/s, the pricing page a MiB/s.
-    "gp3-throughput": _UnitQuery(
-        service=_EC2,
-        filters={"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"},
-        usage_type=r"EBS:VolumeP-Throughput\.gp3",
-        units=frozenset({"GiBps-mo"}),
+    "gp3-throughput": replace(
+        _query(_EC2, r"EBS:VolumeP-Throughput\.gp3", "GiBps-mo", "Provisioned Throughput", volumeApiName="gp3"),
         per=1024,
     ),
-    "s3-standard-storage": _UnitQuery(
-        service="AmazonS3",
-        filters={"productFamily": "Storage"},
-        usage_type="TimedStorage-ByteHrs",
-        units=frozenset({"GB-Mo"}),
+    "s3-standard-storage": _query("AmazonS3", "TimedStorage-ByteHrs", "GB-Mo", "Storage"),
+    "vpc-endpoint": _query("AmazonVPC", "VpcEndpoint-Hours", "Hrs", "VpcEndpoint"),
+    "vpc-endpoint-data": _query("AmazonVPC", "VpcEndpoint-Bytes", "GB", "VpcEndpoint"),
+    "kms-key": _query("awskms", "KMS-Keys", ""),
+    "kms-request": _query("awskms", "KMS-Requests", "Requests"),
+    "s3-write-request": _query("AmazonS3", "Requests-Tier1", "Requests", "API Request"),
+    "nat-gateway": _query(_EC2, "NatGateway-Hours", "Hrs", "NAT Gateway"),
+    "nat-gateway-data": _query(_EC2, "NatGateway-Bytes", "GB", "NAT Gateway"),
+    "public-ipv4": _query("AmazonVPC", "PublicIPv4:InUseAddress", "Hrs"),
+    "log-ingestion": _query(_CLOUDWATCH, "DataProcessing-Bytes", "GB", "Data Payload"),
+    "vended-log-ingestion": _query(_CLOUDWATCH, "VendedLog-Bytes", "GB", "Data Payload"),
+    "custom-metric": _query(_CLOUDWATCH, "CW:MetricMonitorUsage", "Metrics", "Metric"),
+    "metric-request": _query(_CLOUDWATCH, "CW:Requests", "Requests", "API Request"),
+    "alarm": _query(_CLOUDWATCH, "CW:AlarmMonitorUsage", "Alarms", "Alarm"),
+    "dashboard": replace(
+        _query(_CLOUDWATCH, "DashboardsUsageHour(?:-Basic)?", "Dashboards", "Dashboard"), has_region=False
     ),
-    "vpc-endpoint": _UnitQuery(
-        service="AmazonVPC",
-        filters={"productFamily": "VpcEndpoint"},
-        usage_type="VpcEndpoint-Hours",
-        units=frozenset({"Hrs"}),
-    ),
-    "vpc-endpoint-data": _UnitQuery(
-        service="AmazonVPC",
-        filters={"productFamily": "VpcEndpoint"},
-        usage_type="VpcEndpoint-Bytes",
-        units=frozenset({"GB"}),
-    ),
-    "kms-key": _UnitQuery(
-        service="awskms",
-        filters={},
-        usage_type="KMS-Keys",
-        units=frozenset(),
-    ),
-    "kms-request": _UnitQuery(
-        service="awskms",
-        filters={},
-        usage_type="KMS-Requests",
-        units=frozenset({"Requests"}),
-    ),
-    "s3-write-request": _UnitQuery(
-        service="AmazonS3",
-        filters={"productFamily": "API Request"},
-        usage_type="Requests-Tier1",
-        units=frozenset({"Requests"}),
-    ),
-    "nat-gateway": _UnitQuery(
-        service=_EC2,
-        filters={"productFamily": "NAT Gateway"},
-        usage_type="NatGateway-Hours",
-        units=frozenset({"Hrs"}),
-    ),
-    "nat-gateway-data": _UnitQuery(
-        service=_EC2,
-        filters={"productFamily": "NAT Gateway"},
-        usage_type="NatGateway-Bytes",
-        units=frozenset({"GB"}),
-    ),
-    "public-ipv4": _UnitQuery(
-        service="AmazonVPC",
-        filters={},
-        usage_type="PublicIPv4:InUseAddress",
-        units=frozenset({"Hrs"}),
-    ),
-    "log-ingestion": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "Data Payload"},
-        usage_type="DataProcessing-Bytes",
-        units=frozenset({"GB"}),
-    ),
-    "vended-log-ingestion": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "Data Payload"},
-        usage_type="VendedLog-Bytes",
-        units=frozenset({"GB"}),
-    ),
-    "custom-metric": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "Metric"},
-        usage_type="CW:MetricMonitorUsage",
-        units=frozenset({"Metrics"}),
-    ),
-    "metric-request": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "API Request"},
-        usage_type="CW:Requests",
-        units=frozenset({"Requests"}),
-    ),
-    "alarm": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "Alarm"},
-        usage_type="CW:AlarmMonitorUsage",
-        units=frozenset({"Alarms"}),
-    ),
-    "dashboard": _UnitQuery(
-        service=_CLOUDWATCH,
-        filters={"productFamily": "Dashboard"},
-        usage_type="DashboardsUsageHour(?:-Basic)?",
-        units=frozenset({"Dashboards"}),
-        one_for_all=True,
-    ),
+    "lambda-request": _query("AWSLambda", "Request-ARM", "Requests", "Serverless"),
     # The list says "Lambda-GB-Second"; Lambda's GB is 2^30 bytes.
-    "lambda-request": _UnitQuery(
-        service="AWSLambda",
-        filters={"productFamily": "Serverless"},
-        usage_type="Request-ARM",
-        units=frozenset({"Requests"}),
-    ),
-    "lambda-compute": _UnitQuery(
-        service="AWSLambda",
-        filters={"productFamily": "Serverless"},
-        usage_type="Lambda-GB-Second-ARM",
-        units=frozenset({"Lambda-GB-Second", "Second"}),
-    ),
-    # Its first tier had another name.
-    "sqs-request": _UnitQuery(
-        service="AWSQueueService",
-        filters={"productFamily": "API Request", "queueType": "Standard"},
-        usage_type="Requests-(?:Tier1|RBP)",
-        units=frozenset({"Requests"}),
-    ),
-    "eks-cluster": _UnitQuery(
-        service="AmazonEKS",
-        filters={"productFamily": "Compute"},
-        usage_type="AmazonEKS-Hours:perCluster",
-        units=frozenset({"Hours", "hours", "Hrs"}),
-    ),
-    "system-node": _UnitQuery(
-        service=_EC2,
-        filters={"instanceType": "t4g.small", **INSTANCE_ATTRIBUTES},
-        usage_type=r"BoxUsage:t4g\.small",
-        units=frozenset({"Hrs"}),
-    ),
+    "lambda-compute": _query("AWSLambda", "Lambda-GB-Second-ARM", "Lambda-GB-Second Second", "Serverless"),
+    # The first tier had another name.
+    "sqs-request": _query("AWSQueueService", "Requests-(?:Tier1|RBP)", "Requests", "API Request", queueType="Standard"),
+    "eks-cluster": _query("AmazonEKS", "AmazonEKS-Hours:perCluster", "Hours hours Hrs", "Compute"),
+    "system-node": _query(_EC2, r"BoxUsage:t4g\.small", "Hrs", instanceType="t4g.small", **INSTANCE_ATTRIBUTES),
 }
 
 
 def fetch_instances(client: PricingClient, region: str, instance_type: str | None = None) -> list[str]:
-    """Price-list documents of one Linux instance type in ``region``, or of every one.
+    """Price-list documents of one Linux instance type in ``region``, or of all.
 
-    Not filtered by family: the list's family of a new GPU type cannot be known before AWS names it.
+    There is no filter by family: the list's family of a new GPU type is unknown until AWS names it.
     """
     one = {"instanceType": instance_type} if instance_type else {}
     return _products(client, _EC2, {"regionCode": region, **one, **INSTANCE_ATTRIBUTES})
@@ -218,7 +122,7 @@ def fetch_instances(client: PricingClient, region: str, instance_type: str | Non
 def fetch_unit(client: PricingClient, item: UnitItem, region: str) -> list[str]:
     """Price-list documents that may hold the price of ``item`` in ``region``."""
     query = UNIT_QUERIES[item]
-    where = {} if query.one_for_all else {"regionCode": region}
+    where = {"regionCode": region} if query.has_region else {}
     return _products(client, query.service, {**where, **query.filters})
 
 
@@ -234,17 +138,16 @@ def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -
 def parse_instances(
     documents: Iterable[str], region: str, types: Collection[str]
 ) -> tuple[dict[str, InstancePrice], list[Skipped]]:
-    """Prices by type, of ``types`` only.
+    """Prices of ``types`` by type, and products without a usable price.
 
-    Other types, systems, tenancies, capacity states, Capacity Blocks and other regions pass silently: they are no
-    errors. A product that should have a price and has none that can be used is reported.
+    Other types, systems, tenancies, capacity states, Capacity Blocks and other regions pass silently.
 
     Args:
         documents: price-list documents, JSON.
         region: the region asked for.
-        types: the instance types of interest.
+        types: the instance types to keep.
     """
-    found: dict[str, InstancePrice] = {}
+    prices: dict[str, InstancePrice] = {}
     skipped: list[Skipped] = []
     for number, document in enumerate(documents, start=1):
         place = f"{region}, document {number}"
@@ -257,21 +160,20 @@ def parse_instances(
             place = f"{name} in {region}"
             price = _instance_price(name, product["terms"])
         except (UnusableRowError, KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = str(error) if isinstance(error, UnusableRowError) else f"malformed document: {error!r}"
-            skipped.append(Skipped(source=NAME, place=place, reason=reason))
+            skipped.append(Skipped(source=NAME, place=place, reason=_reason(error)))
             continue
-        known = found.get(name)
+        known = prices.get(name)
         if known is not None and known != price:
             skipped.append(
                 Skipped(source=NAME, place=place, reason=f"two prices, {known} and {price}: the higher one is kept")
             )
         if known is None or price.on_demand > known.on_demand:
-            found[name] = price
-    return found, skipped
+            prices[name] = price
+    return prices, skipped
 
 
 def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[float | None, list[Skipped]]:
-    """The price of one unit of ``item``, first tier (the dearest), USD; None where no document has it."""
+    """Price of one unit of ``item``, first tier (the dearest), USD, or None; and unusable documents."""
     query = UNIT_QUERIES[item]
     pattern = re.compile(rf"(?:[A-Za-z0-9-]+-)?{query.usage_type}")
     prices: set[float] = set()
@@ -280,15 +182,19 @@ def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[f
         try:
             product = _load(document)
             attributes = product["product"]["attributes"]
-            elsewhere = attributes.get("regionCode") != region and not query.one_for_all
+            elsewhere = query.has_region and attributes.get("regionCode") != region
             if elsewhere or not pattern.fullmatch(attributes["usagetype"]):
                 continue
             for term in product["terms"]["OnDemand"].values():
                 prices.add(_first_tier(term, query.units) / query.per)
         except (UnusableRowError, KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = str(error) if isinstance(error, UnusableRowError) else f"malformed document: {error!r}"
-            skipped.append(Skipped(source=f"price of {item}", place=f"{region}, document {number}", reason=reason))
+            place = f"{region}, document {number}"
+            skipped.append(Skipped(source=f"price of {item}", place=place, reason=_reason(error)))
     return max(prices, default=None), skipped
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UnusableRowError) else f"malformed document: {error!r}"
 
 
 def _load(document: str) -> dict[str, Any]:

@@ -5,59 +5,51 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
-from optimizer.catalog.sources import Skipped, UnusableRowError
+from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv
+from optimizer.hardware import HourlyPrice
 
 NAME = "on-demand and reserved prices"
 ORIGIN = "AWS public price list"
 
 
-def parse(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[Skipped]]:
-    """On-demand and one-year no-upfront reserved prices by type and region.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedPrice:
+    """On-demand and one-year no-upfront reserved price of a type in a region."""
+
+    instance_type: str
+    region: str
+    on_demand: HourlyPrice
+    reserved_1yr: HourlyPrice | None
+
+
+def parse(lines: Iterable[str]) -> tuple[list[PublishedPrice], list[Skipped]]:
+    """Prices by type and region, and malformed rows.
 
     Args:
         lines: CSV with instance_type, region, on_demand_usd_per_hour, reserved_1yr_no_upfront_usd_per_hour, as_of (of
             the on-demand price), reserved_as_of.
-
-    Returns:
-        Rows of instance_type, region, on_demand, reserved (USD per hour, reserved may be None), as_of and
-        reserved_as_of; and the rows that are malformed, with their line.
     """
-    reader = csv.DictReader(lines)
-    found, skipped, seen = [], [], set()
-    for row in reader:
-        try:
-            price = _price(row)
-            key = (price["instance_type"], price["region"])
-            if key in seen:
-                raise UnusableRowError(f"a second price of {key[0]} in {key[1]}")
-            seen.add(key)
-            found.append(price)
-        except (UnusableRowError, KeyError, TypeError, ValueError) as error:
-            skipped.append(Skipped(source=NAME, place=f"line {reader.line_num}", reason=str(error) or repr(error)))
-    return found, skipped
+    return parse_csv(lines, NAME, _parse_row, key="instance_type")
 
 
-def _price(row: dict[str, str]) -> dict[str, Any]:
-    on_demand = float(row["on_demand_usd_per_hour"])
+def _parse_row(row: dict[str, str]) -> PublishedPrice:
+    on_demand = _price(row["on_demand_usd_per_hour"], row["as_of"])
     published = row["reserved_1yr_no_upfront_usd_per_hour"]
-    reserved = float(published) if published else None
-    # `not x > 0` also refuses NaN.
-    if not on_demand > 0 or (reserved is not None and not reserved > 0):
-        raise UnusableRowError(f"a price is above 0 USD per hour, got {on_demand} and {reserved}")
-    if reserved is not None and reserved > on_demand:
-        raise UnusableRowError(f"reserved {reserved} is above on demand {on_demand} USD per hour")
-    if not row["instance_type"] or not row["region"]:
-        raise UnusableRowError("no instance type or region")
-    return {
-        "instance_type": row["instance_type"],
-        "region": row["region"],
-        "on_demand": on_demand,
-        "reserved": reserved,
-        "as_of": date.fromisoformat(row["as_of"]),
-        "reserved_as_of": date.fromisoformat(row["reserved_as_of"]) if reserved is not None else None,
-    }
+    reserved = _price(published, row["reserved_as_of"]) if published else None
+    if reserved and reserved.usd_per_hour > on_demand.usd_per_hour:
+        raise UnusableRowError(
+            f"reserved {reserved.usd_per_hour} is above on demand {on_demand.usd_per_hour} USD per hour"
+        )
+    return PublishedPrice(
+        instance_type=row["instance_type"], region=row["region"], on_demand=on_demand, reserved_1yr=reserved
+    )
+
+
+def _price(usd: str, as_of: str) -> HourlyPrice:
+    if not float(usd) > 0:  # `not >` also refuses NaN
+        raise UnusableRowError(f"a price is above 0 USD per hour, got {usd}")
+    return HourlyPrice(usd_per_hour=float(usd), source=ORIGIN, as_of=date.fromisoformat(as_of))

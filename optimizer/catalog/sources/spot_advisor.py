@@ -1,4 +1,4 @@
-"""EC2 Spot Advisor (data/inputs/spot_advisor.csv): saving over on-demand and how often instances are interrupted.
+"""EC2 Spot Advisor (data/inputs/spot_advisor.csv): saving over on-demand, and share of instances interrupted.
 
 https://aws.amazon.com/ec2/spot/instance-advisor/ : "the frequency of interruption represents the rate at which Spot
 has reclaimed capacity during the trailing month"; "savings over on-demand" is the trailing month's average.
@@ -6,18 +6,16 @@ has reclaimed capacity during the trailing month"; "savings over on-demand" is t
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
-from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.hardware import DERIVED_SPOT
+from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv
+from optimizer.catalog.tables import InterruptionBand
+from optimizer.hardware import DERIVED_SPOT, HourlyPrice
 
 NAME = "interruption bands"
 ORIGIN = "AWS Spot Advisor"
-# What offers print for a price that is on-demand x (1 - saving), not one that AWS ever charged.
-PRICE_SOURCE = DERIVED_SPOT
 
 BANDS: dict[str, tuple[float, float | None]] = {
     "<5%": (0.0, 0.05),
@@ -28,46 +26,47 @@ BANDS: dict[str, tuple[float, float | None]] = {
 }
 
 
-def parse(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[Skipped]]:
-    """Savings and interruption bands by type and region.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotAdvice:
+    """Advice for a type in a region; ``saving`` is a fraction of the on-demand price and may be negative."""
+
+    instance_type: str
+    region: str
+    saving: float
+    interruptions: InterruptionBand
+
+
+def parse(lines: Iterable[str]) -> tuple[list[SpotAdvice], list[Skipped]]:
+    """Advice by type and region, and malformed rows.
 
     Args:
         lines: CSV with instance_type, region, savings_over_on_demand_pct, interruption_frequency_per_month, as_of.
-
-    Returns:
-        Rows of instance_type, region, saving (fraction of the on-demand price, may be negative), low and high (share
-        of instances interrupted in a month, high None for the open band) and as_of; and malformed rows.
     """
-    reader = csv.DictReader(lines)
-    found, skipped = [], []
-    for row in reader:
-        try:
-            saving = float(row["savings_over_on_demand_pct"]) / 100
-            band = row["interruption_frequency_per_month"]
-            if band not in BANDS:
-                raise UnusableRowError(f"interruption band {band!r} is none of {', '.join(BANDS)}")
-            if not saving < 1:
-                raise UnusableRowError(f"a saving of {saving:.0%} leaves no price")
-            low, high = BANDS[band]
-            found.append(
-                {
-                    "instance_type": row["instance_type"],
-                    "region": row["region"],
-                    "saving": saving,
-                    "low": low,
-                    "high": high,
-                    "as_of": date.fromisoformat(row["as_of"]),
-                }
-            )
-        except (UnusableRowError, KeyError, TypeError, ValueError) as error:
-            skipped.append(Skipped(source=NAME, place=f"line {reader.line_num}", reason=str(error) or repr(error)))
-    return found, skipped
+    return parse_csv(lines, NAME, _parse_row, key="instance_type")
 
 
-def spot_price(on_demand_usd_per_hour: float, saving: float) -> float | None:
-    """Spot price implied by a saving, USD per hour, rounded to the 4 decimals AWS quotes; None where the saving is
-    negative: a spot price above on-demand is not one to plan with (it comes from comparing with an old price).
+def _parse_row(row: dict[str, str]) -> SpotAdvice:
+    saving = float(row["savings_over_on_demand_pct"]) / 100
+    band = row["interruption_frequency_per_month"]
+    if band not in BANDS:
+        raise UnusableRowError(f"interruption band {band!r} is none of {', '.join(BANDS)}")
+    if not saving < 1:
+        raise UnusableRowError(f"a saving of {saving:.0%} leaves no price")
+    low, high = BANDS[band]
+    return SpotAdvice(
+        instance_type=row["instance_type"],
+        region=row["region"],
+        saving=saving,
+        interruptions=InterruptionBand(low=low, high=high, source=ORIGIN, as_of=date.fromisoformat(row["as_of"])),
+    )
+
+
+def spot_price(on_demand: HourlyPrice, advice: SpotAdvice) -> HourlyPrice | None:
+    """Spot price implied by a saving, rounded to the 4 decimals AWS quotes; None where the saving is negative.
+
+    A spot price above on-demand comes from comparing with an old price, and is nothing to plan with.
     """
-    if saving < 0:
+    if advice.saving < 0:
         return None
-    return round(on_demand_usd_per_hour * (1 - saving), 4)
+    usd = round(on_demand.usd_per_hour * (1 - advice.saving), 4)
+    return HourlyPrice(usd_per_hour=usd, source=DERIVED_SPOT, as_of=advice.interruptions.as_of)

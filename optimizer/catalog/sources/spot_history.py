@@ -1,9 +1,9 @@
-"""EC2 DescribeSpotPriceHistory: what spot instances cost now.
+"""EC2 DescribeSpotPriceHistory: current spot prices.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
 
-A spot price is a zone's. The catalog keeps one a region: the lowest zone's current price, with that zone's id, so that
-a plan for the price is a plan for the zone.
+Spot prices differ between zones. The catalog keeps the lowest zone's price of a region with that zone's id, so that a
+plan for the price is a plan for the zone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.offerings import zone_prefix
@@ -24,8 +24,15 @@ PRICE_SOURCE = "spot-price-history"
 PRODUCT = "Linux/UNIX"
 
 
+class ZonePrice(NamedTuple):
+    """Spot price of one zone, USD per hour."""
+
+    usd: float
+    zone_id: str
+
+
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
-    """The prices in force now, of ``types``, in every zone of the client's region."""
+    """Prices in force now of ``types``, in every zone of the client's region."""
     # A start of "now" gives, for each zone, the one entry that is in force.
     pages = client.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=sorted(types),  # type: ignore[arg-type]  # the stubs list the types of their day
@@ -46,14 +53,14 @@ def parse(
     zone_ids: Mapping[str, str],
     region: str,
     offered: Mapping[str, Collection[str]] | None = None,
-) -> tuple[dict[str, tuple[float, str]], list[Skipped]]:
-    """The lowest current zone price by type: USD per hour and the zone's id. Local Zones are left out.
+) -> tuple[dict[str, ZonePrice], list[Skipped]]:
+    """The lowest current zone price by type, without Local Zones; and unusable entries.
 
     Args:
-        entries: SpotPrice structures; of several of one zone the latest counts.
+        entries: SpotPrice structures; the latest of a zone counts.
         zone_ids: zone id by zone name.
-        region: the region they are of.
-        offered: ids of the zones that offer each type, where known; a price of another zone cannot be had.
+        region: region of the entries.
+        offered: ids of the zones that offer each type, where known; prices of other zones are left out.
     """
     own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
@@ -72,13 +79,10 @@ def parse(
             place = f"{entry.get('InstanceType')} in {entry.get('AvailabilityZone')}"
             skipped.append(Skipped(source=NAME, place=place, reason=f"malformed entry: {error!r}"))
             continue
-        if not own_zone.fullmatch(zone_id) or (offered is not None and zone_id not in offered.get(name, ())):
-            continue
-        known = latest.get((name, zone_id))
-        if known is None or timestamp > known[0]:
-            latest[name, zone_id] = (timestamp, usd)
-    lowest: dict[str, tuple[float, str]] = {}
-    for (name, zone_id), (_, usd) in sorted(latest.items()):
-        if name not in lowest or usd < lowest[name][0]:
-            lowest[name] = (usd, zone_id)
+        if own_zone.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
+            latest[name, zone_id] = max(latest.get((name, zone_id), (timestamp, usd)), (timestamp, usd))
+    lowest: dict[str, ZonePrice] = {}
+    for (name, zone_id), (_, usd) in latest.items():
+        price = ZonePrice(usd, zone_id)
+        lowest[name] = min(lowest.get(name, price), price)
     return lowest, skipped

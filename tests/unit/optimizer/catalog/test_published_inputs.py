@@ -7,10 +7,15 @@ from datetime import date
 import pytest
 
 from optimizer.catalog.sources import published_prices, spot_advisor, unit_prices
+from optimizer.hardware import HourlyPrice
 
 PRICES = "instance_type,region,on_demand_usd_per_hour,reserved_1yr_no_upfront_usd_per_hour,as_of,reserved_as_of"
 ADVISOR = "instance_type,region,savings_over_on_demand_pct,interruption_frequency_per_month,as_of"
 UNITS = "item,region,usd,source,as_of"
+
+
+def price(usd: float, as_of: str) -> HourlyPrice:
+    return HourlyPrice(usd_per_hour=usd, source="AWS public price list", as_of=date.fromisoformat(as_of))
 
 
 def test_prices() -> None:
@@ -18,15 +23,10 @@ def test_prices() -> None:
         [PRICES, "p5.48xlarge,us-east-1,55.04,,2026-07-20,", "g5.xlarge,eu-west-1,1.1,0.7,2026-01-21,2026-01-20"]
     )
     assert skipped == []
-    assert rows[0] == {
-        "instance_type": "p5.48xlarge",
-        "region": "us-east-1",
-        "on_demand": 55.04,
-        "reserved": None,
-        "as_of": date(2026, 7, 20),
-        "reserved_as_of": None,
-    }
-    assert (rows[1]["reserved"], rows[1]["reserved_as_of"]) == (0.7, date(2026, 1, 20))
+    assert [(row.instance_type, row.region, row.on_demand, row.reserved_1yr) for row in rows] == [
+        ("p5.48xlarge", "us-east-1", price(55.04, "2026-07-20"), None),
+        ("g5.xlarge", "eu-west-1", price(1.1, "2026-01-21"), price(0.7, "2026-01-20")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_prices() -> None:
 )
 def test_a_bad_price_row_is_skipped_with_its_line(line: str, reason: str) -> None:
     rows, skipped = published_prices.parse([PRICES, "p5.48xlarge,us-east-1,55.04,,2026-07-20,", line])
-    assert [row["on_demand"] for row in rows] == [55.04]
+    assert [row.on_demand.usd_per_hour for row in rows] == [55.04]
     assert skipped[0].place == "line 3" and reason in skipped[0].reason
 
 
@@ -57,7 +57,7 @@ def test_a_bad_price_row_is_skipped_with_its_line(line: str, reason: str) -> Non
 def test_advisor_bands_are_shares_of_instances(band: str, low: float, high: float | None) -> None:
     ((row,), skipped) = spot_advisor.parse([ADVISOR, f"p5.48xlarge,us-east-1,52,{band},2025-07-28"])
     assert skipped == []
-    assert (row["saving"], row["low"], row["high"]) == (0.52, low, high)
+    assert (row.saving, row.interruptions.low, row.interruptions.high) == (0.52, low, high)
 
 
 @pytest.mark.parametrize("line", ["a,b,52,often,2025-07-28", "a,b,100,<5%,2025-07-28", "a,b,x,<5%,2025-07-28", "a,b"])
@@ -66,10 +66,12 @@ def test_a_bad_advisor_row_is_skipped_with_its_line(line: str) -> None:
     assert rows == [] and skipped[0].place == "line 2"
 
 
-def test_a_spot_price_is_on_demand_less_the_saving_and_none_above_on_demand() -> None:
-    assert spot_advisor.spot_price(55.04, 0.52) == 26.4192
-    assert spot_advisor.spot_price(55.04, 0) == 55.04
-    assert spot_advisor.spot_price(55.04, -0.62) is None
+@pytest.mark.parametrize(("saving_pct", "usd"), [(52, 26.4192), (0, 55.04), (-62, None)])
+def test_a_spot_price_is_on_demand_less_the_saving_and_none_above_on_demand(saving_pct: int, usd: float | None) -> None:
+    ((advice,), _) = spot_advisor.parse([ADVISOR, f"p5.48xlarge,us-east-1,{saving_pct},<5%,2025-07-28"])
+    spot = spot_advisor.spot_price(price(55.04, "2026-07-20"), advice)
+    assert (spot.usd_per_hour if spot else None) == usd
+    assert not spot or (spot.source, spot.as_of) == ("advisor-derived", date(2025, 7, 28))
 
 
 def test_unit_prices() -> None:
@@ -83,5 +85,5 @@ def test_unit_prices() -> None:
         "gp3-iops",
     ]
     rows, skipped = unit_prices.parse(lines)
-    assert [(row["item"], row["usd"]) for row in rows] == [("gp3-storage", 0.08)]
+    assert [(row.item, row.usd) for row in rows] == [("gp3-storage", 0.08)]
     assert [line.place for line in skipped] == [f"line {n}" for n in range(3, 8)]

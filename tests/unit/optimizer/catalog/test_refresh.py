@@ -19,6 +19,8 @@ from optimizer.catalog import invariants, load, refresh, snapshot
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.sources import offerings
 from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.catalog.sources.spot_history import ZonePrice
+from optimizer.catalog.tables import OfferRow, Tables
 from optimizer.errors import GpufleetError
 from tests.unit.optimizer.catalog.price_documents import instance_document, unit_document
 
@@ -283,52 +285,56 @@ def test_a_program_error_is_not_taken_for_one_of_aws(pricing: Stubber, monkeypat
         refresh.refresh([REGION])
 
 
-class TestMerge:
-    TODAY = date(2026, 11, 21)
+TODAY = date(2026, 11, 21)
 
-    @pytest.fixture
-    def rows(self) -> snapshot.Rows:
-        return snapshot.read_rows(snapshot.SHIPPED)[0]
 
-    def _row(self, rows: snapshot.Rows, name: str, region: str) -> dict[str, Any] | None:
-        found = [row for row in rows["offers"] if (row["instance_type"], row["region"]) == (name, region)]
-        assert len(found) <= 1
-        return found[0] if found else None
+@pytest.fixture
+def tables() -> Tables:
+    return snapshot.read_snapshot(snapshot.SHIPPED).tables
 
-    def test_a_type_new_to_a_region_gets_a_row(self, rows: snapshot.Rows) -> None:
-        price = InstancePrice(instance_type="p6-b300.48xlarge", on_demand=150, reserved_1yr=None)
-        answer = refresh.RegionAnswer(region="af-south-1", prices={"p6-b300.48xlarge": price})
-        refresh.merge(rows, answer, self.TODAY)
-        row = self._row(rows, "p6-b300.48xlarge", "af-south-1")
-        assert row is not None and row["on_demand_usd_per_hour"] == 150 and row["on_demand_as_of"] == self.TODAY
 
-    def test_a_type_gone_from_zones_and_price_list_goes(self, rows: snapshot.Rows) -> None:
-        assert self._row(rows, "p3.2xlarge", "us-east-1") is not None
-        answer = refresh.RegionAnswer(
-            region="us-east-1",
-            zones={"g5.xlarge": ("use1-az1",)},
-            prices={"g5.xlarge": InstancePrice(instance_type="g5.xlarge", on_demand=1, reserved_1yr=None)},
-        )
-        refresh.merge(rows, answer, self.TODAY)
-        assert self._row(rows, "p3.2xlarge", "us-east-1") is None
-        kept = self._row(rows, "g5.xlarge", "us-east-1")
-        assert kept is not None and kept["zone_ids"] == "use1-az1"
+def offer_row(tables: Tables, name: str, region: str = "us-east-1") -> OfferRow | None:
+    rows = [row for row in tables.offers if (row.instance_type, row.region) == (name, region)]
+    assert len(rows) <= 1
+    return rows[0] if rows else None
 
-    def test_an_old_spot_price_above_the_new_on_demand_price_is_dropped(self, rows: snapshot.Rows) -> None:
-        price = InstancePrice(instance_type="p5.48xlarge", on_demand=20, reserved_1yr=None)
-        refresh.merge(rows, refresh.RegionAnswer(region="us-east-1", prices={"p5.48xlarge": price}), self.TODAY)
-        (line,) = refresh.drop_contradictions(rows)
-        assert line.startswith("spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour (advisor-derived")
-        row = self._row(rows, "p5.48xlarge", "us-east-1")
-        assert row is not None and row["spot_usd_per_hour"] is None and row["spot_source"] is None
-        assert row["on_demand_usd_per_hour"] == 20
 
-    def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(self, rows: snapshot.Rows) -> None:
-        live = refresh.RegionAnswer(region="us-east-1", spot={"p5.48xlarge": (20.0, "use1-az1")})
-        refresh.merge(rows, live, self.TODAY)
-        moved = refresh.RegionAnswer(region="us-east-1", zones={"p5.48xlarge": ("use1-az2",)})
-        refresh.merge(rows, moved, self.TODAY)
-        lines = refresh.drop_contradictions(rows)
-        assert [line for line in lines if "is of zone use1-az1, which does not offer the type" in line]
-        row = self._row(rows, "p5.48xlarge", "us-east-1")
-        assert row is not None and (row["spot_usd_per_hour"], row["spot_zone_id"]) == (None, None)
+def price_of(name: str, on_demand: float) -> dict[str, InstancePrice]:
+    return {name: InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=None)}
+
+
+def test_a_type_new_to_a_region_gets_a_row(tables: Tables) -> None:
+    answer = refresh.RegionAnswer(region="af-south-1", prices=price_of("p6-b300.48xlarge", 150))
+    row = offer_row(refresh.merge(tables, answer, TODAY), "p6-b300.48xlarge", "af-south-1")
+    assert row is not None and row.on_demand is not None
+    assert (row.on_demand.usd_per_hour, row.on_demand.as_of) == (150, TODAY)
+
+
+def test_a_type_gone_from_zones_and_price_list_goes(tables: Tables) -> None:
+    assert offer_row(tables, "p3.2xlarge") is not None
+    answer = refresh.RegionAnswer(
+        region="us-east-1", zones={"g5.xlarge": ("use1-az1",)}, prices=price_of("g5.xlarge", 1)
+    )
+    merged = refresh.merge(tables, answer, TODAY)
+    assert offer_row(merged, "p3.2xlarge") is None
+    kept = offer_row(merged, "g5.xlarge")
+    assert kept is not None and kept.zones is not None and kept.zones.ids == ("use1-az1",)
+
+
+def test_an_old_spot_price_above_the_new_on_demand_price_is_dropped(tables: Tables) -> None:
+    answer = refresh.RegionAnswer(region="us-east-1", prices=price_of("p5.48xlarge", 20))
+    consistent, (line,) = refresh.drop_contradictions(refresh.merge(tables, answer, TODAY))
+    assert line.startswith("spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour (advisor-derived")
+    row = offer_row(consistent, "p5.48xlarge")
+    assert row is not None and row.spot is None
+    assert row.on_demand is not None and row.on_demand.usd_per_hour == 20
+
+
+def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(tables: Tables) -> None:
+    live = refresh.RegionAnswer(region="us-east-1", spot={"p5.48xlarge": ZonePrice(20.0, "use1-az1")})
+    moved = refresh.RegionAnswer(region="us-east-1", zones={"p5.48xlarge": ("use1-az2",)})
+    merged = refresh.merge(refresh.merge(tables, live, TODAY), moved, TODAY)
+    consistent, lines = refresh.drop_contradictions(merged)
+    assert [line for line in lines if "is of zone use1-az1, which does not offer the type" in line]
+    row = offer_row(consistent, "p5.48xlarge")
+    assert row is not None and row.spot is None

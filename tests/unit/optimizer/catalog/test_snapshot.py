@@ -10,20 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from optimizer.catalog import load, snapshot
-from optimizer.catalog.snapshot import MANIFEST, SHIPPED, Rows, read_rows, write_rows
+from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot, write_snapshot
+from optimizer.catalog.tables import TABLES, Tables
 from optimizer.errors import DataMissingError
 
 MADE_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 
 
 @pytest.fixture
-def rows() -> Rows:
-    return read_rows(SHIPPED)[0]
+def tables() -> Tables:
+    return read_snapshot(SHIPPED).tables
 
 
 @pytest.fixture
-def written(tmp_path: Path, rows: Rows) -> Path:
-    write_rows(tmp_path / "catalog", rows, made_at=MADE_AT)
+def written(tmp_path: Path, tables: Tables) -> Path:
+    write_snapshot(tmp_path / "catalog", tables, made_at=MADE_AT)
     return tmp_path / "catalog"
 
 
@@ -32,23 +33,22 @@ def _table(directory: Path, name: str) -> Path:
     return directory / str(manifest["tables"][name]["file"])
 
 
-def test_a_snapshot_reads_back_as_written(written: Path, rows: Rows) -> None:
-    read, made_at = read_rows(written)
-    assert made_at == MADE_AT
-    for name in rows:
-        assert sorted(map(str, read[name])) == sorted(map(str, rows[name]))
+def test_a_snapshot_reads_back_as_written(written: Path, tables: Tables) -> None:
+    read = read_snapshot(written)
+    assert read.made_at == MADE_AT
+    assert read.tables == tables
     assert load(written).offers == load(SHIPPED).offers
 
 
-def test_writing_again_replaces_the_tables_and_leaves_nothing_behind(written: Path, rows: Rows) -> None:
-    rows["offers"] = rows["offers"][:-1]
-    write_rows(written, rows, made_at=MADE_AT)
-    assert len(load(written).offers) == len(rows["offers"])
-    assert len(list(written.iterdir())) == 1 + len(snapshot.TABLES)
+def test_writing_again_replaces_the_tables_and_leaves_nothing_behind(written: Path, tables: Tables) -> None:
+    tables.offers = tables.offers[:-1]
+    write_snapshot(written, tables, made_at=MADE_AT)
+    assert len(load(written).offers) == len(tables.offers)
+    assert len(list(written.iterdir())) == 1 + len(TABLES)
 
 
 def test_a_write_that_dies_leaves_the_old_snapshot_whole(
-    written: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    written: Path, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = load(written)
     replaced = []
@@ -61,9 +61,9 @@ def test_a_write_that_dies_leaves_the_old_snapshot_whole(
         rename(source, target)
 
     monkeypatch.setattr(Path, "replace", dies)
-    rows["offers"] = rows["offers"][:10]
+    tables.offers = tables.offers[:10]
     with pytest.raises(KeyboardInterrupt):
-        write_rows(written, rows, made_at=MADE_AT)
+        write_snapshot(written, tables, made_at=MADE_AT)
     assert replaced
     assert load(written).offers == before.offers
 
@@ -164,17 +164,17 @@ class TestTheUsersSnapshot:
     def test_none_means_the_shipped_one(self) -> None:
         assert (load().origin, load().notes) == ("shipped", ())
 
-    def test_a_newer_one_is_used(self, rows: Rows) -> None:
-        write_rows(snapshot.user_directory(), rows, made_at=load().made_at + timedelta(hours=1))
+    def test_a_newer_one_is_used(self, tables: Tables) -> None:
+        write_snapshot(snapshot.user_directory(), tables, made_at=load().made_at + timedelta(hours=1))
         assert load().origin == str(snapshot.user_directory())
 
-    def test_an_older_one_is_passed_over_with_a_note(self, rows: Rows) -> None:
-        write_rows(snapshot.user_directory(), rows, made_at=load().made_at - timedelta(days=1))
+    def test_an_older_one_is_passed_over_with_a_note(self, tables: Tables) -> None:
+        write_snapshot(snapshot.user_directory(), tables, made_at=load().made_at - timedelta(days=1))
         assert load().origin == "shipped"
         assert "before the shipped one: not used" in load().notes[0]
 
-    def test_a_damaged_one_is_passed_over_with_a_note(self, rows: Rows) -> None:
-        write_rows(snapshot.user_directory(), rows, made_at=load().made_at + timedelta(hours=1))
+    def test_a_damaged_one_is_passed_over_with_a_note(self, tables: Tables) -> None:
+        write_snapshot(snapshot.user_directory(), tables, made_at=load().made_at + timedelta(hours=1))
         _table(snapshot.user_directory(), "offers").write_bytes(b"")
         assert load().origin == "shipped"
         assert "the shipped one is read instead" in load().notes[0]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from optimizer.aws import clients
 from optimizer.catalog import refresh, snapshot
-from optimizer.catalog.snapshot import SHIPPED, read_rows, write_rows
+from optimizer.catalog.snapshot import SHIPPED, read_snapshot, write_snapshot
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.clouds.tables import read_newest_prices, refreshed_file, write_prices
@@ -48,16 +49,18 @@ def test_verify_passes_the_shipped_catalog(run: Gpufleet) -> None:
 
 
 def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Path) -> None:
-    rows, made_at = read_rows(SHIPPED)
-    priced = [row for row in rows["offers"] if row["on_demand_usd_per_hour"] and row["spot_usd_per_hour"]]
-    priced[0]["on_demand_usd_per_hour"] = -1.0
-    priced[1]["spot_usd_per_hour"] = 10_000.0
-    write_rows(tmp_path, rows, made_at=made_at)
+    shipped = read_snapshot(SHIPPED)
+    offers = shipped.tables.offers
+    broken = [index for index, row in enumerate(offers) if row.on_demand and row.spot][:2]
+    for index, kind, usd in zip(broken, ("on_demand", "spot"), (-1.0, 10_000.0), strict=True):
+        price = replace(getattr(offers[index], kind), usd_per_hour=usd)
+        offers[index] = replace(offers[index], **{kind: price})
+    write_snapshot(tmp_path, shipped.tables, made_at=shipped.made_at)
     code, out, err = run("verify", str(tmp_path), "--format", "json")
     assert code == 1
     # The negative price also makes that offer's other prices dearer than on-demand.
     rules = {(row["place"], row["rule"]) for row in json.loads(out)}
-    first, second = (f"{row['instance_type']} in {row['region']}" for row in priced[:2])
+    first, second = (f"{offers[index].instance_type} in {offers[index].region}" for index in broken)
     assert {(first, "a price is above 0 USD per hour"), (second, "spot is at most on-demand")} <= rules
     assert {place for place, _ in rules} == {first, second}
     assert f"{len(json.loads(out))} broken invariants" in err

@@ -1,0 +1,234 @@
+"""The catalog's three tables: their rows, parquet columns and the conversion between the two."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
+from optimizer.hardware import HourlyPrice, InstanceType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OFFER_PRICES = ("on_demand", "reserved_1yr", "spot")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Zones:
+    """Ids of the zones that offer a type ("use1-az6"), sorted."""
+
+    ids: tuple[str, ...]
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptionBand:
+    """Share of instances interrupted in a month, between ``low`` and ``high``; None for the open band ">20%"."""
+
+    low: float
+    high: float | None
+    source: str
+    as_of: date
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfferRow:
+    """An offer with the source and date of each fact; a fact nobody published is None."""
+
+    instance_type: str
+    region: str
+    zones: Zones | None = None
+    on_demand: HourlyPrice | None = None
+    reserved_1yr: HourlyPrice | None = None
+    spot: HourlyPrice | None = None
+    interruptions: InterruptionBand | None = None
+
+
+@dataclass(kw_only=True)
+class Tables:
+    """The facts of one catalog."""
+
+    instance_types: list[InstanceType] = field(default_factory=list)
+    offers: list[OfferRow] = field(default_factory=list)
+    unit_prices: list[UnitPrice] = field(default_factory=list)
+
+
+class _Table(NamedTuple):
+    """One parquet table: types by column ("!" allows no null), and a row from and to a dict of the columns."""
+
+    columns: dict[str, str]
+    parse: Callable[[dict[str, Any]], Any]
+    flatten: Callable[[Any], dict[str, Any]]
+
+
+def _parse_type(row: dict[str, Any]) -> InstanceType:
+    gpu = gpu_table().get(row["gpu"])
+    if gpu is None:
+        raise ValueError(f"type {row['name']} has GPU {row['gpu']!r}, which is not in the GPU table")
+    return InstanceType(**(row | {"gpu": gpu}))
+
+
+def _flatten_type(instance: InstanceType) -> dict[str, Any]:
+    return {name: getattr(instance, name) for name in _TYPE_COLUMNS} | {"gpu": instance.gpu.key}
+
+
+def _parse_offer(row: dict[str, Any]) -> OfferRow:
+    def price(kind: str, zone_id: str | None = None) -> HourlyPrice | None:
+        usd = row[f"{kind}_usd_per_hour"]
+        if usd is None:
+            return None
+        return HourlyPrice(
+            usd_per_hour=usd, source=row[f"{kind}_source"], as_of=row[f"{kind}_as_of"], zone_id=zone_id or ""
+        )
+
+    zone_ids, low = row["zone_ids"], row["interruption_low"]
+    return OfferRow(
+        instance_type=row["instance_type"],
+        region=row["region"],
+        zones=Zones(ids=tuple(zone_ids.split()), source=row["zone_ids_source"], as_of=row["zone_ids_as_of"])
+        if zone_ids
+        else None,
+        on_demand=price("on_demand"),
+        reserved_1yr=price("reserved_1yr"),
+        spot=price("spot", row["spot_zone_id"]),
+        interruptions=None
+        if low is None
+        else InterruptionBand(
+            low=low,
+            high=row["interruption_high"],
+            source=row["interruption_source"],
+            as_of=row["interruption_as_of"],
+        ),
+    )
+
+
+def _flatten_offer(offer: OfferRow) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(_OFFER_COLUMNS)
+    row |= {"instance_type": offer.instance_type, "region": offer.region}
+    if zones := offer.zones:
+        row |= {"zone_ids": " ".join(zones.ids), "zone_ids_source": zones.source, "zone_ids_as_of": zones.as_of}
+    for kind in OFFER_PRICES:
+        price: HourlyPrice | None = getattr(offer, kind)
+        if price:
+            row |= {f"{kind}_usd_per_hour": price.usd_per_hour}
+            row |= {f"{kind}_source": price.source, f"{kind}_as_of": price.as_of}
+    row["spot_zone_id"] = (offer.spot.zone_id or None) if offer.spot else None
+    if band := offer.interruptions:
+        row |= {"interruption_low": band.low, "interruption_high": band.high}
+        row |= {"interruption_source": band.source, "interruption_as_of": band.as_of}
+    return row
+
+
+def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
+    if row["item"] not in UNIT_ITEMS:
+        raise ValueError(f"unit price of unknown item {row['item']!r}")
+    return UnitPrice(**row)
+
+
+def _flatten_unit_price(price: UnitPrice) -> dict[str, Any]:
+    return {name: getattr(price, name) for name in _UNIT_COLUMNS}
+
+
+_TYPE_COLUMNS = {
+    "name": "string!",
+    "gpu": "string!",
+    "gpu_count": "double!",
+    "gpu_memory_gib": "double!",
+    "vcpus": "int32!",
+    "memory_gib": "double!",
+    "nvme_gb": "double!",
+    "network_gbit_per_s": "double!",
+    "network_cards": "int32!",
+    "efa_cards": "int32!",
+    "interconnect": "string!",
+    "cpu_architecture": "string!",
+    "source": "string!",
+    "as_of": "date32!",
+}
+_OFFER_COLUMNS = {
+    "instance_type": "string!",
+    "region": "string!",
+    "zone_ids": "string",
+    "zone_ids_source": "string",
+    "zone_ids_as_of": "date32",
+    "on_demand_usd_per_hour": "double",
+    "on_demand_source": "string",
+    "on_demand_as_of": "date32",
+    "reserved_1yr_usd_per_hour": "double",
+    "reserved_1yr_source": "string",
+    "reserved_1yr_as_of": "date32",
+    "spot_usd_per_hour": "double",
+    "spot_source": "string",
+    "spot_as_of": "date32",
+    "spot_zone_id": "string",
+    "interruption_low": "double",
+    "interruption_high": "double",
+    "interruption_source": "string",
+    "interruption_as_of": "date32",
+}
+_UNIT_COLUMNS = {
+    "item": "string!",
+    "region": "string!",
+    "usd": "double!",
+    "source": "string!",
+    "as_of": "date32!",
+}
+# By the name of Tables' field. After a change of columns, raise snapshot.FORMAT_VERSION and rebuild the snapshot.
+TABLES: dict[str, _Table] = {
+    "instance_types": _Table(_TYPE_COLUMNS, _parse_type, _flatten_type),
+    "offers": _Table(_OFFER_COLUMNS, _parse_offer, _flatten_offer),
+    "unit_prices": _Table(_UNIT_COLUMNS, _parse_unit_price, _flatten_unit_price),
+}
+
+
+def parse_table(name: str, data: bytes) -> list[Any]:
+    """Rows of a parquet file of table ``name``.
+
+    Raises:
+        ValueError: it is not parquet, has other columns, or a row names an unknown GPU or unit price.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second. No threads: to start
+        # Arrow's (https://arrow.apache.org/docs/cpp/threading.html) takes longer than to read a thousand rows.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    except pa.ArrowException as error:
+        raise ValueError(f"is not parquet: {error}") from error
+    names = table.schema.names
+    if not table.schema.remove_metadata().equals(_schema(name)):
+        raise ValueError(f"has other columns than gpufleet {name} tables: {names}")
+    columns = [column.to_pylist() for column in table.columns]
+    parse = TABLES[name].parse
+    return [parse(dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]
+
+
+def encode_table(name: str, tables: Tables) -> bytes:
+    """Table ``name`` as a parquet file, sorted by its first two columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[Mapping[str, Any]] = [TABLES[name].flatten(row) for row in getattr(tables, name)]
+    rows.sort(key=lambda row: [str(value) for value in list(row.values())[:2]])
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(name)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _schema(name: str) -> pa.Schema:
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "double": pa.float64(), "int32": pa.int32(), "date32": pa.date32()}
+    return pa.schema(
+        [
+            pa.field(column, types[kind.rstrip("!")], nullable=not kind.endswith("!"))
+            for column, kind in TABLES[name].columns.items()
+        ]
+    )
