@@ -1,4 +1,4 @@
-"""What the best plan's parallelism was chosen over on the same nodes: the best of each other kind, and why it loses."""
+"""Alternatives: the layouts that a plan's own was chosen over on its nodes, and why each loses."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.errors import InvalidInputError
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Grid
 from optimizer.plan import FleetPlan
 from optimizer.search import layouts
+from optimizer.search.branch_and_bound import TIE, Configurations
 from optimizer.search.candidates import build_tables
-from optimizer.search.fastest import TIE, Search, estimate_configurations
+from optimizer.search.fastest import build_fastest, estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
+from optimizer.search.search_space import SearchSpace
 from optimizer.units import cents, rounded
+
+# Numbers of an alternative that no configuration of is legal.
+_NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
+    ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
+)
 
 
 def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchase) -> list[dict[str, Any]]:
-    """What ``plan`` was chosen over on its own type, region, purchase and node count, the cheapest first.
+    """Alternatives to ``plan`` on its own type, region, purchase and node count, the cheapest first.
 
-    One entry for each other combination of tensor, pipeline, context and expert parallelism, and for each other
-    sharding of the plan's own layout: its best configuration, or the one that comes nearest to fitting.
+    One entry for each other combination of splits, and for each other sharding of the plan's own layout: its best
+    configuration, or the one that comes nearest to fitting.
 
     Returns:
         For each: parallelism (as in a plan; null where none is legal), fits, peak_gib, limit_gib, step_time_s,
@@ -31,55 +39,66 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
         "dearer", "tie" or "not allowed") and why.
     """
     instance, nodes = purchase.offer.instance, plan.node_count
-    rows = layouts.build_layouts(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
-    search = Search(problem, [instance], [rows])
-    hours, peak_gib, limit_gib = search.everything()
-    # What does not fit comes after what does, the nearest to fitting first.
-    lacks = np.where(np.isfinite(hours), peak_gib - limit_gib, np.inf)
-    key = np.where(lacks <= 0, hours, 1e9 + lacks)
-    mine = plan.parallelism
-    own_layout = np.logical_and.reduce(
-        [getattr(rows, name) == getattr(mine, name) for name in ("data", *layouts.SPLITS)]
-    )
-    groups: list[Any] = []
-    for used in range(1 << len(layouts.SPLITS)):
-        names = [name for at, name in enumerate(layouts.SPLITS) if used >> at & 1]
-        if names != [name for name in layouts.SPLITS if getattr(mine, name) > 1]:
-            groups.append((search.used == used)[:, None, None])
-    for sharding in search.shardings:
-        if SHARDINGS[sharding] != mine.sharding:
-            groups.append(own_layout[:, None, None] & (search.shardings == sharding)[:, None])
-    found: list[dict[str, Any]] = []
-    picked: list[tuple[int, int, int]] = []
-    for group in groups:
-        chosen = np.where(group, key, np.inf)
-        best = np.unravel_index(int(chosen.argmin()), chosen.shape)
-        if np.isfinite(chosen[best]):
-            picked.append((int(best[0]), int(best[1]), int(best[2])))
-    if picked:
-        row, sharding_at, way_at = (np.array(column) for column in zip(*picked, strict=True))
-        configured = search.of_rows(row, sharding_at, way_at, hours[row, sharding_at, way_at])
-        (paid,) = build_tables(problem, [(configured, [purchase])])
-        estimates = estimate_configurations(problem, [(configured, at) for at in range(row.size)])
-        cell = {int(config): at for at, config in enumerate(paid.configuration)}
-        for at in range(row.size):
-            fits = bool(estimates.fits[at])
+    table = layouts.build_layouts(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
+    space = SearchSpace(problem, [instance], [table])
+    alternatives = []
+    chosen = _choose(space, plan)
+    if chosen.row.size:
+        fastest = build_fastest(space, chosen, chosen.row.size, chosen.row.size)
+        (candidates,) = build_tables(problem, [(fastest, [purchase])])
+        estimates = estimate_configurations(problem, [(fastest, i) for i in range(chosen.row.size)])
+        candidate = {int(configuration): row for row, configuration in enumerate(candidates.configuration)}
+        for i in range(chosen.row.size):
+            fits = bool(estimates.fits[i])
             entry: dict[str, Any] = {
-                "parallelism": configured.parallelism(at).model_dump(),
+                "parallelism": fastest.parallelism(i).model_dump(),
                 "fits": fits,
-                "peak_gib": rounded(estimates.peak_memory_gib[at]),
-                "limit_gib": rounded(estimates.limit_gib[at]),
-                "step_time_s": rounded(estimates.step_time_s[at]),
-                "hours_expected": rounded(paid.outcome.hours_expected[cell[at]]) if fits else None,
-                "cost_usd_expected": cents(paid.cost.expected[cell[at]]) if fits else None,
+                "peak_gib": rounded(estimates.peak_memory_gib[i]),
+                "limit_gib": rounded(estimates.limit_gib[i]),
+                "step_time_s": rounded(estimates.step_time_s[i]),
+                "hours_expected": rounded(candidates.outcome.hours_expected[candidate[i]]) if fits else None,
+                "cost_usd_expected": cents(candidates.cost.expected[candidate[i]]) if fits else None,
             }
-            slower = float(configured.train_hours[at]) / (plan.job.steps * plan.step_time_s / 3600) - 1
-            found.append(entry | _why_it_loses(entry, slower, plan))
-    found.sort(key=lambda entry: (not entry["fits"], entry["cost_usd_expected"] or entry["peak_gib"]))
-    return found + _illegal(problem, search.used, instance.ranks, nodes)
+            slower = float(fastest.train_hours[i]) / (plan.job.steps * plan.step_time_s / 3600) - 1
+            alternatives.append(entry | _explain_loss(entry, slower, plan))
+    alternatives.sort(key=lambda entry: (not entry["fits"], entry["cost_usd_expected"] or entry["peak_gib"]))
+    return alternatives + _list_illegal(problem, space.splits, instance.ranks, nodes)
 
 
-def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict[str, str]:
+def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
+    """The best setting of each other combination of splits, and of each other sharding of the plan's layout."""
+    settings, table, own = space.evaluate_all(), space.table, plan.parallelism
+    # Settings that do not fit come after those that do, the nearest to fitting first.
+    lack_gib = np.where(np.isfinite(settings.hours), settings.peak_gib - settings.limit_gib, np.inf)
+    key = np.where(lack_gib <= 0, settings.hours, 1e9 + lack_gib)
+    masks: list[NDArray[np.bool_]] = []
+    for splits in range(1 << len(layouts.SPLITS)):
+        names = tuple(name for bit, name in enumerate(layouts.SPLITS) if splits >> bit & 1)
+        if names != own.beyond_data:
+            masks.append((space.splits == splits)[:, None, None])
+    own_layout = np.logical_and.reduce(
+        [getattr(table, name) == getattr(own, name) for name in ("data", *layouts.SPLITS)]
+    )
+    for sharding in space.shardings:
+        if SHARDINGS[sharding] != own.sharding:
+            masks.append(own_layout[:, None, None] & (space.shardings == sharding)[:, None])
+    chosen = []
+    for mask in masks:
+        masked = np.where(mask, key, np.inf)
+        best = np.unravel_index(int(masked.argmin()), masked.shape)
+        if np.isfinite(masked[best]):
+            chosen.append(best)
+    row, sharding, checkpointing = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
+    return Configurations(
+        machine=np.zeros_like(row),
+        row=row,
+        sharding=space.shardings[sharding],
+        checkpointing=space.checkpointings[checkpointing],
+        hours=settings.hours[row, sharding, checkpointing],
+    )
+
+
+def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict[str, str]:
     if not entry["fits"]:
         return {
             "loses_by": "memory",
@@ -96,19 +115,17 @@ def _why_it_loses(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
     }
 
 
-def _illegal(problem: Problem, used: Any, ranks: int, nodes: int) -> list[dict[str, Any]]:
-    """Kinds of parallelism of which no configuration is legal here, or that the request leaves out."""
+def _list_illegal(problem: Problem, splits: NDArray[np.int64], ranks: int, nodes: int) -> list[dict[str, Any]]:
+    """Splits of which no configuration is legal here, or that the request leaves out."""
     model, recipe = problem.model, problem.recipe
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
-    )
-    found = []
-    for at, name in enumerate(layouts.SPLITS):
-        if (used >> at & 1).any() or (name == "expert" and not model.experts):
+    entries = []
+    for bit, name in enumerate(layouts.SPLITS):
+        if (splits >> bit & 1).any() or (name == "expert" and not model.experts):
             continue
-        entry = nothing | {"fits": False, "loses_by": "illegal"}
+        entry = _NO_CONFIGURATION | {"fits": False, "loses_by": "illegal"}
         if name not in problem.request.constraints.parallelism:
-            found.append(entry | {"loses_by": "not allowed", "why": f"{name}: the request's parallelism leaves it out"})
+            why = f"{name}: the request's parallelism leaves it out"
+            entries.append(entry | {"loses_by": "not allowed", "why": why})
             continue
         why = f"{name}: {nodes} x {ranks} GPUs cannot be split so"
         for size in layouts.divisors(ranks * nodes)[1:]:
@@ -122,5 +139,5 @@ def _illegal(problem: Problem, used: Any, ranks: int, nodes: int) -> list[dict[s
         else:
             if name == "context":
                 why = f"context: a rank would have fewer than {layouts.MIN_CONTEXT_TOKENS} of {recipe.seq_len} tokens"
-        found.append(entry | {"why": why})
-    return found
+        entries.append(entry | {"why": why})
+    return entries

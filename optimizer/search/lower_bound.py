@@ -1,93 +1,80 @@
-"""The least time of a configuration: what spares the search from evaluating most of them.
+"""``LowerBound``: the least hours that a row can take, cheap enough to spare the search most evaluations.
 
-The bound of a row of ``space``, with a sharding and a checkpointing, has the computation, the host's work and the
-communication of its layers, the pipeline's bubble, and the data-parallel communication that computation cannot hide;
-it leaves out the optimizer and the sends between stages. Computation comes from a table by (machine, tensor, context,
-expert, stages, micro-batch), of which there are few; data-parallel communication from one by (machine, layout).
+The bound of a row with a sharding and a checkpointing counts the computation, host work and communication of its
+layers, the pipeline's bubble, and the data-parallel communication that computation cannot hide. It omits the optimizer
+and the sends between stages. Few tables hold all of its terms: seconds of work (machine, tensor, context, expert,
+stages, micro-batch) and seconds of exchanges among data-parallel ranks (machine, layout).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.performance.communication import communication, data_communication
 from optimizer.performance.compute import compute
-from optimizer.performance.machines import Machines
 from optimizer.performance.step import always_shown
 from optimizer.performance.types import DDP, NONE, ZERO3
-from optimizer.search import layouts
+from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, first_indices
+from optimizer.search.search_space import SearchSpace
+from optimizer.search.tables import take_rows
 from optimizer.workload.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# What a configuration has of ``layouts.LayoutTable``: fields of Grid.
-COLUMNS = tuple(field.name for field in fields(layouts.LayoutTable) if field.name != "layout")
-# Configurations worked out together: intermediate arrays of this length stay in the processor's cache.
+# Exchanges computed together: intermediate arrays of this length stay in the processor's cache.
 _CHUNK = 4096
 
 
-class Floor:
+class _Exchange(NamedTuple):
+    """Seconds of data-parallel communication by (machine, kind of exchange)."""
+
+    exposed: Floats
+    hideable: Floats
+
+
+class LowerBound:
     """The least hours of rows, by machine, sharding and checkpointing.
 
-    A checkpointing is its position in ``checkpointings``; their number stands for none that fits: infinite hours.
+    A checkpointing is its index in ``SearchSpace.checkpointings``; their number stands for none that fits: infinite.
     """
 
-    def __init__(
-        self,
-        *,
-        machines: Machines,
-        tables: Sequence[layouts.LayoutTable],
-        table_of: Sequence[int],
-        first_rows: Sequence[Ints],
-        steps: Floats,
-        model: ModelSpec,
-        shardings: Ints,
-        checkpointings: Ints,
-    ) -> None:
-        """Work the tables out.
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        kinds = [_Kinds(table, space.model) for table in space.tables]
+        by_machine = [kinds[i] for i in space.table_index]
+        table = space.table
+        # Hours of a row for each second of a step, of a micro-batch, of a micro-batch's share of the bubble.
+        self._step_hours = space.steps / 3600
+        self._micro_batch_hours = self._step_hours * table.grad_accum
+        self._bubble_hours = self._step_hours * (table.pipeline - 1) / table.virtual_stages
+        self._row_work = np.concatenate([kind.row_work for kind in kinds])
+        self._row_exchange = np.concatenate([kind.row_exchange for kind in kinds])
+        self._first_work = np.cumsum([0, *(kind.work_shape.size for kind in by_machine)])
+        self._works = int(self._first_work[-1])
+        self._compute(by_machine)
+        self._communicate(by_machine)
 
-        Args:
-            machines: the machines.
-            tables, table_of: rows, and of each machine which of the tables it has.
-            first_rows: of each table, the first row of each layout.
-            steps: of the rows of all tables, one table after the other.
-            model, shardings, checkpointings: what is trained, and how it may be.
-        """
-        self.shardings, self.ways = shardings, checkpointings.size + 1
-        kinds = [_Kinds(table, first, model) for table, first in zip(tables, first_rows, strict=True)]
-        mine = [kinds[at] for at in table_of]
-        joined = {
-            n: np.concatenate([getattr(t, n) for t in tables]) for n in ("grad_accum", "pipeline", "virtual_stages")
-        }
-        # Hours of a row for each second: of a micro-batch, of what its bubble has, of a step.
-        self.step_hours = steps / 3600
-        self.passes = self.step_hours * joined["grad_accum"]
-        self.bubbles = self.step_hours * (joined["pipeline"] - 1) / joined["virtual_stages"]
-        self.work = np.concatenate([kind.work for kind in kinds])
-        self.group = np.concatenate([kind.group for kind in kinds])
-        self._compute(machines, mine, checkpointings)
-        self._communicate(machines, mine)
-
-    def _compute(self, machines: Machines, mine: Sequence[_Kinds], checkpointings: Ints) -> None:
-        """Seconds of a micro-batch on a stage, and those of its layers, by machine, kind of work and checkpointing."""
-        cells = [kind.cells for kind in mine]
-        machine = np.repeat(np.arange(len(mine)), [cell.tensor.size for cell in cells])
-        settings = {name: np.concatenate([getattr(cell, name) for cell in cells]) for name in COLUMNS}
+    def _compute(self, by_machine: Sequence[_Kinds]) -> None:
+        """Fill seconds of a micro-batch on the fullest stage, with and without the head, by checkpointing and work."""
+        machines, checkpointings = self._space.machines, self._space.checkpointings
+        shapes = [kind.shapes for kind in by_machine]
+        machine = np.repeat(np.arange(len(by_machine)), [shape.size for shape in shapes])
+        settings = {name: np.concatenate([getattr(shape, name) for shape in shapes]) for name in GRID_COLUMNS}
         ranks = np.array([instance.ranks for instance in machines.instances])[machine]
-        # As few ranks as there can be, so that nothing else is in it.
+        # The fewest nodes, so that nothing but the shape's own ranks counts.
         settings["nodes"] = -(-settings["tensor"] * settings["context"] * settings["expert"] // ranks)
         columns: dict[str, Any] = {name: values.astype(float) for name, values in settings.items()}
         columns |= {"sharding": float(DDP), "checkpointing": checkpointings[:, None].astype(float)}
-        # Under autocast a mixture's experts are slower than sharded, and the bound is of every sharding.
+        # Autocast makes a mixture's experts slower than sharded states do, and the bound holds for every sharding.
         x = replace(machines.inputs(machine, columns), autocast=0.0)
         work, sent = compute(x), communication(x)
-        # As in step.step_seconds: what shows of tensor and context ranks' communication.
+        # As in step.step_seconds: the exposed communication of tensor and context ranks.
         tensor = sent.tensor * np.where(x.overlaps_tensor > 0, x.coefficients.exposed_communication, 1.0)
         context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
         layers = work.layer_matmul + work.layer_attention + work.layer_elementwise + tensor + context + sent.expert
@@ -95,147 +82,142 @@ class Floor:
             np.broadcast_to(seconds, (checkpointings.size, machine.size))
             for seconds in (layers, work.head, work.host, work.waits, work.weights)
         ]
-        ends = np.cumsum([0, *(cell.tensor.size for cell in cells)]).tolist()
-        self.first_work = np.cumsum([0, *(kind.cell.size for kind in mine)])
-        self.works = int(self.first_work[-1])
-        # The last of each is for no checkpointing.
-        staged, second = np.zeros((self.ways, self.works)), np.full((self.ways, self.works), np.inf)
-        for at, kind in enumerate(mine):  # a machine at a time stays in the cache
+        ends = np.cumsum([0, *(shape.size for shape in shapes)]).tolist()
+        # The last row stands for no checkpointing that fits.
+        levels = checkpointings.size + 1
+        without_head, micro_batch = np.zeros((levels, self._works)), np.full((levels, self._works), np.inf)
+        for i, kind in enumerate(by_machine):  # a machine at a time stays in the cache
             layers_s, head_s, host_s, waits_s, weights_s = (
-                seconds[:, ends[at] : ends[at + 1]].take(kind.cell, axis=1) for seconds in parts
+                seconds[:, ends[i] : ends[i + 1]].take(kind.work_shape, axis=1) for seconds in parts
             )
-            layers_s *= kind.share
-            host_s *= kind.share
-            waits_s *= kind.share
-            own = slice(self.first_work[at], self.first_work[at + 1])
-            # A stage takes no less than its GPU, nor than its host; of the weights' copies it has at least an even
-            # share.
-            np.add(np.maximum(layers_s, host_s), waits_s, out=staged[:-1, own])
-            np.add(np.maximum(layers_s + head_s, host_s) + waits_s, weights_s / kind.stages, out=second[:-1, own])
-        self.second, self.staged = second.ravel(), staged.ravel()
+            layers_s *= kind.work_share
+            host_s *= kind.work_share
+            waits_s *= kind.work_share
+            own = slice(self._first_work[i], self._first_work[i + 1])
+            # A stage takes at least its GPU's time and its host's, and an even share of the weights' copies.
+            np.add(np.maximum(layers_s, host_s), waits_s, out=without_head[:-1, own])
+            busy_s = np.maximum(layers_s + head_s, host_s) + waits_s
+            np.add(busy_s, weights_s / kind.work_stages, out=micro_batch[:-1, own])
+        self._micro_batch_s, self._without_head_s = micro_batch.ravel(), without_head.ravel()
 
-    def _communicate(self, machines: Machines, mine: Sequence[_Kinds]) -> None:
-        """Seconds of data-parallel communication by sharding, machine and group: what always shows, and the rest."""
-        machine = np.repeat(np.arange(len(mine)), [kind.groups.nodes.size for kind in mine])
-        groups = [kind.groups for kind in mine]
-        columns = {name: np.concatenate([getattr(g, name) for g in groups]).astype(float) for name in COLUMNS}
-        found = np.empty((2, self.shardings.size, machine.size))
+    def _communicate(self, by_machine: Sequence[_Kinds]) -> None:
+        """Fill seconds of data-parallel communication, of each micro-batch and once a step, by sharding."""
+        space = self._space
+        exchanges = [kind.exchanges for kind in by_machine]
+        machine = np.repeat(np.arange(len(by_machine)), [exchange.size for exchange in exchanges])
+        columns = {name: np.concatenate([getattr(e, name) for e in exchanges]).astype(float) for name in GRID_COLUMNS}
+        micro_batch, once = np.empty((2, space.shardings.size, machine.size))
         always = np.empty(machine.size)
-        for at in range(0, machine.size, _CHUNK):
-            piece = slice(at, at + _CHUNK)
+        for start in range(0, machine.size, _CHUNK):
+            piece = slice(start, start + _CHUNK)
             settings: dict[str, Any] = {name: values[piece] for name, values in columns.items()}
             # Recomputing gathers no less.
-            settings |= {"sharding": self.shardings[:, None].astype(float), "checkpointing": float(NONE)}
-            x = machines.inputs(machine[piece], settings)
-            found[0, :, piece], found[1, :, piece] = data_communication(x)
+            settings |= {"sharding": space.shardings[:, None].astype(float), "checkpointing": float(NONE)}
+            x = space.machines.inputs(machine[piece], settings)
+            micro_batch[:, piece], once[:, piece] = data_communication(x)
             always[piece] = always_shown(x)
-        # Of each sharding, where there is any: what every micro-batch sends, and what a step sends once.
-        self.often, self.once = (
-            [(always * sent, (1.0 - always) * sent) if sent.any() else None for sent in every] for every in found
+        self._micro_batch_exchange, self._step_exchange = (
+            [_Exchange(always * sent, (1.0 - always) * sent) if sent.any() else None for sent in by_sharding]
+            for by_sharding in (micro_batch, once)
         )
-        self.first_group = np.cumsum([0, *(g.nodes.size for g in groups[:-1])])
+        self._first_exchange = np.cumsum([0, *(exchange.size for exchange in exchanges[:-1])])
 
-    def least_hours(self, machine: int, rows: slice, way: Ints) -> Floats:
-        """The bound of a machine's rows with a checkpointing each, without what data-parallel ranks send."""
-        at = way * self.works
-        at += self.work[rows]
-        at += self.first_work[machine]
-        hours = self.second.take(at)
-        hours *= self.passes[rows]
-        staged = self.staged.take(at)
-        staged *= self.bubbles[rows]
-        hours += staged
+    def least_hours(self, machine: int, rows: slice, checkpointing: Ints) -> Floats:
+        """Bound of a machine's rows, a checkpointing each, without data-parallel communication."""
+        index = checkpointing * self._works
+        index += self._row_work[rows]
+        index += self._first_work[machine]
+        hours = self._micro_batch_s.take(index)
+        hours *= self._micro_batch_hours[rows]
+        bubble = self._without_head_s.take(index)
+        bubble *= self._bubble_hours[rows]
+        hours += bubble
         return hours
 
-    def hours(self, machine: Ints | int, row: Ints, way: Ints) -> Floats:
-        """The bound of rows with a checkpointing for each sharding: shardings x rows."""
-        work = self.work[row] + self.first_work[machine]
-        group = self.group[row] + self.first_group[machine]
-        passes, bubbles, step_hours = self.passes[row], self.bubbles[row], self.step_hours[row]
-        settings = way * self.works
-        settings += work
-        hours = np.empty(way.shape)
-        for which, sharding in enumerate(self.shardings):
-            at = settings[which]
-            second = self.second.take(at)
-            total = np.multiply(passes, second, out=hours[which])
-            total += bubbles * self.staged.take(at)
+    def hours(self, machine: Ints | int, row: Ints, checkpointing: Ints) -> Floats:
+        """Bound of rows with a checkpointing for each sharding: shardings x rows."""
+        work = self._row_work[row] + self._first_work[machine]
+        exchange = self._row_exchange[row] + self._first_exchange[machine]
+        micro_batch_hours, step_hours = self._micro_batch_hours[row], self._step_hours[row]
+        bubble_hours = self._bubble_hours[row]
+        indices = checkpointing * self._works
+        indices += work
+        hours = np.empty(checkpointing.shape)
+        for i, sharding in enumerate(self._space.shardings):
+            micro_batch_s = self._micro_batch_s.take(indices[i])
+            total = np.multiply(micro_batch_hours, micro_batch_s, out=hours[i])
+            total += bubble_hours * self._without_head_s.take(indices[i])
             # As in step.step_seconds: a step with more computation hides more, and never takes less.
-            room = second * (2.0 / 3.0)
-            often, once = self.often[which], self.once[which]
-            if often is not None:
-                shown, hidden = (seconds.take(group) for seconds in often)
-                shown += np.maximum(hidden - (second if sharding >= ZERO3 else room), 0.0)
-                shown *= passes
-                total += shown
+            room = micro_batch_s * (2.0 / 3.0)
+            each, once = self._micro_batch_exchange[i], self._step_exchange[i]
+            if each is not None:
+                exposed, hideable = each.exposed.take(exchange), each.hideable.take(exchange)
+                exposed += np.maximum(hideable - (micro_batch_s if sharding >= ZERO3 else room), 0.0)
+                exposed *= micro_batch_hours
+                total += exposed
                 if once is not None:
-                    room = np.maximum(room - hidden, 0.0)
+                    room = np.maximum(room - hideable, 0.0)
             if once is not None:
-                shown, hidden = (seconds.take(group) for seconds in once)
-                shown += np.maximum(hidden - room, 0.0)
-                shown *= step_hours
-                total += shown
+                exposed, hideable = once.exposed.take(exchange), once.hideable.take(exchange)
+                exposed += np.maximum(hideable - room, 0.0)
+                exposed *= step_hours
+                total += exposed
         return hours
 
 
 class _Kinds:
-    """What differs among the rows of one table, as the tables of a Floor see them.
+    """The distinct kinds of computation and of exchange among the rows of one table.
 
     Attributes:
-        cells: one row for each kind of layer and micro-batch.
-        cell, stages: of each kind of work (a cell and its number of stages).
-        share: of the layers, that the fullest of so many stages has.
-        work: of each row, its kind of work.
-        groups: one row for each kind of data-parallel ranks.
-        group: of each row, its kind of data-parallel ranks.
+        shapes: a row for each (tensor, context, expert, micro-batch): the time of a layer depends on nothing else.
+        work_shape, work_stages: of each kind of work, its shape and number of stages.
+        work_share: share of the layers that the fullest stage has.
+        row_work: of each row, its kind of work.
+        exchanges: a row for each kind of data-parallel ranks.
+        row_exchange: of each row, its kind of exchange.
     """
 
-    def __init__(self, table: layouts.LayoutTable, first_row: Ints, model: ModelSpec) -> None:
-        layouts = table.take(first_row)
+    def __init__(self, table: LayoutTable, model: ModelSpec) -> None:
+        first = take_rows(table, table.first_rows)  # a row for each layout
         sizes, size = distinct(table.micro_batch)
-        layer_codes, layer = distinct(_code(layouts.tensor, layouts.context, layouts.expert))
-        stage_codes, stage = distinct(_code(layer, layouts.pipeline))
-        layer_first, stage_first = (_first_of(c.size, at) for c, at in ((layer_codes, layer), (stage_codes, stage)))
-        one = np.ones(layer_codes.size * sizes.size, dtype=np.int64)
-        kept = layouts.take(np.repeat(layer_first, sizes.size))
-        self.cells = replace(
-            kept,
-            data=kept.expert,
+        meshes, mesh = distinct(_encode(first.tensor, first.context, first.expert))
+        pipelines, pipeline = distinct(_encode(mesh, first.pipeline))
+        mesh_layout, pipeline_layout = first_indices(meshes.size, mesh), first_indices(pipelines.size, pipeline)
+        one = np.ones(meshes.size * sizes.size, dtype=np.int64)
+        shapes = take_rows(first, np.repeat(mesh_layout, sizes.size))
+        self.shapes = replace(
+            shapes,
+            data=shapes.expert,
             pipeline=one,
             virtual_stages=one,
             grad_accum=one,
-            micro_batch=np.tile(sizes, layer_codes.size),
+            micro_batch=np.tile(sizes, meshes.size),
         )
-        self.cell = (layer[stage_first, None] * sizes.size + np.arange(sizes.size)).ravel()
-        self.stages = np.repeat(layouts.pipeline[stage_first], sizes.size)
+        self.work_shape = (mesh[pipeline_layout, None] * sizes.size + np.arange(sizes.size)).ravel()
+        self.work_stages = np.repeat(first.pipeline[pipeline_layout], sizes.size)
         layers = model.layers
-        self.share = np.ceil(layers / self.stages) / layers if layers else np.ones(self.stages.size)
-        self.work = stage[table.layout] * sizes.size + size
+        self.work_share = np.ceil(layers / self.work_stages) / layers if layers else np.ones(self.work_stages.size)
+        self.row_work = pipeline[table.layout] * sizes.size + size
         # Nodes follow from the others: a node has as many ranks on all rows of a table.
-        ranks = layouts.data * layouts.context
-        codes, group = distinct(_code(ranks, layouts.tensor, layouts.pipeline, layouts.expert))
-        kept = layouts.take(_first_of(codes.size, group))
-        self.groups = replace(kept, data=kept.data * kept.context, context=np.ones_like(kept.context))
-        self.group = group[table.layout]
+        ranks = first.data * first.context
+        codes, exchange = distinct(_encode(ranks, first.tensor, first.pipeline, first.expert))
+        exchanges = take_rows(first, first_indices(codes.size, exchange))
+        self.exchanges = replace(
+            exchanges, data=exchanges.data * exchanges.context, context=np.ones_like(exchanges.context)
+        )
+        self.row_exchange = exchange[table.layout]
 
 
 def distinct(values: Ints) -> tuple[Ints, Ints]:
-    """The distinct values, sorted, and the place of each value in them; np.unique would import numpy.ma first."""
+    """The distinct values, sorted, and the index of each value in them; np.unique would import numpy.ma first."""
     ordered = np.sort(values)
-    found = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
-    return found, np.searchsorted(found, values)
+    unique = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
+    return unique, np.searchsorted(unique, values)
 
 
-def _code(*columns: Ints) -> Ints:
+def _encode(*columns: Ints) -> Ints:
     """One number for each combination of numbers from 0."""
     code = np.zeros_like(columns[0])
     for column in columns:
         code = code * (int(column.max()) + 1) + column
     return code
-
-
-def _first_of(count: int, place: Ints) -> Ints:
-    """Of each of ``count`` places, the first element that has it."""
-    first = np.empty(count, dtype=np.int64)
-    first[place[::-1]] = np.arange(place.size)[::-1]
-    return first

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.hardware import InstanceType
+from optimizer.performance.evaluate import limit_gib
+from optimizer.performance.types import DDP, SHARDINGS
 from optimizer.request import Constraints
+from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
+from optimizer.search.search_space import SearchSpace
 
 Binding = Literal[
     "memory",
@@ -154,4 +158,33 @@ def reject_limits(
         f"drain, the budget is {budget:,.2f} USD",
         cheapest,
         budget,
+    )
+
+
+def reject_memory(space: SearchSpace, machine: int, rows: NDArray[np.int64]) -> Rejection:
+    """The rejection of a machine of which none of the weighed ``rows`` fits: the one that comes nearest."""
+    instance = space.machines.instances[machine]
+    memory = space.memory(rows)
+    allowed_gib = limit_gib(space.machines.memory_bytes[machine], memory.nccl_gib)
+    lack_gib = memory.peak_gib - allowed_gib
+    if not np.isfinite(lack_gib).any():
+        shardings = ", ".join(SHARDINGS[sharding] for sharding in space.shardings)
+        return Rejection(
+            instance_type=instance.name,
+            reason=f"one GPU has nothing to shard its state over, and sharding is {shardings}",
+            binding_constraint="sharding",
+            value=shardings,
+            limit=SHARDINGS[DDP],
+        )
+    nearest = int(np.flatnonzero((lack_gib == lack_gib.min()).any(axis=(0, 1)))[-1])
+    setting = np.unravel_index(int(lack_gib[:, :, nearest].argmin()), lack_gib.shape[:2])
+    needed, allowed = float(memory.peak_gib[(*setting, nearest)]), float(allowed_gib[nearest])
+    layout = describe_layout(space.table, int(rows[nearest]), SHARDINGS[space.shardings[setting[0]]])
+    return Rejection(
+        instance_type=instance.name,
+        reason=f"the smallest step needs {needed:.1f} GiB a GPU ({layout}), "
+        f"and {instance.gpu.name} leaves {allowed:.1f} GiB",
+        binding_constraint="memory",
+        value=needed,
+        limit=allowed,
     )

@@ -26,10 +26,13 @@ from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.request import request_from_dict
 from optimizer.search import layouts
+from optimizer.search.branch_and_bound import TIE, FastestSearch
 from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
-from optimizer.search.fastest import TIE, Fastest, Search, estimate_configurations, find_fastest
+from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
 from optimizer.search.problem import Amount, Problem
 from optimizer.search.rejections import Rejection
+from optimizer.search.search_space import SearchSpace
+from optimizer.search.tables import take_rows
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -238,42 +241,44 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
     calibration = load_calibration()
     instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
     asked = problem(model, recipe, batch_limit=480, max_nodes=9)
-    search = Search(
+    space = SearchSpace(
         asked, instances, [layouts.build_layouts(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances]
     )
+    search = FastestSearch(space)
     # Nothing is known to be faster yet, so what the bound leaves out is what cannot fit.
-    machine, row, group, bound = search.bounded()
-    assert (group == search.groups(machine, row)).all()
-    assert (np.diff(machine * search.table.size + row) > 0).all()
+    bounded = search.bound_split_rows()
+    assert (bounded.slot == space.slot(bounded.machine, bounded.row)).all()
+    assert (np.diff(bounded.machine * space.table.size + bounded.row) > 0).all()
+    for index, rows in enumerate(space.machine_rows):
+        left_out = np.setdiff1d(np.arange(rows.start, rows.stop, 7), bounded.row)
+        left_out = left_out[space.splits[left_out] > 0]
+        memory = space.memory(left_out)
+        assert (memory.peak_gib > limit_gib(space.machines.memory_bytes[index], memory.nccl_gib)).all()
     # Every row of both types would be 100,000 evaluations more; each seventh is as good a witness.
-    machine, row, bound = machine[::7], row[::7], bound[::7]
-    for at, rows_of in enumerate(search.slices):
-        left_out = np.setdiff1d(np.arange(rows_of.start, rows_of.stop, 7), search.bounded()[1])
-        left_out = left_out[search.used[left_out] > 0]
-        peak_gib, nccl_gib = search._needed_gib(left_out)
-        assert (peak_gib > limit_gib(search.machines.memory_bytes[at], nccl_gib)).all()
-    table = search.table.take(row)
+    bounded = take_rows(bounded, slice(None, None, 7))
+    table = take_rows(space.table, bounded.row)
     beaten = 0
-    for at, instance in enumerate(instances):
-        mine = machine == at
-        columns = {key: getattr(table, key)[mine][:, None, None] for key in (*FIELDS, "micro_batch", "grad_accum")}
+    for index, instance in enumerate(instances):
+        own = bounded.machine == index
+        row, rows = bounded.row[own], space.machine_rows[index]
+        columns = {key: getattr(table, key)[own][:, None, None] for key in (*FIELDS, "micro_batch", "grad_accum")}
         grid = Grid(
-            nodes=table.nodes[mine][:, None, None],
+            nodes=table.nodes[own][:, None, None],
             **columns,
-            sharding=search.shardings[:, None],
-            checkpointing=search.checkpointings,
+            sharding=space.shardings[:, None],
+            checkpointing=space.checkpointings,
         )
-        found = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration)
-        hours = search.steps[row[mine]][:, None, None] * found.step_time_s / 3600
-        for way in range(search.checkpointings.size):
-            same = np.full((search.shardings.size, int(mine.sum())), way)
-            floor = search.floor.hours(at, row[mine], same)
-            assert (floor <= hours[:, :, way].T * (1 + 1e-12)).all()
-            rough = search.floor.least_hours(at, search.slices[at], np.full(search.table.size, way)[search.slices[at]])
-            assert (rough[row[mine] - search.slices[at].start] <= floor.min(axis=0) * (1 + 1e-12)).all()
-        possible = np.moveaxis(search.shards, -1, 0)[row[mine]]
-        fitting = np.where(found.fits & possible, hours, np.inf).min(axis=(1, 2))
-        assert (bound[mine] <= fitting * (1 + 1e-12)).all()
+        estimates = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration)
+        hours = space.steps[row][:, None, None] * estimates.step_time_s / 3600
+        for checkpointing in range(space.checkpointings.size):
+            same = np.full((space.shardings.size, row.size), checkpointing)
+            bound = search.bound.hours(index, row, same)
+            assert (bound <= hours[:, :, checkpointing].T * (1 + 1e-12)).all()
+            rough = search.bound.least_hours(index, rows, np.full(space.table.size, checkpointing)[rows])
+            assert (rough[row - rows.start] <= bound.min(axis=0) * (1 + 1e-12)).all()
+        possible = np.moveaxis(space.can_shard, -1, 0)[row]
+        fitting = np.where(estimates.fits & possible, hours, np.inf).min(axis=(1, 2))
+        assert (bounded.hours[own] <= fitting * (1 + 1e-12)).all()
         beaten += int(np.isfinite(fitting).sum())
     assert beaten > 20 or name == "llama-3.1-405b"
 
@@ -345,7 +350,7 @@ def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
     rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 7))
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
-        mine = rows.take(rows.layout == layout)
+        mine = take_rows(rows, rows.layout == layout)
         assert mine.micro_batch[0] == mine.micro_batch.min() and mine.virtual_stages[0] == 1
         assert all(len(np.unique(ranks)) == 1 for ranks in (mine.nodes, mine.data, mine.tensor, mine.pipeline))
 

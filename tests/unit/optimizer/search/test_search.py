@@ -25,8 +25,8 @@ from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardwar
 from optimizer.plan import FleetPlan, read_plan
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
+from optimizer.search.branch_and_bound import TIE
 from optimizer.search.candidates import CandidateTable, find_candidates
-from optimizer.search.fastest import TIE
 from optimizer.search.plan_builder import PlanBuilder, can_stand_in
 from optimizer.search.problem import Amount, Problem
 from optimizer.search.ranking import pareto_front

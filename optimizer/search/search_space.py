@@ -1,0 +1,175 @@
+"""The search space: layouts on several machines at once, with everything about a row that no evaluation changes.
+
+A row is an index in the joined layout table, a machine an index in ``machines.instances``. Arrays of settings have the
+shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.hardware import InstanceType
+from optimizer.performance.calibration import POOLED, model_kind
+from optimizer.performance.evaluate import needed_gib, room_gib, step_s
+from optimizer.performance.machines import Machines
+from optimizer.search import layouts
+from optimizer.search.confidence import measured_splits
+from optimizer.search.layouts import LayoutTable
+from optimizer.search.problem import Problem
+from optimizer.search.tables import join_rows, take_rows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Levels of ``SearchSpace.confidence``.
+CONFIDENCE_LEVELS = 3
+# Rows whose memory is computed together: with fewer, numpy's calls dominate; with more, arrays miss the cache.
+_ROWS_TOGETHER = 4096
+
+
+class Memory(NamedTuple):
+    """Memory of rows, GiB.
+
+    Attributes:
+        peak_gib: shardings x checkpointings x rows; infinite where there is nothing to shard.
+        nccl_gib: of each row, NCCL's buffers.
+    """
+
+    peak_gib: Floats
+    nccl_gib: Floats
+
+
+class Settings(NamedTuple):
+    """Every setting of one machine, of shape rows x shardings x checkpointings.
+
+    Attributes:
+        hours: useful training; infinite where there is nothing to shard.
+        peak_gib, limit_gib: memory of a rank.
+    """
+
+    hours: Floats
+    peak_gib: Floats
+    limit_gib: Floats
+
+
+class SearchSpace:
+    """Rows of several machines.
+
+    Attributes:
+        model: the model.
+        machines: the machines.
+        table: the layout tables, joined, each once.
+        table_rows: rows of each table.
+        tables: the tables again, as views of ``table``.
+        table_index, machine_rows: of each machine, its table and that table's rows.
+        shardings, checkpointings: values of Grid that are searched.
+        can_shard: mask of shape shardings x 1 x rows.
+        settings: of each row, its legal combinations of sharding and checkpointing.
+        steps: of each row, optimizer steps of the training.
+        splits: of each row, bits as of ``LayoutTable.splits``.
+    """
+
+    def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[LayoutTable]) -> None:
+        """Join the layout tables of machines; a table may be several machines'."""
+        recipe, calibration, self.model = problem.recipe, problem.calibration, problem.model
+        self.machines = Machines.build(instances, recipe, self.model, calibration)
+        distinct = list({id(table): table for table in tables}.values())
+        self.table_index = [next(i for i, one in enumerate(distinct) if one is table) for table in tables]
+        self.table = join_rows(distinct)
+        ends = np.cumsum([0, *(table.size for table in distinct)]).tolist()
+        self.table_rows = [slice(start, end) for start, end in pairwise(ends)]
+        self.tables = [take_rows(self.table, rows) for rows in self.table_rows]
+        self.machine_rows = [self.table_rows[i] for i in self.table_index]
+        self.shardings = layouts.allowed_shardings(recipe)
+        self.checkpointings = layouts.allowed_checkpointings(self.model)
+        self.can_shard = layouts.can_shard(self.table, self.shardings)[:, None]
+        self.settings = np.count_nonzero(self.can_shard, axis=(0, 1)) * self.checkpointings.size
+        self.steps = np.ceil(problem.amount.samples / self.table.batch)
+        self.splits = self.table.splits
+        kind, self._pooled_error = model_kind(self.model), calibration.residuals[POOLED].relative_error
+        self._errors = np.array(
+            [
+                calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind).relative_error
+                for i in self.machines.instances
+            ]
+        )
+        measured = [
+            sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
+            for i in self.machines.instances
+        ]
+        # Bits of the splits without a measured run; none where the GPU is no better known than the pooled runs.
+        self.unmeasured = ~np.where(self._errors < self._pooled_error, measured, -1)
+        # Slots of one machine: its node counts from 0, times the levels of confidence.
+        self.machine_slots = (int(self.table.nodes.max()) + 1) * CONFIDENCE_LEVELS
+
+    def confidence(self, machine: Ints | int, row: Ints | slice) -> Ints:
+        """0 for data parallelism alone, 1 for measured splits only, 2 with an unmeasured split."""
+        splits = self.splits[row]
+        return np.where(splits == 0, 0, 1 + ((splits & self.unmeasured[machine]) != 0))
+
+    def slot(self, machine: Ints | int, row: Ints | slice) -> Ints:
+        """Number of the (machine, node count, confidence) for which a row competes, in this order."""
+        confidence = self.confidence(machine, row)
+        return machine * self.machine_slots + self.table.nodes[row] * CONFIDENCE_LEVELS + confidence
+
+    def relative_error(self, machine: Ints, row: Ints) -> Floats:
+        """Error of the estimates; that of the pooled runs with an unmeasured split."""
+        return np.where(self.confidence(machine, row) < 2, self._errors[machine], self._pooled_error)
+
+    def columns(self, row: Ints) -> dict[str, Any]:
+        """Fields of Grid but sharding and checkpointing, one value a row."""
+        return {name: getattr(self.table, name)[row].astype(float) for name in layouts.GRID_COLUMNS}
+
+    def memory(self, row: Ints, **columns: Floats) -> Memory:
+        """Memory that rows need in each setting, with ``columns`` in place of their own."""
+        peak_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
+        nccl_gib = np.empty(row.size)
+        table = self.table
+        for start in range(0, row.size, _ROWS_TOGETHER):
+            piece = slice(start, start + _ROWS_TOGETHER)
+            rows = row[piece]
+            ranks = table.data[rows] * table.tensor[rows] * table.pipeline[rows] * table.context[rows]
+            grid = self._grid(rows) | {name: values[piece] for name, values in columns.items()}
+            peak, nccl_gib[piece] = needed_gib(self.machines.inputs_without_gpu(ranks / table.nodes[rows], grid))
+            peak_gib[:, :, piece] = np.where(self.can_shard[:, :, rows], peak, np.inf)
+        return Memory(peak_gib, nccl_gib)
+
+    def least_memory(self, row: Ints) -> Memory:
+        """A lower bound of the memory of layouts, given their first rows."""
+        # A larger micro-batch has fewer in flight, of more samples each.
+        accum = np.where(self.table.pipeline[row] > 1, self.table.grad_accum[row], 1)
+        return self.memory(row, grad_accum=accum.astype(float))
+
+    def first_fitting(self, fits: NDArray[np.bool_]) -> Ints:
+        """Index of the first checkpointing that fits, by sharding and row; their number where none does.
+
+        It is the fastest that fits: recomputing more is never faster.
+
+        Args:
+            fits: shardings x checkpointings x rows.
+        """
+        first = np.full((fits.shape[0], fits.shape[2]), self.checkpointings.size)
+        for index in range(self.checkpointings.size)[::-1]:
+            first[fits[:, index]] = index
+        return first
+
+    def evaluate_all(self) -> Settings:
+        """Evaluate every setting of a space with one machine."""
+        row = np.arange(self.table.size)
+        inputs = self.machines.inputs(np.zeros_like(row), self._grid(row))
+        shape = (self.shardings.size, self.checkpointings.size, row.size)
+        hours = np.where(self.can_shard, self.steps * step_s(inputs) / 3600, np.inf)
+        parts = (hours, *room_gib(inputs))
+        return Settings(*(np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in parts))
+
+    def _grid(self, row: Ints) -> dict[str, Any]:
+        """Fields of Grid, of shape shardings x checkpointings x rows."""
+        return self.columns(row) | {
+            "sharding": self.shardings[:, None, None].astype(float),
+            "checkpointing": self.checkpointings[:, None].astype(float),
+        }
