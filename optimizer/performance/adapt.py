@@ -1,75 +1,73 @@
-"""Adapt a calibration to a user's own runs: move the shipped one as far as those runs prove.
+"""Adapt a calibration to user runs: move the shipped coefficients as far as the runs prove.
 
-Thrown together with the shipped rows, a user's few would be outvoted by hundreds from other machines, or, weighted as a
-suite of their own, be fitted to the last digit. So the shipped calibration is the prior: each coefficient that the
-user's rows use may leave its shipped value at a cost that grows with the distance over its spread, and each row pulls
-as much as it proves (``fit``'s spreads and robust loss). What that buys, on suites the shipped rows do not hold:
-docs/calibration.md, measured by tests/benchmarks/accuracy.py.
+A fit to all rows would let hundreds of shipped rows outvote a user's few; weighted as a suite of their own, the few
+would be fitted to the last digit. So the shipped calibration is the prior: each coefficient that a user's row uses may
+leave its shipped value at a cost that grows with the distance over its spread, and each row pulls as much as it proves
+(``fit``'s spreads and robust loss). docs/calibration.md has the gain on suites that the shipped rows do not hold,
+measured by tests/benchmarks/accuracy.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
 
 from optimizer.performance.calibrate import folds
 from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual, model_kind, residual_key
-from optimizer.performance.fit import HUBER, START, factors
+from optimizer.performance.evaluate import step_s
+from optimizer.performance.fit import START, factors, robust
+from optimizer.performance.inputs import stack, stack_coefficients
 from optimizer.performance.measured_runs import MeasuredRun, log_errors
 from optimizer.performance.types import Floats
 
-# Error of a user's row, in log units: rows of one set-up share most of theirs, so each proves less than a shipped row.
-# Machines with the same GPU and framework differ less than GPUs and frameworks do: half their spread. Of 0.1 and 0.2,
-# and of 0.25, 0.5 and 1, these did least harm to rows the calibration knew already and most good to suites it did not
-# (the shipped rows, as tests/benchmarks/accuracy.py measures it, 2026-11-21).
+# Error of a user's row, in log units: rows of one set-up share most of their error, so each proves less than a shipped
+# row. Machines with the same GPU and framework differ less than GPUs and frameworks do: half their spread. Of 0.1 and
+# 0.2, and of 0.25, 0.5 and 1, these did least harm to rows the calibration knew already and most good to suites that it
+# did not (the shipped rows, as tests/benchmarks/accuracy.py measures, 2026-11-21).
 ROW_ERROR = 0.2
 KNOWN_SPREAD = 0.5
-# The error that the shipped calibration gives a GPU counts as two rows' beside the errors of the user's own.
+# The error that the shipped calibration gives a GPU weighs as two rows beside the errors of the user's own.
 PRIOR_ROWS = 2
 
-_STEP = 1e-3  # of the numerical derivative, in log units
-_LONGEST = 0.5  # step of one iteration, in log units
-_ITERATIONS = 20
-_ENOUGH = 1e-4  # of a step, in log units
+_ENOUGH = 1e-8  # relative improvement below which the fit ends
 
 Key = tuple[str, str]  # field of Calibration, and the key in it
 Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
 def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
-    """``base`` with the coefficients that ``rows`` use moved towards them; residuals and provenance stay the base's."""
-    spread_of = {key: _spread(base, rows, *key) for key in sorted({key for row in rows for key in _own(row)})}
-    keys = [key for key, spread in spread_of.items() if spread > 0]
-    values = {key: _value(base, *key) for key in keys}
-    spreads = np.array([spread_of[key] for key in keys])
+    """Move the coefficients of ``base`` that ``rows`` use towards them; residuals and provenance stay the base's."""
+    spreads = {key: _spread(base, rows, *key) for key in sorted({key for row in rows for key in _own_factors(row)})}
+    spreads = {key: spread for key, spread in spreads.items() if spread > 0}
+    if not spreads:
+        return base
+    inputs = stack([row.setup.inputs(None) for row in rows])
+    measured = np.log([row.step_time_s for row in rows])
 
-    def moved(theta: Floats) -> Calibration:
+    def move(theta: Floats, digits: int) -> Calibration:
         update: dict[str, dict[str, float]] = {}
-        for (field, key), log in zip(keys, theta, strict=True):
-            value = min(values[field, key] * math.exp(log), START[field].most)
-            update.setdefault(field, dict(getattr(base, field)))[key] = float(f"{value:.6g}")
+        for (field, key), log in zip(spreads, theta, strict=True):
+            value = min(_value(base, field, key) * math.exp(log), START[field].most)
+            update.setdefault(field, dict(getattr(base, field)))[key] = float(f"{value:.{digits}g}")
         return base.model_copy(update=update)
 
-    theta = np.zeros(len(keys))
-    for _ in range(_ITERATIONS if keys else 0):
-        error = log_errors(rows, moved(theta))
-        nudged = [(log_errors(rows, moved(theta + _STEP * unit)) - error) / _STEP for unit in np.eye(len(keys))]
-        jacobian = np.stack(nudged, axis=1)
-        # Gauss-Newton with Huber's weights: a row that is far off pulls as if it were HUBER off.
-        weights = np.minimum(1.0, HUBER / np.maximum(np.abs(error), HUBER)) / ROW_ERROR**2
-        curvature = (jacobian * weights[:, None]).T @ jacobian + np.diag(1 / spreads**2)
-        gradient = jacobian.T @ (weights * error) + theta / spreads**2
-        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST, _LONGEST)
-        theta = theta - step
-        if np.abs(step).max() < _ENOUGH:
-            break
-    return moved(theta)
+    def residuals(theta: Floats) -> Floats:
+        moved = move(theta, digits=17)
+        coefficients = [moved.coefficients(row.setup.hardware.gpu, row.setup.recipe) for row in rows]
+        error = np.log(step_s(replace(inputs, coefficients=stack_coefficients(coefficients)))) - measured
+        return np.concatenate([robust(error) / ROW_ERROR, theta / np.array(list(spreads.values()))])
+
+    solution = least_squares(residuals, np.zeros(len(spreads)), method="lm", ftol=_ENOUGH)
+    return move(solution.x, digits=6)
 
 
 def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
-    """log(predicted / measured) step time of each row, from ``fitter`` given the rows of the other models only.
+    """Compute log(predicted / measured) step time of each row, from ``fitter`` given the rows of other models only.
 
     With one model, given the other rows; a single row is predicted by ``fitter`` of none.
     """
@@ -82,53 +80,58 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
-    """``base``'s residuals with those of the rows' GPUs brought up to date.
+    """Bring ``base``'s residuals of the rows' GPUs up to date.
 
     The error is the root mean square of the rows' own, left out of the fit, and of the error the base gives the GPU
-    (as PRIOR_ROWS rows). Rows of a single model never show how other models fare, so with one model it does not go
-    below the smallest error of the base.
+    (as PRIOR_ROWS rows). Rows of a single model never show how other models fare, so with one model the error does not
+    go below the smallest of the base.
     """
-    found = dict(base.residuals)
-    floor = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    keys = [
-        residual_key(row.setup.hardware.gpu, row.setup.recipe.precision, row.setup.recipe.framework) for row in rows
-    ]
-    groups = {key: [index for index, name in enumerate(keys) if name == key] for key in sorted(set(keys))}
-    for kind in KINDS:
-        groups[kind] = [index for index, row in enumerate(rows) if model_kind(row.setup.model) == kind]
-    for key, mine in groups.items():
-        if not mine:
+    updated = dict(base.residuals)
+    least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
+    setups = [row.setup for row in rows]
+    table = pd.DataFrame(
+        {
+            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
+            "kind": [model_kind(setup.model) for setup in setups],
+            "model": [setup.model.name for setup in setups],
+            "square": left_out**2,
+        }
+    )
+    groups = [(str(key), own) for key, own in table.groupby("key")]
+    groups += [(kind, table[table.kind == kind]) for kind in KINDS]
+    for key, own in groups:
+        if own.empty:
             continue
         before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
-        squares = float(np.sum(left_out[mine] ** 2)) + PRIOR_ROWS * before.relative_error**2
-        error = math.sqrt(squares / (len(mine) + PRIOR_ROWS))
-        if len({rows[index].setup.model.name for index in mine}) == 1:
-            error = max(error, min(floor, before.relative_error))
-        found[key] = Residual(rows=before.rows + len(mine), relative_error=round(error, 4))
-    return found
+        squares = float(own.square.sum()) + PRIOR_ROWS * before.relative_error**2
+        error = math.sqrt(squares / (len(own) + PRIOR_ROWS))
+        if own.model.nunique() == 1:
+            error = max(error, min(least, before.relative_error))
+        updated[key] = Residual(rows=before.rows + len(own), relative_error=round(error, 4))
+    return updated
 
 
-def _own(row: MeasuredRun) -> set[Key]:
+def _own_factors(row: MeasuredRun) -> set[Key]:
     """The coefficients that are the row's own: of each of its products, the most special key of each field."""
-    found = set()
+    own: set[Key] = set()
     for names in factors(row.setup).values():
-        found |= set({field: key for field, key in names if key != POOLED}.items())
-    return found
+        own |= set({field: key for field, key in names if key != POOLED}.items())
+    return own
 
 
 def _value(base: Calibration, field: str, key: str) -> float:
-    """What ``base`` takes for the key: its value, else its processor's or framework's, else the pooled one."""
+    """Value that ``base`` uses for the key: its own, else its processor's or framework's, else the pooled one."""
     values: dict[str, float] = getattr(base, field)
     return values.get(key, values.get(key.split()[0], values.get(POOLED, 1.0)))
 
 
 def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
-    """How far the coefficient may move, in log units."""
+    """Distance that the coefficient may move, in log units."""
     if key in getattr(base, field):
         return START[field].group * KNOWN_SPREAD
     spread = START[field].group
     if field == "matmul_efficiency":
-        # The fit's spread is for processors of data centres; the calibration's own error says how far others may be.
-        gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own(row)]
+        # The fit's spread is for processors of data centres; the calibration's own error covers other processors.
+        gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own_factors(row)]
         spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
     return spread

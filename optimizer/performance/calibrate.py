@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import date
 
 import numpy as np
+import pandas as pd
+from scipy.stats import norm, t
 
 from optimizer.errors import InvalidInputError
 from optimizer.performance.calibration import (
@@ -36,9 +38,6 @@ DRAWN_ROWS = 20
 # Parts of a cross-validation.
 FOLDS = 8
 
-# Quantile of Student's t at which a normal distribution has its standard deviation (0.8413), by degrees of freedom.
-T_QUANTILE = {1: 1.837, 2: 1.321, 3: 1.197, 4: 1.142, 5: 1.111, 6: 1.091, 7: 1.077, 8: 1.067, 9: 1.059}
-
 
 def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) -> Calibration:
     """Fit a calibration to ``rows``, with residuals by GPU and, for other GPUs, from leaving one processor out.
@@ -51,21 +50,27 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
     fitted = fit_rows(rows)
     errors = cross_validated_errors(rows)
     setups = [row.setup for row in rows]
-    keys = [residual_key(setup.hardware.gpu, setup.recipe.precision, setup.recipe.framework) for setup in setups]
+    table = pd.DataFrame(
+        {
+            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
+            "kind": [model_kind(setup.model) for setup in setups],
+            "processor": [die(setup.hardware.gpu) for setup in setups],
+            "framework": [framework_name(setup.recipe.framework) for setup in setups],
+            "row": rows,
+            "error": errors,
+        }
+    )
     residuals = {}
-    for key in sorted(set(keys)):
-        own_errors = errors[[index for index, own_key in enumerate(keys) if own_key == key]]
-        drawn = math.sqrt((np.sum(own_errors**2) + DRAWN_ROWS * _rms(errors) ** 2) / (len(own_errors) + DRAWN_ROWS))
-        residuals[key] = Residual(rows=len(own_errors), relative_error=round(drawn, 4))
-    processors = [die(setup.hardware.gpu) for setup in setups]
-    frameworks = [framework_name(setup.recipe.framework) for setup in setups]
-    new_gpu = _error_of_one_more(_left_out_errors(rows, processors, frameworks, new_gpus=True))
-    new_framework = _error_of_one_more(_left_out_errors(rows, frameworks, processors, new_gpus=False))
+    for key, own in table.groupby("key").error:
+        drawn = math.sqrt(((own**2).sum() + DRAWN_ROWS * _rms(errors) ** 2) / (len(own) + DRAWN_ROWS))
+        residuals[str(key)] = Residual(rows=len(own), relative_error=round(drawn, 4))
+    new_gpu = _error_of_one_more(_left_out_errors(table, "processor", "framework"))
+    new_framework = _error_of_one_more(_left_out_errors(table, "framework", "processor"))
     residuals[POOLED] = Residual(rows=0, relative_error=round(max(new_gpu, LEAST_ERROR_OF_A_NEW_GPU), 4))
     residuals[NEW_FRAMEWORK] = Residual(rows=0, relative_error=round(new_framework, 4))
     for kind in KINDS:
-        own = [float(error) for setup, error in zip(setups, errors, strict=True) if model_kind(setup.model) == kind]
-        residuals[kind] = Residual(rows=len(own), relative_error=round(_error_of_one_more(own), 4))
+        kind_errors = table.error[table.kind == kind].tolist()
+        residuals[kind] = Residual(rows=len(kind_errors), relative_error=round(_error_of_one_more(kind_errors), 4))
     update = {"residuals": residuals, "source": source, "as_of": as_of, "command": command}
     return fitted.model_copy(update=update)
 
@@ -108,21 +113,19 @@ def cross_validated_errors(rows: Sequence[MeasuredRun]) -> Floats:
     return errors
 
 
-def _left_out_errors(
-    rows: Sequence[MeasuredRun], own: Sequence[str], other: Sequence[str], *, new_gpus: bool
-) -> list[float]:
-    """Error of predicting each kind of ``own`` (the rows' processors, say) from a fit to the rest.
+def _left_out_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
+    """Errors of predicting each value of ``column`` (processor or framework) from a fit to the rest.
 
-    To judge one new kind alone, only rows count whose ``other`` kind (framework, say) the rest knows. With
-    ``new_gpus`` the power limit of the processor left out is unknown too.
+    To judge one new value alone, only rows count whose ``other`` column has a value that the rest knows. A processor
+    left out has its power limit unknown too.
     """
     errors = []
-    for kind in sorted(set(own)):
-        known = {name for name, row_kind in zip(other, own, strict=True) if row_kind != kind}
-        rest = [row for row, row_kind in zip(rows, own, strict=True) if row_kind != kind]
-        left = [row for row, row_kind, name in zip(rows, own, other, strict=True) if row_kind == kind and name in known]
-        if left and rest:
-            errors.append(_rms(log_errors(left, fit_rows(rest), new_gpus=new_gpus)))
+    for value, left in table.groupby(column):
+        rest = table[table[column] != value]
+        left = left[left[other].isin(rest[other])]
+        if len(left) and len(rest):
+            fitted = fit_rows(rest.row.tolist())
+            errors.append(_rms(log_errors(left.row.tolist(), fitted, new_gpus=column == "processor")))
     return errors
 
 
@@ -136,7 +139,8 @@ def _error_of_one_more(left_out: Sequence[float]) -> float:
     if count < 2:
         return math.log(2)
     spread = math.sqrt(sum(error * error for error in left_out) / count)
-    return spread * T_QUANTILE.get(count - 1, 1.05) * math.sqrt(1 + 1 / count)
+    # Student's t at the quantile of a normal distribution's standard deviation (0.8413).
+    return spread * float(t.ppf(norm.cdf(1), count - 1)) * math.sqrt(1 + 1 / count)
 
 
 def _rms(errors: Floats) -> float:

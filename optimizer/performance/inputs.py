@@ -139,8 +139,13 @@ def with_columns(x: Inputs, columns: Mapping[str, Number], coefficients: Mapping
 
 def stack(rows: Sequence[Inputs]) -> Inputs:
     """Join Inputs of single configurations into one of arrays, one element a row."""
-    coefficients = Coefficients(**_stack_columns([row.coefficients for row in rows]))
+    coefficients = stack_coefficients([row.coefficients for row in rows])
     return Inputs(**_stack_columns(rows, leave_out=("coefficients", "module")), coefficients=coefficients)
+
+
+def stack_coefficients(rows: Sequence[Coefficients]) -> Coefficients:
+    """Join coefficients into arrays, one element a row."""
+    return Coefficients(**_stack_columns(rows))
 
 
 def _stack_columns(rows: Sequence[Any], leave_out: Sequence[str] = ()) -> dict[str, Any]:
