@@ -1,4 +1,4 @@
-"""What a node reports: ``control/nodes/<instance id>.json``, written by ``tell_controller`` of bootstrap/fleet.sh.
+"""A node's report: ``control/nodes/<instance id>.json``, written by ``tell_controller`` of bootstrap/fleet.sh.
 
 A node overwrites its report when its state changes (bootstrap/README.md says what exit_status and step hold)::
 

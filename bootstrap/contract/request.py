@@ -16,7 +16,7 @@ Want = Literal["run", "stop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PersonRequest:
-    """What a person wants; ``by`` is the person's ARN."""
+    """A request to run or to stop, with the person's ARN."""
 
     schema_version: Literal[1]
     want: Want

@@ -29,7 +29,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
             new = replace(new, report=report.state, reported_at=report.modified_at)
         new = replace(
             new,
-            # Of a node that came and went between two ticks, its report proves that it served.
+            # A report proves the service of a node that came and went between two ticks.
             served=old.served or key in in_service or new.report not in (None, "unfit"),
             interrupted=old.interrupted or key in interrupted,
             rebalanced=old.rebalanced or key in seen.rebalanced,

@@ -1,4 +1,4 @@
-"""What one tick observes: read by ``gather``, judged by ``decide``."""
+"""One tick's observation: ``gather`` reads it, ``decide`` applies the rules to it."""
 
 from __future__ import annotations
 

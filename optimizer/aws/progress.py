@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Beside the checkpoints; each object has a minute of events.
+# Folder beside the checkpoints; each object has a minute of events.
 LEDGER_FOLDER = "ledger/"
 SEGMENTS_READ = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """The run at its newest event.
+    """The training at its newest event.
 
     Attributes:
         step: optimizer steps done and not rolled back.
         saved_step: steps that the newest complete checkpoint holds; None where the events read name none.
         at: time of the event, UTC.
-        steps_per_second: since training last (re)started, checkpoints included; None before two marks.
-        measured_s: seconds that speed is of.
+        steps_per_second: since training last (re)started, checkpoints included; None before two events with steps.
+        measured_s: seconds over which the speed is measured.
         finished: whether the training ended well.
     """
 
@@ -38,63 +38,55 @@ class TrainingProgress:
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
-    """The newest quarter of an hour of the ledger; None where no training wrote one."""
+    """Read the newest quarter of an hour of the ledger; None where no training wrote one."""
     pages = client.get_paginator("list_objects_v2").paginate(
         Bucket=bucket, Prefix=f"{checkpoint_prefix}/{LEDGER_FOLDER}"
     )
     segments = sorted(
         (item for page in pages for item in page.get("Contents", [])), key=lambda item: item["LastModified"]
     )[-SEGMENTS_READ:]
-    lines = [
-        line
-        for segment in segments
-        for line in client.get_object(Bucket=bucket, Key=segment["Key"])["Body"]
-        .read()
-        .decode(errors="replace")
-        .splitlines()
-    ]
-    return progress_of(lines)
+    bodies = [client.get_object(Bucket=bucket, Key=segment["Key"])["Body"].read() for segment in segments]
+    return parse_progress(line for body in bodies for line in body.decode(errors="replace").splitlines())
 
 
-def progress_of(lines: Iterable[str]) -> TrainingProgress | None:
-    """What ledger lines say, in any order; a line that is no event is passed over, as the ledger's own reader does."""
-    events = sorted(filter(None, map(_event, lines)), key=lambda event: float(event["t"]))
+def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
+    """Fold ledger lines in any order; a line that is no event is skipped, as the ledger's own reader does."""
+    events = sorted(filter(None, map(_parse_event, lines)), key=lambda event: float(event["t"]))
     step: int | None = None
     saved: int | None = None
     finished = False
-    mark: tuple[float, int] | None = None
+    first: tuple[float, int] | None = None
     last: tuple[float, int] | None = None
     for event in events:
-        kind, at, at_step = event["event"], float(event["t"]), event.get("step")
-        if kind == "commit":
+        if event["event"] == "commit":
             saved = max(saved or 0, int(event["step"]))
             continue
-        if kind == "start":
-            mark = last = None
-        if at_step is None:
+        if event["event"] == "start":
+            first = last = None
+        if event.get("step") is None:
             continue
-        finished = kind == "done"
-        step = int(at_step)
-        if kind == "train" or mark is None:
-            mark = (at, step)
-        last = (at, step)
+        finished = event["event"] == "done"
+        step = int(event["step"])
+        last = (float(event["t"]), step)
+        if event["event"] == "train" or first is None:
+            first = last
     if step is None:
         return None
-    speed, measured = None, 0.0
-    if mark is not None and last is not None and last[0] > mark[0] and last[1] > mark[1]:
-        measured = last[0] - mark[0]
-        speed = (last[1] - mark[1]) / measured
+    speed, measured_s = None, 0.0
+    if first is not None and last is not None and last[0] > first[0] and last[1] > first[1]:
+        measured_s = last[0] - first[0]
+        speed = (last[1] - first[1]) / measured_s
     return TrainingProgress(
         step=step,
         saved_step=saved,
         at=datetime.fromtimestamp(float(events[-1]["t"]), UTC),
         steps_per_second=speed,
-        measured_s=measured,
+        measured_s=measured_s,
         finished=finished,
     )
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _parse_event(line: str) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
         float(event["t"]), str(event["event"])

@@ -30,8 +30,7 @@ def command(stack: str, directory: Path) -> None:
     from optimizer.aws.actuals import read_group
     from optimizer.aws.drain import RAISING_PROCESSES
 
-    file = read_stack(stack, directory)
-    names, caller = resolve_names(file)
+    names, caller = resolve_names(read_stack(stack, directory))
     autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
     try:
         if read_group(autoscaling, names.group) is None:
@@ -40,14 +39,14 @@ def command(stack: str, directory: Path) -> None:
                 why="there is nothing to start",
                 next_step=f"pulumi up --stack {stack}",
             )
-        # A stop that had to do without the controller suspended them.
+        # `gpufleet stop` suspends them where no controller answers.
         autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
         state = control.read_state(s3, names.bucket, names.control_prefix)
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
         raise GpufleetError(f"stack {stack} cannot be resumed: {errors.reason(error)}") from error
-    ask(file, names, caller, "run")
+    ask(names, caller, "run")
     click.echo(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):
         last = "never ticked" if state is None else f"last ticked {state.updated_at:%Y-%m-%d %H:%M:%SZ}"

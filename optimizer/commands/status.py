@@ -1,4 +1,4 @@
-"""``gpufleet status``: what a stack does now, against what its plan said."""
+"""``gpufleet status``: show a deployed stack: phase, money, nodes, and predicted against actual."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Launches that failed before say nothing of why nodes are missing now.
-FAILURES_OF = timedelta(hours=24)
+# Older failures do not explain why nodes are missing now.
+FAILURES_WINDOW = timedelta(hours=24)
 # Keys of the controller's state that --format json has.
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
@@ -41,9 +41,9 @@ MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "act
 
 @dataclass(kw_only=True)
 class Reading:
-    """What could be read of a stack; None, or empty, for what is not there or could not be read.
+    """Parts of a deployed stack; a part that is absent or cannot be read is None or empty.
 
-    ``unread`` says of each part that could not be read why.
+    ``unread`` holds the reason for each part that cannot be read.
     """
 
     at: datetime
@@ -56,7 +56,7 @@ class Reading:
     unread: dict[str, str] = field(default_factory=dict)
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
-        """``call()``, or ``otherwise`` and a reason where AWS does not answer or answers with what it should not."""
+        """Return ``call()``; ``otherwise``, with an entry in ``unread``, where AWS fails or the object is malformed."""
         from optimizer.aws import errors
 
         try:
@@ -84,7 +84,7 @@ Example:
     "watch_s",
     type=click.FloatRange(min=5),
     metavar="SECONDS",
-    help="Show it again every so many seconds, until Ctrl-C.",
+    help="Repeat every so many seconds, until Ctrl-C.",
 )
 @format_option
 def command(stack: str, directory: Path, watch_s: float | None, output_format: str) -> None:
@@ -117,7 +117,7 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
 
 
 def read(names: Names, now: datetime) -> Reading:
-    """Ask for each part of a stack.
+    """Read each part of a stack.
 
     Raises:
         DataMissingError: there is no group and no state: the stack is not deployed.
@@ -143,10 +143,9 @@ def read(names: Names, now: datetime) -> Reading:
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, ids), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
+        since = now - FAILURES_WINDOW
         reading.failures = reading.attempt(
-            "failed launches",
-            lambda: actuals.read_failures(autoscaling, names.group, since=now - FAILURES_OF),
-            (),
+            "failed launches", lambda: actuals.read_failures(autoscaling, names.group, since=since), ()
         )
     reading.metrics = reading.attempt(
         "metrics",
@@ -157,54 +156,51 @@ def read(names: Names, now: datetime) -> Reading:
 
 
 def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
-    """Predicted against actual, one row a measure; None where there is nothing to say."""
+    """Compare predicted and actual, one row a measure; None where a value is unknown."""
     state, job = reading.state, plan.job
-    progress = current_progress(reading)
-    measured = {name: found.value for name, found in reading.metrics.items()}
-    unit = "samples" if job.seq_len == 1 else "tokens"
+    progress = _current_progress(reading)
+    metrics = {name: metric.value for name, metric in reading.metrics.items()}
     steps_per_s = progress.steps_per_second if progress else None
-    speed = steps_per_s * job.global_batch * job.seq_len if steps_per_s else measured.get("TokensPerSecond")
-    speed_note = f"ledger, {progress.measured_s / 60:.0f} min" if progress and steps_per_s else "CloudWatch"
-    hours = _hours_so_far(state, reading.at)
-    left = None
-    if progress is not None and not progress.finished and steps_per_s:
+    if progress and steps_per_s:
+        speed: float | None = steps_per_s * job.global_batch * job.seq_len
+        speed_note = f"ledger, {progress.measured_s / 60:.0f} min"
+    else:
+        speed = metrics.get("TokensPerSecond")
+        speed_note = "CloudWatch" if speed else ""
+    left = arrival = projected = None
+    if progress and steps_per_s and not progress.finished:
         left = max(0, job.steps - progress.step) / steps_per_s / 3600
-    limits = {"ceiling": state.ceiling_usd if state else None, "p95 of the plan": plan.cost_usd.p95}
-    projected = state.spent_usd + state.usd_per_hour * left if state and left is not None else None
-    return [
-        _row("steps", "steps", job.steps, progress.step if progress else None, _saved(progress)),
-        _row("speed", f"{unit}/s", plan.tokens_per_second, speed, speed_note if speed else ""),
-        _row("GPU utilization", "%", None, measured.get("GpuUtilizationPercent"), "mean of the nodes"),
-        _row(
-            "GPU memory",
-            "GiB",
-            plan.memory.peak_gib,
-            measured.get("GpuMemoryUsedGiB"),
-            "fullest GPU, mean of the nodes",
+        arrival = f"done at {_utc(reading.at + timedelta(hours=left))} at this speed"
+        projected = state.spent_usd + state.usd_per_hour * left if state else None
+    spent_usd, usd_per_hour, interruptions = (
+        (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
+    )
+    ceiling = f"ceiling {state.ceiling_usd:,.2f}, " if state and state.ceiling_usd is not None else ""
+    rows: list[tuple[str, str, float | None, float | None, str]] = [
+        ("steps", "steps", job.steps, progress.step if progress else None, _saved_note(progress)),
+        ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
+        ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the nodes"),
+        ("GPU memory", "GiB", plan.memory.peak_gib, metrics.get("GpuMemoryUsedGiB"), "fullest GPU, mean of the nodes"),
+        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, usd_per_hour, "now"),
+        ("hours", "h", plan.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
+        ("hours left", "h", None, left, arrival or ""),
+        ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
+        (
+            "cost at the end",
+            "USD",
+            plan.cost_usd.expected,
+            projected,
+            f"{ceiling}p95 of the plan {plan.cost_usd.p95:,.2f}",
         ),
-        _row(
-            "cost per hour",
-            "USD/h",
-            plan.cost_usd.expected / plan.hours.expected,
-            state.usd_per_hour if state else None,
-            "now",
-        ),
-        _row("hours", "h", plan.hours.expected, hours, "since the run began"),
-        _row("hours left", "h", None, left, _arrival(reading.at, left)),
-        _row(
-            "cost so far", "USD", None, state.spent_usd if state else None, "controller's meter, at the plan's prices"
-        ),
-        _row("cost at the end", "USD", plan.cost_usd.expected, projected, _limits(limits)),
-        _row("interruptions", "", plan.interruption.expected_count, state.interruptions if state else None, ""),
+        ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
+    return [dict(zip(MEASURES, row, strict=True)) for row in rows]
 
 
-def current_progress(reading: Reading) -> TrainingProgress | None:
-    """The training's progress, unless it is an earlier run's."""
-    found, state = reading.progress, reading.state
-    if found is None or (state is not None and found.at < state.run_started_at):
-        return None
-    return found
+def _current_progress(reading: Reading) -> TrainingProgress | None:
+    """Return the training's progress, unless it is an earlier run's."""
+    progress, state = reading.progress, reading.state
+    return None if progress and state and progress.at < state.run_started_at else progress
 
 
 def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
@@ -216,28 +212,16 @@ def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
     return max(0.0, (end - state.run_started_at).total_seconds() / 3600)
 
 
-def _row(measure: str, unit: str, predicted: float | None, actual: float | None, note: str) -> dict[str, Any]:
-    return {"measure": measure, "unit": unit, "predicted": predicted, "actual": actual, "note": note}
-
-
-def _limits(limits: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {usd:,.2f}" for name, usd in limits.items() if usd is not None)
-
-
-def _saved(progress: TrainingProgress | None) -> str:
+def _saved_note(progress: TrainingProgress | None) -> str:
     if progress is None:
         return ""
     saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"
-    return f"{saved}, at {_time(progress.at)}"
-
-
-def _arrival(now: datetime, hours: float | None) -> str:
-    return "" if hours is None else f"done at {_time(now + timedelta(hours=hours))} at this speed"
+    return f"{saved}, at {_utc(progress.at)}"
 
 
 def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole reading, for machines."""
-    state, progress = reading.state, current_progress(reading)
+    """Build the JSON document of a reading."""
+    state, progress = reading.state, _current_progress(reading)
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": names.stack,
@@ -256,7 +240,7 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict
         "group": None if reading.group is None else asdict(reading.group),
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": None if progress is None else asdict(progress),
-        "metrics": {name: asdict(found) for name, found in reading.metrics.items()},
+        "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
         "measures": measures,
         "unread": reading.unread,
     }
@@ -264,7 +248,7 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict
 
 def _state_as_json(state: ControllerState) -> dict[str, Any]:
     data = to_json(state)
-    instances = {key: {name: found[name] for name in INSTANCE_KEYS} for key, found in data["instances"].items()}
+    instances = {key: {name: meter[name] for name in INSTANCE_KEYS} for key, meter in data["instances"].items()}
     return {name: data[name] for name in STATE_KEYS} | {"instances": instances}
 
 
@@ -276,7 +260,11 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
     if reading.group is not None and reading.group.nodes:
         click.echo("")
         rows = [
-            {**asdict(node), "protected": "yes" if node.protected else "no", "launched_at": _time(node.launched_at)}
+            {
+                **asdict(node),
+                "protected": "yes" if node.protected else "no",
+                "launched_at": _utc(node.launched_at),
+            }
             for node in reading.group.nodes
         ]
         columns = {
@@ -291,25 +279,25 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
         }
         write_table(rows, columns)
     for failure in reading.failures:
-        click.echo(f"\nlaunch failed at {_time(failure.at)}: {failure.message}")
+        click.echo(f"\nlaunch failed at {_utc(failure.at)}: {failure.message}")
 
 
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:
-    """Phase and reason, nodes, and what a person must know first."""
+    """Write the lines above the tables: the phase with its reason, the nodes, and all that keeps the fleet down."""
     state, group = reading.state, reading.group
     lines = [f"{plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for {plan.job.model}"]
     if state is None:
         lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
     else:
         after = f", then {state.after}" if state.after else ""
-        lines.append(f"{state.phase}{after} since {_time(state.since)}: {state.reason}")
+        lines.append(f"{state.phase}{after} since {_utc(state.since)}: {state.reason}")
         if state.is_silent(reading.at):
             lines.append(
                 f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "
                 "ends the nodes; look at its log group, and `gpufleet stop` ends the nodes without it"
             )
         if state.next_attempt_at is not None:
-            lines.append(f"next start at {_time(state.next_attempt_at)}")
+            lines.append(f"next start at {_utc(state.next_attempt_at)}")
         if state.on_demand:
             lines.append("on-demand nodes stand in for spot nodes that did not come")
         if state.last_failure:
@@ -320,9 +308,9 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
     elif "group" not in reading.unread:
         lines.append("there is no Auto Scaling group: no node runs")
     if reading.request is not None and reading.request.want == "stop":
-        lines.append(f"asked to stop at {_time(reading.request.at)} by {reading.request.by}")
+        lines.append(f"asked to stop at {_utc(reading.request.at)} by {reading.request.by}")
     return lines
 
 
-def _time(moment: datetime | None) -> str:
+def _utc(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

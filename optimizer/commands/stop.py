@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import stack_options
-from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from infra.naming import Names
 
 AFTERWARDS = (
-    "No node runs. What is left costs by the hour (endpoints, key, dashboard): `pulumi destroy --exclude-protected "
-    "--stack {stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` goes on training."
+    "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `pulumi destroy "
+    "--exclude-protected --stack {stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` "
+    "goes on training."
 )
 
 
-def ask(file: StackFile, names: Names, caller: str, want: Want) -> None:
-    """Write what is wanted into the stack's bucket, for its controller.
+def ask(names: Names, caller: str, want: Want) -> None:
+    """Write a request into the stack's bucket, for its controller.
 
     Raises:
-        GpufleetError: it cannot be written; a bucket that does not exist has no controller, either, and is no error.
+        GpufleetError: the request cannot be written. A missing bucket is no error: such a stack has no controller.
     """
     from optimizer.aws import clients, control, errors
 
@@ -58,18 +59,18 @@ Example:
 """
 )
 @stack_options
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it until no node is left.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow the drain until no node is left.")
 @click.option(
     "--timeout",
     metavar="TIME",
-    help="How long a node may take for its last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
+    help="Time limit of a node's last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
 )
 def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
     Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the group's
     size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
-    the timeout, this command does it itself: it always ends. Progress is on standard error.
+    the timeout, this command does the same itself: it always ends. Progress is on standard error.
     """
     try:
         save = timedelta(hours=parse_hours(timeout)) if timeout else None
@@ -77,7 +78,7 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
         raise click.BadParameter(str(error), param_hint="--timeout") from error
     file = read_stack(stack, directory)
     names, caller = resolve_names(file)
-    ask(file, names, caller, "stop")
+    ask(names, caller, "stop")
     if not wait:
         click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
@@ -112,6 +113,6 @@ def _follow(names: Names, save: timedelta) -> None:
     if drain.completed:
         click.echo(
             f"{len(drain.completed)} nodes did not complete their hooks themselves ({', '.join(drain.completed)}): "
-            "what they had not saved is lost, the last complete checkpoint counts",
+            "steps after the last complete checkpoint are lost",
             err=True,
         )

@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from bootstrap.training.ledger.writer import Ledger
-from optimizer.aws.progress import progress_of
+from optimizer.aws.progress import parse_progress
 
 T = 1_760_000_000.0
 
@@ -14,7 +14,7 @@ def lines(*events: dict[str, Any]) -> list[str]:
 
 
 def test_speed_is_of_the_time_since_training_restarted_checkpoints_included() -> None:
-    found = progress_of(
+    found = parse_progress(
         lines(
             {"event": "start", "t": T},
             {"event": "train", "t": T + 60, "step": 100},
@@ -35,19 +35,19 @@ def test_speed_is_of_the_time_since_training_restarted_checkpoints_included() ->
 
 
 def test_a_rolled_back_step_counts_as_the_ledger_says() -> None:
-    found = progress_of(lines({"event": "progress", "t": T, "step": 50}, {"event": "train", "t": T + 9, "step": 40}))
+    found = parse_progress(lines({"event": "progress", "t": T, "step": 50}, {"event": "train", "t": T + 9, "step": 40}))
     assert found is not None and (found.step, found.steps_per_second) == (40, None)
 
 
 def test_the_end_is_seen_and_torn_lines_are_passed_over() -> None:
     events = lines({"event": "train", "t": T, "step": 0}, {"event": "done", "t": T + 100, "step": 2000})
-    found = progress_of(["", "{torn", '"text"', '{"t": 1}', '{"event": "commit", "t": 2}', *events])
+    found = parse_progress(["", "{torn", '"text"', '{"t": 1}', '{"event": "commit", "t": 2}', *events])
     assert found is not None and found.finished and found.step == 2000 and found.steps_per_second == 20
 
 
 def test_nothing_is_no_progress() -> None:
-    assert progress_of([]) is None
-    assert progress_of(lines({"event": "start", "t": T})) is None
+    assert parse_progress([]) is None
+    assert parse_progress(lines({"event": "start", "t": T})) is None
 
 
 class Sink:
@@ -71,8 +71,8 @@ def test_it_reads_what_the_training_writes() -> None:
     ledger.progress(7, force=True)
     ledger.commit(7, bytes=1)
     ledger.end("stop", 8, "notice")
-    found = progress_of(Sink.written)
+    found = parse_progress(Sink.written)
     assert found is not None and (found.step, found.saved_step, found.finished) == (8, 7, False)
     ledger.end("done", 9, "")
-    found = progress_of(Sink.written)
+    found = parse_progress(Sink.written)
     assert found is not None and found.finished

@@ -51,7 +51,7 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
     assert deployed.group.nodes == ()
     # The nodes had the time that their plan's checkpoint takes, which is what their hook waits.
     assert clock.slept >= timedelta(seconds=sample_plan().terminate_timeout_s)
-    assert all(node in err for node in nodes) and "what they had not saved is lost" in err
+    assert all(node in err for node in nodes) and "steps after the last complete checkpoint are lost" in err
     assert f"pulumi destroy --exclude-protected --stack {deployed.names.stack}" in out
 
 
