@@ -84,7 +84,7 @@ def main(*, starts_nodes: bool = True) -> None:
                 node_group_id=security.node_group_id,
                 bucket=storage.bucket,
             ),
-            # Its nodes pull their images through the endpoints.
+            # The cluster's nodes pull their images through the endpoints.
             pulumi.ResourceOptions(depends_on=[network, storage]),
         )
     profile_arn = cluster.instance_profile_arn if cluster else security.instance_profile_arn
@@ -110,7 +110,7 @@ def main(*, starts_nodes: bool = True) -> None:
             placement_group=network.placement_group,
             node_config=cluster.node_config if cluster else "",
         ),
-        # A node needs its endpoints, permissions and files the moment it starts, and goes before they do.
+        # A node needs its endpoints, permissions and files from its start to its end.
         pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *([cluster] if cluster else [])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
@@ -127,7 +127,7 @@ def main(*, starts_nodes: bool = True) -> None:
             group_name=fleet.group_name,
             train_archive=storage.train_archive,
         ),
-        # It starts nodes as soon as it runs, so it comes after everything they need, and goes before.
+        # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
         pulumi.ResourceOptions(depends_on=[fleet, observability]),
     )
 
@@ -142,7 +142,7 @@ def main(*, starts_nodes: bool = True) -> None:
     pulumi.export("log_group", observability.log_group)
     pulumi.export("image", {"id": image.id, "name": image.name})
     if cluster:
-        # What `gpufleet manifest` needs besides the plan (infra.kubernetes.manifests.ClusterFacts).
+        # infra.kubernetes.manifests.ClusterFacts, for `gpufleet manifest`.
         pulumi.export(
             "kubernetes",
             {

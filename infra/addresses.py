@@ -7,18 +7,18 @@ import ipaddress
 # Network, router, DNS, future use, broadcast: https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
 AWS_RESERVED = 5
 _SMALLEST_PREFIX = 28
-# Zones of a region are numbered from 1 ("use1-az6"), and no region has more than six so far.
+# Zones of a region are numbered from 1 ("use1-az6"); no region has more than six so far.
 ZONES = 7
 
 
 def zone_slot(zone_id: str) -> int:
-    """Which of ``ZONES`` ranges is a zone's, whatever other zones the fleet uses: 1 of "use1-az2".
+    """Index of a zone's range among ``ZONES`` ranges, the same whatever other zones the fleet uses: 1 of "use1-az2".
 
-    A fleet that moves to another zone makes its subnets there before it leaves the old ones, so the ranges of two zones
-    must be two: https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+    A fleet that moves to another zone makes its subnets there before it leaves the old ones, so two zones need two
+    ranges: https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
 
     Raises:
-        ValueError: not a zone id, or a number nobody has seen.
+        ValueError: not a zone id, or a number above ``ZONES``.
     """
     number = zone_id.rpartition("-az")[2]
     if not (number.isdecimal() and 1 <= int(number) <= ZONES):
@@ -29,13 +29,13 @@ def zone_slot(zone_id: str) -> int:
 def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: int) -> list[ipaddress.IPv4Network]:
     """Split ``vpc`` into equal ranges, as large as they can be: one a zone, and a last one left for ``service_ranges``.
 
-    The last is left even where nothing needs it yet: a subnet cannot shrink, so a NAT gateway that is wanted later
-    would otherwise mean new subnets for running nodes.
+    The last range stays free from the start: a subnet cannot shrink, so a later NAT gateway would otherwise mean new
+    subnets for running nodes.
 
     Args:
         vpc: range of the VPC, /16 to /28.
         zones: number of ranges, 1 or more.
-        addresses_per_zone: addresses each must hold besides the five AWS keeps.
+        addresses_per_zone: addresses that a range must hold beside the five that AWS keeps.
 
     Raises:
         ValueError: the ranges would be too small.
@@ -59,10 +59,10 @@ def service_ranges(vpc: ipaddress.IPv4Network, zones: int, count: int) -> list[i
     Args:
         vpc: range of the VPC, /16 to /28.
         zones: as for ``subnet_ranges``.
-        count: how many.
+        count: number of ranges.
 
     Raises:
-        ValueError: what the nodes' subnets leave has fewer.
+        ValueError: the nodes' subnets leave fewer.
     """
     free = 2 ** max(0, _SMALLEST_PREFIX - vpc.prefixlen - zones.bit_length())
     if vpc.prefixlen + zones.bit_length() > _SMALLEST_PREFIX or count > free:

@@ -30,9 +30,7 @@ class Bundle:
 
 
 def build(source: Path = SOURCE) -> Bundle:
-    """Pack what nodes need of the bootstrap package as ``bootstrap/``.
-
-    A new controller, or a word changed in a README.md, changes no node.
+    """Pack the nodes' part of the bootstrap package as ``bootstrap/``; a new controller or README.md changes no node.
 
     Raises:
         FileNotFoundError: ``source`` has no node_init.sh, so a node would have nothing to run.
@@ -44,13 +42,13 @@ def build(source: Path = SOURCE) -> Bundle:
 
 def files_of(source: Path) -> list[Path]:
     """The files of a folder that belong into an archive: no caches, nothing hidden (.git, .env), no links."""
-    found = []
+    files = []
     for path in sorted(source.rglob("*")):
         inside = path.relative_to(source).parts
         hidden = any(part.startswith(".") for part in inside)
         if path.is_file() and not path.is_symlink() and not hidden and "__pycache__" not in inside:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
@@ -58,8 +56,8 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
 
     Args:
         source: the folder.
-        root: what it is called in the archive.
-        without: names of folders and files in it to leave out.
+        root: the folder's name in the archive.
+        without: names of folders and files to leave out.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -67,7 +65,7 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
             if not set(without).isdisjoint(path.relative_to(source).parts):
                 continue
             data = path.read_bytes()
-            # TarInfo's defaults are what makes it reproducible: no owner, no times.
+            # TarInfo's defaults make the archive reproducible: no owner, no times.
             entry = tarfile.TarInfo(f"{root}/{path.relative_to(source).as_posix()}")
             entry.size = len(data)
             entry.mode = 0o755 if data.startswith(b"#!") else 0o644
@@ -91,7 +89,7 @@ def controller(source: Path = SOURCE) -> Bundle:
         )
     files = [source / "__init__.py", *files_of(source / "contract"), *files_of(source / "controller")]
     packed = io.BytesIO()
-    # Stored, as what a compressor makes of them depends on its version; ZipInfo's time is 1980 unless told.
+    # Stored, because a compressor's output depends on its version; ZipInfo's time is 1980 unless told.
     with zipfile.ZipFile(packed, mode="w", compression=zipfile.ZIP_STORED) as archive:
         for path in files:
             if path.suffix == ".py":

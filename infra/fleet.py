@@ -149,7 +149,7 @@ class Fleet(Component):
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
         return aws.ec2.LaunchTemplate(
             f"{self._prefix}-node",
-            # As much as EC2 takes; a model's name is anybody's.
+            # EC2 takes 255 characters, and a model's name may be longer.
             description=f"gpufleet {self._names.stack}: {plan.instance_type} for {plan.job.model}"[:255],
             image_id=args.image.id,
             instance_type=plan.instance_type,

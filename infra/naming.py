@@ -1,7 +1,7 @@
 """Physical names and the ARNs built from them: the one place that knows AWS's name rules and lengths.
 
-Names that policies and user data must know before the resource exists are explicit and come from here; the others
-(security groups, launch template, placement group, instance profile) are auto-named by Pulumi, so that a replacement
+Policies and user data must know some names before the resource exists: those names are explicit and come from here.
+Pulumi makes up the others (security groups, launch template, placement group, instance profile), so that a replacement
 can be created before its predecessor is deleted.
 """
 
@@ -15,7 +15,8 @@ PROJECT = "gpufleet"
 # The tightest name is that of the service-linked role, 64 characters: "AWSServiceRoleForAutoScaling_" 29, slug, "-",
 # region without hyphens up to 12; then the bucket's, 63: "gpufleet-" 9, slug, "-" account 13, "-" region up to 15.
 _SLUG_LENGTH = 22
-# What a tag may hold besides letters, digits and spaces: https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+# Characters beside letters, digits and spaces that a tag takes:
+# https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
 NOT_IN_TAGS = re.compile(r"[^\w\s.:/=+@-]")
 TAG_VALUE_LENGTH = 256
 # Rules of `pulumi stack init` (https://www.pulumi.com/docs/iac/concepts/stacks/): letters, digits, "-", "_" and ".".
@@ -38,9 +39,29 @@ def slug(stack: str) -> str:
     return f"{clean[: _SLUG_LENGTH - 7].strip('-')}-{digest}".lstrip("-")
 
 
+class _Name:
+    """A name made of the stack, account and region, by a pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __get__(self, names: Names, owner: type[Names]) -> str:
+        return self._pattern.format(
+            slug=slug(names.stack),
+            prefix=f"{PROJECT}-{slug(names.stack)}",
+            account=names.account_id,
+            region=names.region,
+            short_region=names.region.replace("-", ""),
+            partition=names.partition,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Names:
     """Names of one stack's resources in one account and region.
+
+    Names of IAM, CloudWatch dashboards and AWS Budgets are unique in the account across regions, and a bucket's in the
+    partition: these hold the region.
 
     Attributes:
         stack: the Pulumi stack.
@@ -54,145 +75,59 @@ class Names:
     region: str
     partition: str
 
-    @property
-    def prefix(self) -> str:
-        """Start of every name, like "gpufleet-dev"; logical names begin with it too."""
-        return f"{PROJECT}-{slug(self.stack)}"
+    # Start of every name, like "gpufleet-dev"; logical names begin with it too.
+    prefix = _Name("{prefix}")
+    # Nodes, with the number of characters that AWS takes.
+    group = _Name("{prefix}-nodes")  # 255
+    bucket = _Name("{prefix}-{account}-{region}")  # 63
+    role = _Name("{prefix}-{region}")  # 64
+    service_role_suffix = _Name("{slug}-{short_region}")  # 35; this stack's own Auto Scaling service-linked role
+    key_alias = _Name("alias/{prefix}")
+    # Parameters that a node may read: secrets of the training command go there, never into user data.
+    parameter_path = _Name("/gpufleet/{slug}")
+    # Events, logs and metrics.
+    queue = _Name("{prefix}-node-events")  # 80
+    dead_letter_queue = _Name("{prefix}-node-events-dead")
+    log_group = _Name("/gpufleet/{slug}")
+    flow_log_group = _Name("/gpufleet/{slug}/flow")
+    metric_namespace = _Name("gpufleet/{slug}")  # 255; one a stack, so that a policy can name it
+    dashboard = _Name("{prefix}-{region}")  # 255
+    budget = _Name("{prefix}-{region}")  # 100
+    # Controller; Lambda names the log group.
+    controller = _Name("{prefix}-controller")  # 64
+    controller_role = _Name("{prefix}-{region}-control")  # 64
+    controller_log_group = _Name("/aws/lambda/{prefix}-controller")
+    # Kubernetes; EKS names the log group.
+    cluster = _Name("{prefix}")  # 100
+    cluster_log_group = _Name("/aws/eks/{prefix}/cluster")
 
-    @property
-    def group(self) -> str:
-        """Auto Scaling group (255 characters)."""
-        return f"{self.prefix}-nodes"
-
-    @property
-    def bucket(self) -> str:
-        """Checkpoint bucket: 63 characters, unique in the whole partition, hence account and region."""
-        return f"{self.prefix}-{self.account_id}-{self.region}"
-
-    @property
-    def role(self) -> str:
-        """Instance role (64 characters, unique in the account across regions, hence the region)."""
-        return f"{self.prefix}-{self.region}"
-
-    @property
-    def key_alias(self) -> str:
-        """KMS alias."""
-        return f"alias/{self.prefix}"
-
-    @property
-    def queue(self) -> str:
-        """SQS queue of node events (80 characters)."""
-        return f"{self.prefix}-node-events"
-
-    @property
-    def dead_letter_queue(self) -> str:
-        """SQS queue of events nobody could take."""
-        return f"{self.prefix}-node-events-dead"
-
-    @property
-    def log_group(self) -> str:
-        """CloudWatch log group of the nodes."""
-        return f"/{PROJECT}/{slug(self.stack)}"
-
-    @property
-    def parameter_path(self) -> str:
-        """SSM parameters a node may read; secrets of the training command go there, never into user data."""
-        return f"/{PROJECT}/{slug(self.stack)}"
-
-    @property
-    def service_role_suffix(self) -> str:
-        """Suffix of this stack's own Auto Scaling service-linked role (35 characters, unique in the account)."""
-        return f"{slug(self.stack)}-{self.region.replace('-', '')}"
-
-    def rule(self, event: str) -> str:
-        """EventBridge rule for ``event`` (64 characters)."""
-        return f"{self.prefix}-{event}"
-
-    @property
-    def metric_namespace(self) -> str:
-        """CloudWatch namespace of this stack's metrics: one a stack, so that a policy can name it (255 characters)."""
-        return f"{PROJECT}/{slug(self.stack)}"
-
-    @property
-    def controller(self) -> str:
-        """Lambda function that starts, meters and ends the nodes (64 characters)."""
-        return f"{self.prefix}-controller"
-
-    @property
-    def controller_role(self) -> str:
-        """Role of the controller (64 characters, unique in the account across regions, hence the region)."""
-        return f"{self.prefix}-{self.region}-control"
-
-    @property
-    def controller_log_group(self) -> str:
-        """Log group of the controller; Lambda's own naming."""
-        return f"/aws/lambda/{self.controller}"
-
-    @property
-    def flow_log_group(self) -> str:
-        """Log group of the VPC's flow logs."""
-        return f"{self.log_group}/flow"
-
-    @property
-    def dashboard(self) -> str:
-        """CloudWatch dashboard (255 characters, unique in the account across regions, hence the region)."""
-        return f"{self.prefix}-{self.region}"
-
-    @property
-    def budget(self) -> str:
-        """AWS Budget (100 characters, unique in the account across regions, hence the region)."""
-        return f"{self.prefix}-{self.region}"
-
-    @property
-    def cluster(self) -> str:
-        """EKS cluster (100 characters)."""
-        return self.prefix
-
-    @property
-    def cluster_log_group(self) -> str:
-        """Log group of the cluster's control plane; EKS's own naming."""
-        return f"/aws/eks/{self.cluster}/cluster"
+    account_root_arn = _Name("arn:{partition}:iam::{account}:root")
+    bucket_arn = _Name("arn:{partition}:s3:::{prefix}-{account}-{region}")
+    queue_arn = _Name("arn:{partition}:sqs:{region}:{account}:{prefix}-node-events")
+    # Without the ":*" that names the streams.
+    log_group_arn = _Name("arn:{partition}:logs:{region}:{account}:log-group:/gpufleet/{slug}")
+    # AWS makes up the group's UUID, known only afterwards, hence the "*":
+    # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+    group_arn = _Name(
+        "arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:*:autoScalingGroupName/{prefix}-nodes"
+    )
 
     launch_hook = "gpufleet-launch"
     terminate_hook = "gpufleet-terminate"
     checkpoint_prefix = "checkpoints"
     bootstrap_prefix = "bootstrap"
-    # What the controller knows (state.json), what a person wants (request.json), what each node says (nodes/).
+    # Holds the controller's state.json, a person's request.json and each node's report below nodes/.
     control_prefix = "control"
-    # Where bootstrap/lib.sh looks for them (WHEELS_KEY).
+    # bootstrap/lib.sh reads the wheels here (WHEELS_KEY).
     wheels_key = "bootstrap/wheels.tar"
 
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account_id}:{resource}"
 
-    @property
-    def account_root_arn(self) -> str:
-        """The account itself as a principal."""
-        return f"arn:{self.partition}:iam::{self.account_id}:root"
-
-    @property
-    def bucket_arn(self) -> str:
-        """ARN of the checkpoint bucket."""
-        return f"arn:{self.partition}:s3:::{self.bucket}"
-
-    @property
-    def queue_arn(self) -> str:
-        """ARN of the queue of node events."""
-        return self.arn("sqs", self.queue)
-
-    @property
-    def log_group_arn(self) -> str:
-        """ARN of the log group, without the ":*" that names its streams."""
-        return self.arn("logs", f"log-group:{self.log_group}")
-
-    @property
-    def group_arn(self) -> str:
-        """ARN of the Auto Scaling group; its UUID is AWS's choice and known only afterwards, hence the "*".
-
-        https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
-        """
-        return self.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{self.group}")
+    def rule(self, event: str) -> str:
+        """EventBridge rule for ``event`` (64 characters)."""
+        return f"{self.prefix}-{event}"
 
     def rule_arn(self, event: str) -> str:
         """ARN of the EventBridge rule for ``event``."""
@@ -203,7 +138,7 @@ def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     """Cost allocation tags for every resource; gpufleet's own win over ``extra``.
 
     Activate ``gpufleet:stack`` as a cost allocation tag in the billing console, or Cost Explorer does not show it. A
-    model's name is anybody's (a folder, a module): what a tag cannot hold becomes "_".
+    model's name may be a folder or a module: characters that a tag does not take become "_".
     """
     label = NOT_IN_TAGS.sub("_", model)[:TAG_VALUE_LENGTH]
     return {**extra, "Project": PROJECT, f"{PROJECT}:stack": stack, f"{PROJECT}:model": label}

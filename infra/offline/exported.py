@@ -1,4 +1,4 @@
-"""A deployed stack, as ``pulumi stack export`` writes it: what it declared, and what AWS answered."""
+"""Reader of ``pulumi stack export``: the resources of a deployed stack, and the answers of AWS."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from infra.offline.preview import PLACEHOLDER_ACCOUNT, Known, Resource
 
-# How Pulumi marks secrets, assets and archives inside JSON:
+# Pulumi marks secrets, assets and archives inside JSON with this key:
 # https://github.com/pulumi/pulumi/blob/master/sdk/go/common/resource/sig/sig.go
 SIGNATURE = "4dabf18193072939515e22adb298388d"
-# A provider's own defaults are inputs too, listed under this name.
+# Names of the inputs that are a provider's own defaults.
 DEFAULTS = "__defaults"
 _HIDDEN = object()
 
 
 class ExportError(ValueError):
-    """Text that is not what ``pulumi stack export`` writes."""
+    """The text is no stack export."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class Export:
 
     Attributes:
         stack: its name.
-        region: where its Auto Scaling group, key or VPC is; empty where nothing tells.
-        resources: what it declared.
-        known: what AWS answered.
+        region: region of the first ARN; empty where no ARN has one.
+        resources: the declared resources.
+        known: the answers of AWS.
     """
 
     stack: str
@@ -40,24 +40,24 @@ class Export:
 
 
 def is_export(data: Any) -> bool:
-    """Whether parsed JSON looks like an export."""
+    """Tell an export from other parsed JSON."""
     return isinstance(data, dict) and isinstance(data.get("deployment"), dict)
 
 
 def read_export(data: Mapping[str, Any]) -> Export:
-    """The stack of a parsed export.
+    """Read a parsed export.
 
     Raises:
         ExportError: a resource in it is not what Pulumi writes.
     """
     try:
-        found = [entry for entry in data["deployment"].get("resources", []) if _is_ours(entry)]
-        stacks = {entry["urn"].split("::")[0].removeprefix("urn:pulumi:") for entry in found}
-        resources = tuple(_resource(entry) for entry in found)
-        attributes = {(entry["type"], _name(entry["urn"])): _attributes(entry) for entry in found}
+        entries = [entry for entry in data["deployment"].get("resources", []) if _is_ours(entry)]
+        stacks = {entry["urn"].split("::")[0].removeprefix("urn:pulumi:") for entry in entries}
+        resources = tuple(_resource(entry) for entry in entries)
+        attributes = {(entry["type"], _name(entry["urn"])): _attributes(entry) for entry in entries}
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ExportError(f"a resource in it is not what Pulumi writes: {error!r}") from error
-    if not found:
+    if not entries:
         raise ExportError("it holds no resource: nothing is deployed")
     arns = [str(known["arn"]).split(":") for known in attributes.values() if str(known.get("arn", "")).count(":") >= 5]
     images = [str(resource.inputs["imageId"]) for resource in resources if "imageId" in resource.inputs]
@@ -106,7 +106,7 @@ def _attributes(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _declared(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program declared: without the provider's defaults and without what cannot be read."""
+    """Inputs that the program declared, without the provider's defaults, secrets, assets and archives."""
     defaults = set(value.get(DEFAULTS, ()))
     kept = ((key, _plain(item)) for key, item in value.items() if key != DEFAULTS and key not in defaults)
     return {key: item for key, item in kept if item is not _HIDDEN}
@@ -123,7 +123,7 @@ def _plain(value: Any) -> Any:
 
 
 def flat(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each input with its value as text that compares: 2 and 2.0 are the same, and so is JSON in other words."""
+    """Each input with its value as text that compares: 2 equals 2.0, and JSON equals the same JSON in other words."""
     for key, value in inputs.items():
         yield key, _comparable(value)
 

@@ -1,7 +1,7 @@
-"""What the program would create, without an account or the Pulumi CLI: the real program run against stand-in answers.
+"""Preview without an account or the Pulumi CLI: the real program, run against stand-in answers of AWS.
 
-Every resource and argument comes from ``infra.__main__`` itself; only what AWS would answer (account, zones, image,
-identifiers) is made up, and ``PLACEHOLDERS`` says what.
+Every resource and argument comes from ``infra.__main__`` itself; only AWS's answers (account, zones, image,
+identifiers) are made up.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Resource:
         name: logical name.
         parent: logical name of the component it belongs to; empty at the top.
         inputs: its arguments.
-        protected: whether destroy refuses to delete it.
-        physical_id: what AWS, or its stand-in, calls it; empty for a component.
+        protected: destroy refuses to delete it.
+        physical_id: its id by AWS or the stand-in; empty for a component.
     """
 
     type: str
@@ -61,13 +61,13 @@ _STACK = "pulumi:pulumi:Stack"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What AWS answered for a stack that is deployed, where a preview makes it up otherwise.
+    """Answers of AWS for a deployed stack; the defaults are a preview's placeholders.
 
     Attributes:
         account: AWS account.
         zones: zone id to its name in this account.
         image: id of the machine image the nodes start from.
-        attributes: type and name of a resource to its attributes, "id" among them.
+        attributes: attributes of a resource, "id" among them, by its type and name.
     """
 
     account: str = PLACEHOLDER_ACCOUNT
@@ -77,14 +77,14 @@ class Known:
 
 
 class Answers(mocks.Mocks):
-    """AWS's part, made up to suit a plan where nothing else is known: identifiers and look-ups."""
+    """Stand-in for AWS: identifiers and look-ups that suit a plan, or are known."""
 
     def __init__(self, plan: FleetPlan, known: Known | None = None) -> None:
         self._plan = plan
         self._known = known or Known()
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
-        """A resource's identifier and attributes: its arguments and what AWS would add."""
+        """A resource's identifier and attributes: its arguments and AWS's additions."""
         made_up: dict[str, Any] = {
             "arn": f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}",
             "keyId": f"{args.name}-id",
@@ -109,7 +109,7 @@ class Answers(mocks.Mocks):
 
     def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
         plan = self._plan
-        # Where the catalog names no zones, three stand for the region's.
+        # Three zones stand for the region's where the catalog names none.
         zone_ids = plan.zone_ids or tuple(f"{plan.region.replace('-', '')}-az{number}" for number in (1, 2, 3))
         match token.split(":")[-1]:
             case "getCallerIdentity":
@@ -144,7 +144,7 @@ class Answers(mocks.Mocks):
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``, objects inside objects too: what AWS adds to an argument stays."""
+    """``above`` merged over ``below``, objects inside objects too, so that AWS's additions to an argument stay."""
     out = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -153,7 +153,7 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 class Recorder(mocks.MockMonitor):
-    """Pulumi's stand-in engine, which also keeps parents and protection, and closes the event loops it opens."""
+    """Pulumi's stand-in engine; it also records parents and protection, and closes the event loops it opens."""
 
     def __init__(self, answers: mocks.Mocks) -> None:
         super().__init__(answers)
@@ -167,7 +167,7 @@ class Recorder(mocks.MockMonitor):
         """Take a resource in and note it."""
         response = _in_own_loop(super().RegisterResource, request)
         if request.type != _STACK:
-            # A component's parent is the stack itself, which is no news.
+            # A component's parent is the stack itself.
             parent_type, _, parent = request.parent.removeprefix("urn:pulumi:").rpartition("::")
             self.seen.append(
                 Resource(
@@ -201,8 +201,8 @@ def stand_in(
     Args:
         plan: the plan.
         stack: stack name.
-        config: further configuration, or other values, ``gpufleet:key`` to text (JSON for lists and objects).
-        answers: what AWS answers; by default what suits the plan.
+        config: further configuration, ``gpufleet:key`` to text (JSON for lists and objects); wins over the plan's.
+        answers: AWS's stand-in; by default one that suits the plan.
     """
     answers = answers or Answers(plan)
     recorder = Recorder(answers)
@@ -214,13 +214,13 @@ def stand_in(
 def resources(
     plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, known: Known | None = None
 ) -> list[Resource]:
-    """Every resource of ``stack`` carrying out ``plan``: component by component, by name, each before its children.
+    """Every resource of ``stack`` for ``plan``: component by component, by name, a component before its children.
 
     Args:
         plan: the plan.
-        stack: stack name, for the names of things.
+        stack: stack name.
         config: as ``stand_in``.
-        known: what a deployed stack knows; by default everything is made up.
+        known: answers of AWS for a deployed stack; by default placeholders.
 
     Raises:
         infra.settings.ConfigError: the program refuses the plan or configuration.
@@ -232,5 +232,5 @@ def resources(
     run()
     # Sorted, as they register whenever their inputs have resolved.
     return sorted(
-        recorder.seen, key=lambda found: (found.parent or found.name, bool(found.parent), found.type, found.name)
+        recorder.seen, key=lambda entry: (entry.parent or entry.name, bool(entry.parent), entry.type, entry.name)
     )

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from zoneinfo import available_timezones
 
-from infra.settings import Schedule, Settings
+from infra.settings import ScalingSettings, Schedule, Settings
 from optimizer.plan import FleetPlan
 
 # A node boots, installs what its image lacks and is tested in up to half an hour; a window below half of that gives up
 # every gang, and one of more than a day waits for nodes at full price.
-GANG_WINDOW_MINUTES = (15, 1440)
+GANG_WINDOW_MINUTES = range(15, 1440 + 1)
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
 SCHEDULES = 125
+# Fields of crontab(5) with the values that Auto Scaling is sure to take. Some crons, and libraries like croniter, also
+# take 7 for Sunday, a step without a range, ranges that wrap around, ?, L and #; Auto Scaling may refuse these:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html
+_CRON_FIELDS = {
+    "minute": range(60),
+    "hour": range(24),
+    "day of month": range(1, 32),
+    "month": range(1, 13),
+    "day of week": range(7),
+}
+_CRON_NAMES = {
+    "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
+}
 
 
 def scaling_refusals(settings: Settings) -> list[str]:
-    """Whether a group of this kind can scale as asked."""
-    problems = _window_refusals(settings)
+    """Problems of the number of nodes over time."""
+    problems, minutes = [], settings.gang_window_minutes
+    if minutes not in GANG_WINDOW_MINUTES:
+        problems.append(
+            f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet "
+            f"that waits for its last node is paid for; use {GANG_WINDOW_MINUTES[0]} to {GANG_WINDOW_MINUTES[-1]}"
+        )
     if settings.mode == "workers":
-        problems += _layout_refusals(settings.plan)
-        problems += _worker_refusals(settings)
+        problems += _layout_refusals(settings.plan) + _worker_refusals(settings)
     else:
         problems += _gang_refusals(settings)
     schedules = settings.scaling.schedules if settings.scaling else ()
@@ -33,21 +51,11 @@ def scaling_refusals(settings: Settings) -> list[str]:
     return problems
 
 
-def _window_refusals(settings: Settings) -> list[str]:
-    minutes, (least, most) = settings.gang_window_minutes, GANG_WINDOW_MINUTES
-    if least <= minutes <= most:
-        return []
-    return [
-        f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet that "
-        f"waits for its last node is paid for; use {least} to {most}"
-    ]
-
-
 def _layout_refusals(plan: FleetPlan) -> list[str]:
-    """A worker trains alone: the plan's layout must not reach over several nodes."""
+    """A worker trains alone: the plan's layout must not span several nodes."""
     split, nodes = plan.parallelism, plan.node_count
-    model = split.tensor * split.pipeline * split.context
-    whole = plan.node.ranks % model == 0 and (split.data // nodes) % split.expert == 0
+    model_ranks = split.tensor * split.pipeline * split.context
+    whole = plan.node.ranks % model_ranks == 0 and (split.data // nodes) % split.expert == 0
     if nodes == 1 or (split.sharding == "ddp" and whole):
         return []
     return [
@@ -58,20 +66,20 @@ def _layout_refusals(plan: FleetPlan) -> list[str]:
 
 
 def _gang_refusals(settings: Settings) -> list[str]:
-    scaling, nodes = settings.scaling, settings.plan.node_count
-    given = [f"warmPool {settings.warm_pool}"] if settings.warm_pool else []
-    problems = []
-    if scaling:
-        given += [f"scaling.minNodes {scaling.min_nodes}"] if scaling.min_nodes else []
-        given += ["scaling.gpuUtilizationPercent"] if scaling.gpu_utilization_percent is not None else []
-        given += ["scaling.queue"] if scaling.queue else []
-        for schedule in scaling.schedules:
-            if schedule.nodes not in (0, nodes):
-                problems.append(
-                    f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or "
-                    f"{nodes}: fewer cannot train, and would be paid for"
-                )
-    if given:
+    scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
+    problems = [
+        f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or {nodes}: "
+        "fewer cannot train, and would be paid for"
+        for schedule in scaling.schedules
+        if schedule.nodes not in (0, nodes)
+    ]
+    for_workers = {
+        f"warmPool {settings.warm_pool}": settings.warm_pool,
+        f"scaling.minNodes {scaling.min_nodes}": scaling.min_nodes,
+        "scaling.gpuUtilizationPercent": scaling.gpu_utilization_percent,
+        "scaling.queue": scaling.queue,
+    }
+    if given := [key for key, value in for_workers.items() if value]:
         problems.append(
             f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
             "controller and has one size; schedules of 0 and all nodes may pause it"
@@ -80,38 +88,36 @@ def _gang_refusals(settings: Settings) -> list[str]:
 
 
 def _worker_refusals(settings: Settings) -> list[str]:
-    scaling, plan, pool = settings.scaling, settings.plan, settings.warm_pool
-    problems = []
-    if plan.purchase.fallback == "on-demand":
+    scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
+    utilization, problems = scaling.gpu_utilization_percent is not None, []
+    if settings.plan.purchase.fallback == "on-demand":
         problems.append(
             "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
             "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
         )
-    if scaling:
-        if scaling.min_nodes > plan.node_count:
-            problems.append(
-                f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {plan.node_count} nodes, the most "
-                "there can be: set a plan of more nodes"
-            )
-        if scaling.gpu_utilization_percent is not None and scaling.queue:
-            problems.append(
-                "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
-                "starting the nodes that the other ends; keep one"
-            )
-        woken = scaling.min_nodes > 0 or any(schedule.nodes for schedule in scaling.schedules)
-        if scaling.gpu_utilization_percent is not None and not woken:
-            problems.append(
-                "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
-                "grow by; set minNodes 1, or a schedule that brings nodes"
-            )
-        for schedule in scaling.schedules:
-            if not scaling.min_nodes <= schedule.nodes <= plan.node_count:
-                problems.append(
-                    f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
-                    f"{scaling.min_nodes} (minNodes) to {plan.node_count} (the plan's)"
-                )
-    if pool:
-        problems += [f"gpufleet:warmPool {pool}: {reason}" for reason in _pool_refusals(settings)]
+    if scaling.min_nodes > nodes:
+        problems.append(
+            f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {nodes} nodes, the most there can be: "
+            "set a plan of more nodes"
+        )
+    if utilization and scaling.queue:
+        problems.append(
+            "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
+            "starting the nodes that the other ends; keep one"
+        )
+    if utilization and not (scaling.min_nodes or any(schedule.nodes for schedule in scaling.schedules)):
+        problems.append(
+            "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
+            "grow by; set minNodes 1, or a schedule that brings nodes"
+        )
+    problems += [
+        f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
+        f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
+        for schedule in scaling.schedules
+        if not scaling.min_nodes <= schedule.nodes <= nodes
+    ]
+    if settings.warm_pool:
+        problems += [f"gpufleet:warmPool {settings.warm_pool}: {reason}" for reason in _pool_refusals(settings)]
     return problems
 
 
@@ -134,24 +140,16 @@ def _pool_refusals(settings: Settings) -> list[str]:
     return problems
 
 
-# What Auto Scaling is sure to take of crontab(5); some write 7 for Sunday, and a step without a range.
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html
-_CRON = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), ("month", 1, 12), ("day of week", 0, 6))
-_NAMES = {
-    "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
-    "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
-}
-
-
 def _cron_refusals(schedule: Schedule) -> list[str]:
-    problems = []
-    fields = schedule.cron.split()
-    if len(fields) != len(_CRON):
-        problems.append(f"it has {len(fields)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
+    problems, texts = [], schedule.cron.split()
+    if len(texts) != len(_CRON_FIELDS):
+        problems.append(f"it has {len(texts)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
     else:
-        for text, (name, least, most) in zip(fields, _CRON, strict=True):
-            if not _in_range(text, name, least, most):
-                problems.append(f"{name} is {text!r}, and takes {least} to {most}, lists, ranges, steps or *")
+        problems += [
+            f"{field} is {text!r}, and takes {values[0]} to {values[-1]}, lists, ranges, steps or *"
+            for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True)
+            if not all(_is_cron(part, field, values) for part in text.lower().split(","))
+        ]
     # A machine without a time zone database knows none, and leaves the check to AWS.
     known = available_timezones()
     if known and schedule.timezone not in known:
@@ -159,23 +157,19 @@ def _cron_refusals(schedule: Schedule) -> list[str]:
     return problems
 
 
-def _in_range(text: str, name: str, least: int, most: int) -> bool:
-    for part in text.lower().split(","):
-        span, slash, step = part.partition("/")
-        if slash and not (step.isascii() and step.isdigit() and int(step)):
-            return False
-        if span == "*":
-            continue
-        if slash and "-" not in span:
-            return False
-        ends = [_number(end, name, least) for end in span.split("-")]
-        if len(ends) > 2 or ends != sorted(ends) or not all(least <= end <= most for end in ends):
-            return False
-    return True
+def _is_cron(part: str, field: str, values: range) -> bool:
+    """Judge one part of a field's list: *, a value or a range; a step follows * or a range."""
+    span, slash, step = part.partition("/")
+    if slash and not (_is_number(step) and int(step) and (span == "*" or "-" in span)):
+        return False
+    if span == "*":
+        return True
+    names = _CRON_NAMES.get(field, ())
+    ends = [
+        names.index(end) + values[0] if end in names else int(end) if _is_number(end) else -1 for end in span.split("-")
+    ]
+    return len(ends) <= 2 and ends == sorted(ends) and all(end in values for end in ends)
 
 
-def _number(text: str, name: str, least: int) -> int:
-    names = _NAMES.get(name, ())
-    if text in names:
-        return names.index(text) + least
-    return int(text) if text.isascii() and text.isdigit() else -1
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
