@@ -1,1 +1,1 @@
-"""Dollars, hours and interruptions."""
+"""Hours, dollars and interruptions of fleets."""

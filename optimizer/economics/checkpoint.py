@@ -1,20 +1,21 @@
-"""Size of a checkpoint, the stall of writing it, and how often to write one."""
+"""Checkpoints: size, stall and interval."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from optimizer.performance.inputs_builder import OPTIMIZERS
+from optimizer.performance.types import Floats
 from optimizer.units import GIB
 
-# torch.distributed.checkpoint, synchronous save of 15 GiB of state on one node of four H200: training stood still for
-# 7.4 s (measured 2026; the rate of one node).
+# torch.distributed.checkpoint, synchronous save of 15 GiB of state on one node of four H200: a stall of 7.4 s
+# (measured 2026).
 SAVE_GIB_PER_S_PER_NODE = 15 / 7.4
 
-# A checkpoint is written at least this often however rare failures are: also the most a user can lose to their own bug.
+# Longest interval, however rare failures are: also the most a user can lose to their own bug.
 MAX_INTERVAL_S = 3600.0
-# Below this, an interval is mostly overhead of starting to save.
+# Shortest interval: below, it is mostly the overhead of starting to save.
 MIN_INTERVAL_S = 60.0
 
 
@@ -24,12 +25,12 @@ def checkpoint_gib(parameters: int, optimizer: str) -> float:
     return parameters * (4.0 + state_bytes) / GIB
 
 
-def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> NDArray[np.float64]:
-    """Seconds training stands still for one checkpoint that ``writers`` nodes write together."""
+def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:
+    """Stall of one checkpoint that ``writers`` nodes write together, s."""
     return np.asarray(checkpoint_gib, dtype=float) / (SAVE_GIB_PER_S_PER_NODE * np.asarray(writers, dtype=float))
 
 
-def interval_s(stall: ArrayLike, rate_per_hour: ArrayLike) -> NDArray[np.float64]:
+def interval_s(stall: ArrayLike, rate_per_hour: ArrayLike) -> Floats:
     """Checkpoint interval in seconds that loses least: sqrt(2 * stall * mean time between interruptions).
 
     Young 1974 and Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016); the next save never starts before the last

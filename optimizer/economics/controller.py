@@ -1,22 +1,23 @@
-"""The controller of a stack: what it costs while nodes run, and how long it keeps for ending them."""
+"""The controller of a stack: its hourly cost, and the drain reserve that it keeps."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bootstrap.contract.timings import seconds_to_end
 from optimizer.catalog import Catalog, UnitItem
+from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH
 
-# infra/controller.py: a function of 256 MiB that runs every minute; here as if each run took its time limit, so the
+# infra/controller.py: a function of 256 MiB that runs every minute, priced as if each run took its time limit, so the
 # cost is a bound. infra/dashboard.py names the metrics. A test compares with what infra declares.
 RUNS_PER_HOUR = 60
 RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
 METRICS = 11
 DASHBOARDS = 1
-# What it is priced by, in the order of a plan's prices.
+# Unit prices of the controller, in the order of a plan's prices.
 ITEMS: tuple[UnitItem, ...] = ("lambda-request", "lambda-compute", "custom-metric", "metric-request", "dashboard")
 
 
@@ -24,7 +25,7 @@ def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
     """List price of the controller, USD an hour, without an account's free allowances.
 
     Raises:
-        DataMissingError: the catalog has no figure for one of ``ITEMS``.
+        DataMissingError: the catalog lacks one of ``ITEMS``.
     """
     usd = {item: catalog.unit_price(item, region).usd for item in ITEMS}
     hourly = RUNS_PER_HOUR * (
@@ -36,6 +37,6 @@ def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
 _seconds_to_end = np.frompyfunc(seconds_to_end, 3, 1)
 
 
-def reserve_hours(step_time_s: ArrayLike, checkpoint_gib: ArrayLike, writers: ArrayLike) -> NDArray[np.float64]:
-    """``seconds_to_end`` of many fleets, in hours."""
+def reserve_hours(step_time_s: ArrayLike, checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:
+    """Drain reserve of many fleets, hours."""
     return np.asarray(_seconds_to_end(step_time_s, checkpoint_gib, writers), dtype=float) / 3600

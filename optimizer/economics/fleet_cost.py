@@ -1,36 +1,26 @@
-"""From hours to dollars: nodes, volumes, storage, endpoints and controller of a fleet, elementwise over candidates."""
+"""Dollars of fleets from their hours: nodes, volumes, storage, endpoints and controller; elementwise over fleets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.economics.outcome import Outcome, lognormal_percentiles
+from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH, HOURS_PER_YEAR
-
-Floats = NDArray[np.float64]
-
-# gp3's included performance (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html#gp3-performance).
-GP3_INCLUDED_IOPS = 3000
-GP3_INCLUDED_MIB_PER_S = 125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HourlyRates:
-    """What a fleet pays by the hour or month; USD, elementwise over candidates or scalar.
+    """Nodes of fleets and the prices they pay by the hour or month, USD.
 
     Attributes:
         base_nodes, base_usd_per_hour: nodes that are never reclaimed, and the price of one.
         spot_nodes, spot_usd_per_hour: nodes that can be reclaimed, and the price of one.
-        committed_usd_per_hour: price of one node of a one-year commitment made for this run; 0 for none.
-        committed_nodes: nodes of that commitment.
-        volume_usd_per_month: volumes of one node.
-        storage_usd_per_month: the kept checkpoints and their key.
-        endpoints_usd_per_hour: all interface endpoints.
-        controller_usd_per_hour: what starts, meters and ends the nodes.
-        reserve_hours: what the controller keeps to end the nodes in.
+        committed_nodes, committed_usd_per_hour: nodes of a one-year commitment made for this run, and the price of one.
+        volume_usd_per_month, storage_usd_per_month, endpoints_usd_per_hour, controller_usd_per_hour: as RunningCosts.
+        reserve_hours: drain reserve.
     """
 
     base_nodes: Floats
@@ -48,10 +38,10 @@ class HourlyRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetCost:
-    """USD of the whole run; ``expected`` is the sum of the parts.
+    """USD of whole runs; ``expected`` is the sum of the parts before it.
 
-    ``reserve`` is not spent: the controller ends the fleet while a ceiling still pays for ending it, so a run gets done
-    under a ceiling of what it costs and the reserve.
+    ``reserve`` is not spent: the controller drains a fleet while its ceiling still pays for the drain, so a run needs a
+    ceiling of its cost and the reserve.
     """
 
     compute: Floats
@@ -65,35 +55,32 @@ class FleetCost:
     reserve: Floats
 
 
-def fleet_cost(run: Outcome, rates: HourlyRates) -> FleetCost:
-    """Cost of a run.
+def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
+    """Cost of runs.
 
     While the job waits for a reclaimed node, every other node is paid. A one-year commitment is paid to its end whether
     the run needs it or not (https://aws.amazon.com/ec2/pricing/reserved-instances/), so it costs whole years.
     """
     fleet_usd_per_hour = rates.base_nodes * rates.base_usd_per_hour + rates.spot_nodes * rates.spot_usd_per_hour
     with np.errstate(invalid="ignore"):
-        waiting = np.where(
-            run.waiting_hours > 0, run.waiting_hours * (fleet_usd_per_hour - rates.spot_usd_per_hour), 0.0
-        )
-        years = np.ceil(run.hours_p95 / HOURS_PER_YEAR)
-        committed = np.where(
-            rates.committed_nodes > 0,
-            rates.committed_nodes * rates.committed_usd_per_hour * HOURS_PER_YEAR * years,
-            0.0,
-        )
-        hourly = fleet_usd_per_hour * run.running_hours + waiting
+        waiting_usd = outcome.waiting_hours * (fleet_usd_per_hour - rates.spot_usd_per_hour)
+        years = np.ceil(outcome.hours_p95 / HOURS_PER_YEAR)
+        committed_usd = rates.committed_nodes * rates.committed_usd_per_hour * HOURS_PER_YEAR * years
+        # Without waiting or commitment the product may be 0 x infinity.
+        waiting = np.where(outcome.waiting_hours > 0, waiting_usd, 0.0)
+        committed = np.where(rates.committed_nodes > 0, committed_usd, 0.0)
+        hourly = fleet_usd_per_hour * outcome.running_hours + waiting
         nodes = rates.base_nodes + rates.spot_nodes + rates.committed_nodes
-        months = run.hours_expected / HOURS_PER_MONTH
+        months = outcome.hours_expected / HOURS_PER_MONTH
         volumes = nodes * rates.volume_usd_per_month * months
         storage = rates.storage_usd_per_month * months
-        transfer = rates.endpoints_usd_per_hour * run.hours_expected
-        head_node = rates.controller_usd_per_hour * run.hours_expected
+        transfer = rates.endpoints_usd_per_hour * outcome.hours_expected
+        head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node
         # Dollars spread like hours: everything but the commitment is paid by the hour.
-        p50, p95 = lognormal_percentiles(varying, varying * run.hours_std / run.hours_expected)
+        p50, p95 = lognormal_percentiles(varying, varying * outcome.hours_std / outcome.hours_expected)
         monthly = nodes * rates.volume_usd_per_month + rates.storage_usd_per_month
-        # A commitment is paid for these hours too, its whole year being in the cost.
+        # The year of a commitment, already in the cost, pays for its nodes' drain.
         all_usd_per_hour = (
             fleet_usd_per_hour
             + monthly / HOURS_PER_MONTH

@@ -1,4 +1,4 @@
-"""How often a node is lost, and what each loss costs in hours.
+"""Interruptions: how often a node is lost, and how long its replacement takes.
 
 Two causes add up. Hardware and software failures strike every purchase option; spot reclaims strike spot nodes only.
 A job is one gang: losing any node stops all of them, so the rates of the nodes add up.
@@ -21,19 +21,19 @@ TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 FAILURE_SOURCE = "failures: arXiv:2407.21783 table 5 (419 in 54 days on 16384 GPUs), 2024-07"
 
-# From a lost node to the next useful step, once capacity is there: launch, bootstrap, checkpoint load. The change-over
-# delay the spot policies of "Can't Be Late" (NSDI'24) are compared at.
+# Launch, bootstrap and checkpoint load, once there is capacity: "Can't Be Late" (NSDI'24) compares spot policies at this
+# change-over delay.
 RESTART_HOURS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hazard:
-    """Rate at which one spot node is reclaimed, and how long its replacement takes to come.
+    """Hazard of one spot node.
 
     Attributes:
-        rate_per_node_hour: reclaims per running node-hour.
+        rate_per_node_hour: hazard rate, reclaims per running node-hour.
         wait_hours: mean time until the pool has capacity again, hours.
-        source: where both come from, with dates.
+        source: sources of both, with dates.
     """
 
     rate_per_node_hour: float
@@ -51,8 +51,8 @@ def _traces() -> tuple[dict[str, str], ...]:
 def measured_hazard(*, multi_gpu: bool) -> Hazard:
     """Hazard of V100 spot nodes in us-west-2 in October 2022, by node size (p3.2xlarge or p3.16xlarge).
 
-    The traces record whether a pool had capacity, tick by tick. A running node can outlive a dip, so the rate is an
-    upper bound for the pools they watched.
+    The traces record, tick by tick, whether a pool had capacity. A running node can outlive a dip, so the rate is an
+    upper bound for those pools.
     """
     rows = [row for row in _traces() if (int(row["gpus_per_node"]) > 1) == multi_gpu]
     interruptions = sum(int(row["interruptions"]) for row in rows)
@@ -68,12 +68,12 @@ def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_
     """Hazard of a spot pool from its Spot Advisor band, read at the band's unfavourable end.
 
     A closed band such as (0.05, 0.10) is a share of instances reclaimed in a month; a constant rate r loses
-    1 - exp(-730 r) of them. The open band (0.20, None) has no unfavourable end, and a pool without a band no evidence
-    at all: both take the measured traces of a pool that is in the open band.
+    1 - exp(-730 r) of them. The open band (0.20, None) has no unfavourable end, and a pool without a band no evidence:
+    both take the measured traces of a pool in the open band.
 
     Args:
         band: share of instances interrupted in a month, (low, high).
-        multi_gpu: whether a node has more than one GPU; larger nodes are reclaimed more often.
+        multi_gpu: a node has more than one GPU; larger nodes are reclaimed more often.
         as_of: date of the band, for the source text.
     """
     measured = measured_hazard(multi_gpu=multi_gpu)

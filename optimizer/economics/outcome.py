@@ -1,6 +1,6 @@
-"""From useful training hours to wall hours: checkpoint stalls, lost work, restarts, waiting for spot capacity.
+"""Outcomes: wall-clock hours of fleets, with checkpoint stalls, lost work, restarts and waiting for spot capacity.
 
-All functions take arrays of candidates (or scalars) of one shape and are elementwise.
+All functions are elementwise over fleets.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.economics.checkpoint import interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
-
-Floats = NDArray[np.float64]
+from optimizer.performance.types import Floats
 
 # z of the 95th percentile of a normal distribution.
 _Z95 = 1.6448536269514722
@@ -21,16 +19,16 @@ _Z95 = 1.6448536269514722
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleets:
-    """Fleets to cost, one an element.
+    """Fleets, one an element.
 
     Attributes:
         train_hours: useful hours of training without any interruption (the estimator's median).
         log_error: standard deviation of the estimator's log error.
-        nodes, spot_nodes, gpus_per_node: nodes of the fleet, how many of them are spot, ranks of one node.
+        nodes, spot_nodes, gpus_per_node: nodes, the spot nodes among them, ranks of one node.
         spot_rate: reclaims per spot node-hour.
         spot_wait_hours: mean wait for a reclaimed node's replacement, hours.
         checkpoint_gib: size of one checkpoint.
-        checkpoint_writers: nodes that write it together.
+        checkpoint_writers: nodes that write a checkpoint together.
     """
 
     train_hours: Floats
@@ -46,18 +44,18 @@ class Fleets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the run of each candidate is expected to take.
+    """Outcomes, one an element.
 
     Attributes:
         hours_expected, hours_p50, hours_p95: wall hours from launch to the last step; infinite where interruptions
-            come faster than the job recovers from them.
+            come faster than the job recovers.
         hours_std: standard deviation of the wall hours.
         running_hours: expected hours in which every node runs (and is paid).
         waiting_hours: expected hours in which the job waits for a spot node (and the other nodes are paid).
         rate: interruptions per hour of the whole fleet while it runs.
         expected_count: expected interruptions of the run.
-        checkpoint_interval_s: interval that loses least, s.
-        lost_hours: hours of the expected wall hours that are not useful training.
+        checkpoint_interval_s: the interval that loses least, s.
+        lost_hours: expected wall hours that are not useful training.
     """
 
     hours_expected: Floats
@@ -72,30 +70,31 @@ class Outcome:
     lost_hours: Floats
 
 
-def predict_outcome(c: Fleets) -> Outcome:
+def predict_outcome(fleets: Fleets) -> Outcome:
     """Expected wall hours and their spread.
 
     With r interruptions an hour, each costing a restart and half a checkpoint interval, M useful hours need
     R = M / (1 - r (restart + interval / 2)) running hours: recovery itself can be interrupted. Waiting for capacity
     adds to the wall clock only. The spread joins the estimator's error with the Poisson number of interruptions.
     """
-    spot_rate = c.spot_rate * c.spot_nodes
-    rate = FAILURES_PER_GPU_HOUR * c.gpus_per_node * c.nodes + spot_rate
-    stall = stall_s(c.checkpoint_gib, c.checkpoint_writers)
+    spot_rate = fleets.spot_rate * fleets.spot_nodes
+    rate = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes + spot_rate
+    stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
     interval = interval_s(stall, rate)
-    redo = interval / 3600 / 2
-    mean_useful = c.train_hours * np.exp(c.log_error**2 / 2) * (1 + stall / interval)
+    redo_hours = interval / 3600 / 2
+    mean_factor = np.exp(fleets.log_error**2 / 2)
+    useful = fleets.train_hours * mean_factor * (1 + stall / interval)
     with np.errstate(divide="ignore", invalid="ignore"):
-        progress = 1 - rate * (RESTART_HOURS + redo)
-        running = np.where(progress > 0, mean_useful / progress, np.inf)
-        waiting = np.where(spot_rate > 0, spot_rate * running * c.spot_wait_hours, 0.0)
+        progress = 1 - rate * (RESTART_HOURS + redo_hours)
+        running = np.where(progress > 0, useful / progress, np.inf)
+        waiting = np.where(spot_rate > 0, spot_rate * running * fleets.spot_wait_hours, 0.0)
         wall = RESTART_HOURS + running + waiting
         count = rate * running
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
-        loss_square = (RESTART_HOURS + redo) ** 2 + (2 * redo) ** 2 / 12
-        wait_square = 2 * c.spot_wait_hours**2
+        loss_square = (RESTART_HOURS + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
+        wait_square = 2 * fleets.spot_wait_hours**2
         variance = (
-            (running + waiting) ** 2 * np.expm1(c.log_error**2)
+            (running + waiting) ** 2 * np.expm1(fleets.log_error**2)
             + count * loss_square
             + np.where(spot_rate > 0, spot_rate * running * wait_square, 0.0)
         )
@@ -111,12 +110,12 @@ def predict_outcome(c: Fleets) -> Outcome:
         rate=rate,
         expected_count=count,
         checkpoint_interval_s=interval,
-        lost_hours=wall - c.train_hours * np.exp(c.log_error**2 / 2),
+        lost_hours=wall - fleets.train_hours * mean_factor,
     )
 
 
 def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
-    """Median and 95th percentile of a lognormal distribution of this mean and standard deviation.
+    """Median and 95th percentile of a lognormal distribution.
 
     The 95th percentile is never below the mean: a heavy tail moves the mean past it, and a limit must hold for both.
     """

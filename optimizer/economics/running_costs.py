@@ -1,4 +1,4 @@
-"""Prices of everything a fleet pays besides its nodes: volumes, storage, endpoints, controller."""
+"""Running costs: prices of everything a fleet pays besides its nodes (volumes, storage, endpoints, controller)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
 from optimizer.economics.controller import controller_usd_per_hour
-from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, Volumes
+
+# gp3's included performance (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html#gp3-performance).
+GP3_INCLUDED_IOPS = 3000
+GP3_INCLUDED_MIB_PER_S = 125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +19,7 @@ class RunningCosts:
 
     Attributes:
         volume_usd_per_month: volumes of one node.
-        storage_usd_per_month: the checkpoints that are kept, and the key that encrypts them.
+        storage_usd_per_month: the checkpoints that a bucket keeps, and the key that encrypts them.
         endpoints_usd_per_hour: all interface endpoints, in one zone.
         controller_usd_per_hour: the stack's controller.
     """
@@ -31,35 +34,15 @@ def running_costs(catalog: Catalog, region: str, checkpoint_gib: float) -> Runni
     """Look up a region's running costs, for checkpoints of ``checkpoint_gib``.
 
     Raises:
-        DataMissingError: the catalog has no such price in any region.
+        DataMissingError: the catalog lacks a price in every region.
     """
+    volumes, kept = Volumes(), Job.model_fields["checkpoints_kept"].default
     return RunningCosts(
-        volume_usd_per_month=volume_usd_per_month(catalog, region),
-        storage_usd_per_month=storage_usd_per_month(catalog, region, checkpoint_gib),
-        endpoints_usd_per_hour=endpoints_usd_per_hour(catalog, region),
+        volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd
+        + (volumes.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd
+        + (volumes.throughput_mib_per_s - GP3_INCLUDED_MIB_PER_S) * catalog.unit_price("gp3-throughput", region).usd,
+        storage_usd_per_month=checkpoint_gib * kept * catalog.unit_price("s3-standard-storage", region).usd
+        + catalog.unit_price("kms-key", region).usd,
+        endpoints_usd_per_hour=len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd,
         controller_usd_per_hour=controller_usd_per_hour(catalog, region),
     )
-
-
-def volume_usd_per_month(catalog: Catalog, region: str) -> float:
-    """The volumes of one node, USD a month."""
-    v = Volumes()
-    return (
-        v.root_gib * catalog.unit_price("gp3-storage", region).usd
-        + (v.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd
-        + (v.throughput_mib_per_s - GP3_INCLUDED_MIB_PER_S) * catalog.unit_price("gp3-throughput", region).usd
-    )
-
-
-def storage_usd_per_month(catalog: Catalog, region: str, checkpoint_gib: float) -> float:
-    """The checkpoints a bucket keeps and the key that encrypts them, USD a month."""
-    kept = Job.model_fields["checkpoints_kept"].default
-    return float(
-        checkpoint_gib * kept * catalog.unit_price("s3-standard-storage", region).usd
-        + catalog.unit_price("kms-key", region).usd
-    )
-
-
-def endpoints_usd_per_hour(catalog: Catalog, region: str) -> float:
-    """The interface endpoints of a fleet in one zone, USD an hour."""
-    return len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd

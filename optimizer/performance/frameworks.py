@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Precision
-from optimizer.named_entries import read_entries
 from optimizer.performance.kernels import FlashKernel
 from optimizer.workload.model import ModelSpec
+from optimizer.workload.named_entries import read_entries
 
 FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.errors import InvalidInputError
 from optimizer.performance.legality import check_legal
-from optimizer.performance.types import SHARDINGS, Grid
+from optimizer.performance.types import SHARDINGS, Bools, Grid, Ints
 from optimizer.plan import FleetPlan
 from optimizer.search import layouts
 from optimizer.search.branch_and_bound import TIE, Configurations
@@ -71,7 +70,7 @@ def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
     # Settings that do not fit come after those that do, the nearest to fitting first.
     lack_gib = np.where(np.isfinite(settings.hours), settings.peak_gib - settings.limit_gib, np.inf)
     key = np.where(lack_gib <= 0, settings.hours, 1e9 + lack_gib)
-    masks: list[NDArray[np.bool_]] = []
+    masks: list[Bools] = []
     for splits in range(1 << len(layouts.SPLITS)):
         names = tuple(name for bit, name in enumerate(layouts.SPLITS) if splits >> bit & 1)
         if names != own.beyond_data:
@@ -115,7 +114,7 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
     }
 
 
-def _list_illegal(problem: Problem, splits: NDArray[np.int64], ranks: int, nodes: int) -> list[dict[str, Any]]:
+def _list_illegal(problem: Problem, splits: Ints, ranks: int, nodes: int) -> list[dict[str, Any]]:
     """Splits of which no configuration is legal here, or that the request leaves out."""
     model, recipe = problem.model, problem.recipe
     entries = []

@@ -12,15 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.performance.evaluate import limit_gib, step_s
+from optimizer.performance.types import Floats, Ints
 from optimizer.search.lower_bound import LowerBound
 from optimizer.search.search_space import CONFIDENCE_LEVELS, SearchSpace
 from optimizer.search.tables import join_rows, take_rows
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Configurations whose hours differ by less are tied, and the simplest of them is taken: a third of the error of the
 # best-measured GPU.

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
+from optimizer.performance.types import Bools, Floats
 from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
 from optimizer.search.rejections import Rejection, reject_limits, reject_purchase
 from optimizer.search.tables import take_rows
-
-Floats = NDArray[np.float64]
 
 # Types whose candidates are computed together: with fewer, numpy's calls dominate; with more, arrays miss the cache.
 _TYPES_TOGETHER = 6
@@ -50,7 +49,7 @@ class CandidateTable:
     cost: FleetCost
     reserve_hours: Floats
 
-    def feasible(self, limits: Constraints) -> NDArray[np.bool_]:
+    def feasible(self, limits: Constraints) -> Bools:
         """Mask of the candidates that keep budget and deadline, and end before their capacity does."""
         return keeps_limits(self.outcome, self.cost, limits) & (self.outcome.hours_p95 <= self._available_hours)
 
@@ -64,7 +63,7 @@ class CandidateTable:
         return np.maximum(hours - self.reserve_hours, 0.0)
 
 
-def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> NDArray[np.bool_]:
+def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bools:
     """Mask of the fleets that keep budget and deadline at the 95th percentile; the budget pays the drain too."""
     budget = math.inf if limits.budget_usd is None else limits.budget_usd
     deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours

@@ -12,13 +12,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.economics.controller import reserve_hours
 from optimizer.hardware import InstanceType
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Hardware
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints
 from optimizer.plan import Parallelism
 from optimizer.search.branch_and_bound import TIE, Configurations, FastestSearch
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts
@@ -26,9 +25,6 @@ from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection, reject_batch, reject_memory, reject_precision
 from optimizer.search.search_space import CONFIDENCE_LEVELS, SearchSpace
 from optimizer.search.tables import take_rows
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # The largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its own header.
 _LARGE_BYTES = 32 * 2**20 - 2**16

@@ -17,17 +17,14 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Bools, Grid, Ints, Recipe
 from optimizer.request import Axis
 from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
-
-Ints = npt.NDArray[np.int64]
 
 # Mesh dimensions that a request can allow; all but data are splits.
 AXES = get_args(Axis)
@@ -176,7 +173,7 @@ def allowed_checkpointings(model: ModelSpec) -> Ints:
     return np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
 
 
-def can_shard(table: LayoutTable, shardings: Ints) -> npt.NDArray[np.bool_]:
+def can_shard(table: LayoutTable, shardings: Ints) -> Bools:
     """Mask of shape shardings x rows: one rank has nothing to shard its states over."""
     return np.asarray((table.data * table.context > 1) | (shardings == DDP)[:, None])
 

@@ -13,19 +13,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.performance.communication import communication, data_communication
 from optimizer.performance.compute import compute
 from optimizer.performance.step import always_shown
-from optimizer.performance.types import DDP, NONE, ZERO3
+from optimizer.performance.types import DDP, NONE, ZERO3, Floats, Ints
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, first_indices
 from optimizer.search.search_space import SearchSpace
 from optimizer.search.tables import take_rows
 from optimizer.workload.model import ModelSpec
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Exchanges computed together: intermediate arrays of this length stay in the processor's cache.
 _CHUNK = 4096

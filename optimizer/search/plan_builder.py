@@ -8,8 +8,8 @@ from functools import cache
 
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
-from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.performance.types import Estimates
 from optimizer.plan import (

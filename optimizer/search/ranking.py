@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.performance.types import Floats
 from optimizer.request import FleetRequest, Objective
 from optimizer.search.candidates import CandidateTable
 
@@ -56,7 +57,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     return Ranking([position for _, position in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)])
 
 
-def pareto_front(hours: NDArray[np.float64], usd: NDArray[np.float64]) -> NDArray[np.intp]:
+def pareto_front(hours: Floats, usd: Floats) -> NDArray[np.intp]:
     """Indices of the candidates that no other beats in both hours and dollars, cheapest first."""
     order = np.lexsort((hours, usd))
     fastest = np.minimum.accumulate(np.concatenate(([np.inf], hours[order][:-1])))

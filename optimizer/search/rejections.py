@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.hardware import InstanceType
 from optimizer.performance.evaluate import limit_gib
-from optimizer.performance.types import DDP, SHARDINGS
+from optimizer.performance.types import DDP, SHARDINGS, Floats, Ints
 from optimizer.request import Constraints
 from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
@@ -101,7 +100,7 @@ def reject_limits(
     instance: InstanceType,
     outcome: Outcome,
     cost: FleetCost,
-    available_hours: NDArray[np.float64],
+    available_hours: Floats,
     limits: Constraints,
 ) -> Rejection:
     """The rejection of a type whose candidates all break a limit at the 95th percentile.
@@ -161,7 +160,7 @@ def reject_limits(
     )
 
 
-def reject_memory(space: SearchSpace, machine: int, rows: NDArray[np.int64]) -> Rejection:
+def reject_memory(space: SearchSpace, machine: int, rows: Ints) -> Rejection:
     """The rejection of a machine of which none of the weighed ``rows`` fits: the one that comes nearest."""
     instance = space.machines.instances[machine]
     memory = space.memory(rows)

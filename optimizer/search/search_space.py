@@ -11,20 +11,17 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines
+from optimizer.performance.types import Bools, Floats, Ints
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_splits
 from optimizer.search.layouts import LayoutTable
 from optimizer.search.problem import Problem
 from optimizer.search.tables import join_rows, take_rows
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Levels of ``SearchSpace.confidence``.
 CONFIDENCE_LEVELS = 3
@@ -32,7 +29,7 @@ CONFIDENCE_LEVELS = 3
 _ROWS_TOGETHER = 4096
 
 
-class Memory(NamedTuple):
+class RowMemory(NamedTuple):
     """Memory of rows, GiB.
 
     Attributes:
@@ -44,7 +41,7 @@ class Memory(NamedTuple):
     nccl_gib: Floats
 
 
-class Settings(NamedTuple):
+class EvaluatedSettings(NamedTuple):
     """Every setting of one machine, of shape rows x shardings x checkpointings.
 
     Attributes:
@@ -125,7 +122,7 @@ class SearchSpace:
         """Fields of Grid but sharding and checkpointing, one value a row."""
         return {name: getattr(self.table, name)[row].astype(float) for name in layouts.GRID_COLUMNS}
 
-    def memory(self, row: Ints, **columns: Floats) -> Memory:
+    def memory(self, row: Ints, **columns: Floats) -> RowMemory:
         """Memory that rows need in each setting, with ``columns`` in place of their own."""
         peak_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
         nccl_gib = np.empty(row.size)
@@ -137,15 +134,15 @@ class SearchSpace:
             grid = self._grid(rows) | {name: values[piece] for name, values in columns.items()}
             peak, nccl_gib[piece] = needed_gib(self.machines.inputs_without_gpu(ranks / table.nodes[rows], grid))
             peak_gib[:, :, piece] = np.where(self.can_shard[:, :, rows], peak, np.inf)
-        return Memory(peak_gib, nccl_gib)
+        return RowMemory(peak_gib, nccl_gib)
 
-    def least_memory(self, row: Ints) -> Memory:
+    def least_memory(self, row: Ints) -> RowMemory:
         """A lower bound of the memory of layouts, given their first rows."""
         # A larger micro-batch has fewer in flight, of more samples each.
         accum = np.where(self.table.pipeline[row] > 1, self.table.grad_accum[row], 1)
         return self.memory(row, grad_accum=accum.astype(float))
 
-    def first_fitting(self, fits: NDArray[np.bool_]) -> Ints:
+    def first_fitting(self, fits: Bools) -> Ints:
         """Index of the first checkpointing that fits, by sharding and row; their number where none does.
 
         It is the fastest that fits: recomputing more is never faster.
@@ -158,14 +155,14 @@ class SearchSpace:
             first[fits[:, index]] = index
         return first
 
-    def evaluate_all(self) -> Settings:
+    def evaluate_all(self) -> EvaluatedSettings:
         """Evaluate every setting of a space with one machine."""
         row = np.arange(self.table.size)
         inputs = self.machines.inputs(np.zeros_like(row), self._grid(row))
         shape = (self.shardings.size, self.checkpointings.size, row.size)
         hours = np.where(self.can_shard, self.steps * step_s(inputs) / 3600, np.inf)
         parts = (hours, *room_gib(inputs))
-        return Settings(*(np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in parts))
+        return EvaluatedSettings(*(np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in parts))
 
     def _grid(self, row: Ints) -> dict[str, Any]:
         """Fields of Grid, of shape shardings x checkpointings x rows."""

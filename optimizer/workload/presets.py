@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from optimizer.named_entries import read_entries
 from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, ModelSpec, build_model
+from optimizer.workload.named_entries import read_entries
 
 PRESETS = Path(__file__).parent / "data" / "presets.toml"
 

@@ -9,7 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from infra.offline.resource_types import TYPES, Bill
-from optimizer.economics.fleet_cost import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.units import HOURS_PER_MONTH
