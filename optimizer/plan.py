@@ -1,7 +1,8 @@
-"""FleetPlan: the one contract between deciding and doing.
+"""``FleetPlan``: the contract between the optimizer, which decides, and infra and bootstrap, which carry out.
 
-The optimizer writes it; infra and bootstrap carry it out and never decide again, so it holds every fact they need.
-A plan is checked against itself when it is read: one edited by hand into nonsense is refused before it costs money.
+It holds every fact that they need, so that they never decide again. A plan is checked against itself when it is read:
+nonsense edited by hand is refused before it costs money. Saved plans are read by later versions: fields may be added
+with a default, none renamed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, se
 
 SCHEMA_VERSION: Literal[1] = 1
 
-# The VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices
-# them. ec2 (find the peers), autoscaling (lifecycle hooks, protection), logs, monitoring (the nodes' metrics), ssm and
+# VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices them.
+# ec2 (find the peers), autoscaling (lifecycle hooks, protection), logs, monitoring (the nodes' metrics), ssm and
 # ssmmessages (Session Manager instead of SSH, parameters). Not kms, sqs and sts: S3, SSM and EBS call KMS themselves,
-# the queue of node events is read outside the VPC, credentials come from IMDS; and not ec2messages, which the agent no
-# longer needs since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
+# the queue of node events is read outside the VPC, credentials come from IMDS. Not ec2messages: the agent does not need
+# it since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
 
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
@@ -36,7 +37,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class PlanError(ValueError):
-    """A plan that cannot be read, contradicts itself, or cannot be carried out; the message says where and why."""
+    """A plan that cannot be read or carried out, or contradicts itself; the message says where and why."""
 
 
 class _Model(BaseModel):
@@ -60,20 +61,20 @@ class Node(_Model):
 
     @property
     def ranks(self) -> int:
-        """Processes one node trains with: one a GPU, and one where it has a fraction of a GPU."""
+        """Ranks of one node: one a GPU, and one for a fraction of a GPU."""
         return max(1, math.floor(self.gpu_count))
 
 
 class CapacityBlock(_Model):
-    """When a bought Capacity Block begins and ends; AWS ends its instances from BLOCK_TAIL before the end on."""
+    """Times of a bought Capacity Block; AWS ends its instances from BLOCK_TAIL before the end on."""
 
     start: AwareDatetime
     end: AwareDatetime
 
     def usable_hours(self, now: datetime) -> float:
-        """Hours from ``now`` or the start, whichever is later, until AWS ends its instances; 0 where it is over.
+        """Hours from ``now`` or the start, whichever is later, until AWS ends the instances; 0 once over.
 
-        The last of them are not for training: ``FleetPlan.reserve_s`` before, the controller begins to end the nodes.
+        They include the drain: ``FleetPlan.reserve_s`` before, the controller begins to end the nodes.
         """
         return max(0.0, (self.end - BLOCK_TAIL - max(self.start, now)) / timedelta(hours=1))
 
@@ -85,7 +86,7 @@ class CapacityBlock(_Model):
 
 
 class Purchase(_Model):
-    """How the nodes are bought."""
+    """A purchase of the nodes."""
 
     option: PurchaseOption
     on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
@@ -108,14 +109,14 @@ class Purchase(_Model):
     )
 
 
-# Kinds of parallelism besides data parallelism, in the order they are written.
+# Splits, in the order they are written.
 SHORT_NAMES = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
 
 
 class Parallelism(_Model):
-    """How the model is spread over the GPUs; data × tensor × pipeline × context is the number of GPUs.
+    """The configuration; data × tensor × pipeline × context is the number of GPUs.
 
-    With tensor, pipeline, context or expert above 1 the training code must implement it.
+    The training code must implement each split (tensor, pipeline, context, expert) above 1.
     """
 
     data: Count
@@ -136,12 +137,12 @@ class Parallelism(_Model):
 
     @property
     def beyond_data(self) -> tuple[str, ...]:
-        """The kinds of parallelism besides data parallelism that it has, which training code must implement."""
+        """The splits."""
         return tuple(name for name in SHORT_NAMES if getattr(self, name) > 1)
 
     @property
     def in_short(self) -> str:
-        """Ranks of each kind: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
+        """Ranks of each mesh dimension: "TP2 PP4x2 DP8"; x2 are the virtual stages."""
         ranks = {kind: f"{SHORT_NAMES[kind]}{getattr(self, kind)}" for kind in self.beyond_data}
         if "pipeline" in ranks and self.virtual_stages > 1:
             ranks["pipeline"] += f"x{self.virtual_stages}"
@@ -185,7 +186,7 @@ class Cost(Spread):
 
 
 class Interruption(_Model):
-    """What failures and spot interruptions are expected to do to the run."""
+    """Interruptions that the run is expected to meet."""
 
     rate: NonNegative = Field(description="Interruptions per node-hour: hardware failures, and reclaims of spot nodes.")
     source: str = Field(description="Where the rate comes from.")
@@ -241,7 +242,7 @@ class PlanPrice(_Model):
 
 
 class SpeedSource(_Model):
-    """Where the speed estimate's efficiency comes from."""
+    """Source and error of the speed estimate."""
 
     source: str
     relative_error: NonNegative = Field(description="Standard deviation of log(predicted/measured) time on its rows.")
@@ -275,7 +276,7 @@ class Job(_Model):
 
 
 class FleetPlan(_Model):
-    """One way to train one model: what to buy, how to spread the model over it, how long it takes and what it costs."""
+    """One way to meet a request: nodes, purchase, configuration, hours and dollars."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     instance_type: str = Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")
@@ -307,68 +308,65 @@ class FleetPlan(_Model):
         return self
 
     def _problems(self) -> list[str]:
-        p, job, cost = self.parallelism, self.job, self.cost_usd
-        gpus = self.gpus
-        found = []
-        if p.data * p.tensor * p.pipeline * p.context != gpus:
-            found.append(
+        p, job, cost, memory, purchase = self.parallelism, self.job, self.cost_usd, self.memory, self.purchase
+        problems = []
+        if p.data * p.tensor * p.pipeline * p.context != self.gpus:
+            problems.append(
                 f"parallelism covers {p.data} x {p.tensor} x {p.pipeline} x {p.context} GPUs (data, tensor, pipeline, "
-                f"context), and {self.node_count} nodes of {self.node.gpu_count:g} GPUs have {gpus}"
+                f"context), and {self.node_count} nodes of {self.node.gpu_count:g} GPUs have {self.gpus}"
             )
         if p.data * p.micro_batch * p.grad_accum != job.global_batch:
-            found.append(
+            problems.append(
                 f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not "
                 f"job.global_batch {job.global_batch}"
             )
         if p.data % p.expert:
-            found.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
+            problems.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
         if p.virtual_stages > 1 and p.pipeline == 1:
-            found.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
+            problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
         if p.sequence_parallel and p.tensor == 1:
-            found.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
+            problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
-            found.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
-        if self.memory.peak_gib > self.memory.limit_gib:
-            found.append(f"memory.peak_gib {self.memory.peak_gib} is above limit_gib {self.memory.limit_gib}")
-        if self.memory.limit_gib > self.node.gpu_memory_gib:
-            found.append(f"memory.limit_gib {self.memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
-        if not math.isclose(sum(self.memory.breakdown.values()), self.memory.peak_gib, rel_tol=0.01, abs_tol=0.01):
-            found.append("memory.breakdown does not add up to memory.peak_gib")
+            problems.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
+        if memory.peak_gib > memory.limit_gib:
+            problems.append(f"memory.peak_gib {memory.peak_gib} is above limit_gib {memory.limit_gib}")
+        if memory.limit_gib > self.node.gpu_memory_gib:
+            problems.append(f"memory.limit_gib {memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
+        if not math.isclose(sum(memory.breakdown.values()), memory.peak_gib, rel_tol=0.01, abs_tol=0.01):
+            problems.append("memory.breakdown does not add up to memory.peak_gib")
         if not math.isclose(cost.breakdown.total(), cost.expected, rel_tol=0.01, abs_tol=0.01):
-            found.append(
+            problems.append(
                 f"cost_usd.breakdown adds up to {cost.breakdown.total():.2f} USD, "
                 f"cost_usd.expected is {cost.expected:.2f}"
             )
         for name, spread in (("hours", self.hours), ("cost_usd", cost)):
             if spread.p95 < spread.p50 or spread.p95 < spread.expected:
-                found.append(f"{name}.p95 {spread.p95} is below p50 {spread.p50} or expected {spread.expected}")
+                problems.append(f"{name}.p95 {spread.p95} is below p50 {spread.p50} or expected {spread.expected}")
         useful_hours = job.steps * self.step_time_s / 3600
         if self.hours.expected < useful_hours * 0.99:
-            found.append(
+            problems.append(
                 f"hours.expected {self.hours.expected} is below {job.steps} steps x {self.step_time_s} s, "
                 f"{useful_hours:.3f} h"
             )
-        if self.purchase.on_demand_base > self.node_count:
-            found.append(
-                f"purchase.on_demand_base {self.purchase.on_demand_base} is above node_count {self.node_count}"
-            )
-        if self.purchase.capacity_reservation_id and self.purchase.option not in ("reserved", "capacity-block"):
-            found.append(f"purchase.capacity_reservation_id does not go with option {self.purchase.option}")
-        if (self.purchase.option == "capacity-block") != (self.purchase.capacity_block is not None):
-            found.append(
+        if purchase.on_demand_base > self.node_count:
+            problems.append(f"purchase.on_demand_base {purchase.on_demand_base} is above node_count {self.node_count}")
+        if purchase.capacity_reservation_id and purchase.option not in ("reserved", "capacity-block"):
+            problems.append(f"purchase.capacity_reservation_id does not go with option {purchase.option}")
+        if (purchase.option == "capacity-block") != (purchase.capacity_block is not None):
+            problems.append(
                 "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
-                f"{self.purchase.option}"
+                f"{purchase.option}"
             )
         for name in ("spot_types", "on_demand_base"):
-            if getattr(self.purchase, name) and self.purchase.option != "spot":
-                found.append(f"purchase.{name} goes with option spot, and the option is {self.purchase.option}")
-        if self.purchase.fallback != "none" and self.purchase.option != "spot":
-            found.append(f"purchase.fallback goes with option spot, and the option is {self.purchase.option}")
+            if getattr(purchase, name) and purchase.option != "spot":
+                problems.append(f"purchase.{name} goes with option spot, and the option is {purchase.option}")
+        if purchase.fallback != "none" and purchase.option != "spot":
+            problems.append(f"purchase.fallback goes with option spot, and the option is {purchase.option}")
         if self.node.efa_cards > self.node.network_cards:
-            found.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
+            problems.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
         if not self.prices:
-            found.append("prices is empty: a plan says where each price comes from")
-        return found
+            problems.append("prices is empty: a plan says where each price comes from")
+        return problems
 
     @property
     def gpus(self) -> int:
@@ -388,10 +386,7 @@ class FleetPlan(_Model):
 
     @property
     def compute_usd_per_hour(self) -> float:
-        """Expected price of the whole fleet's nodes, USD per hour of the run.
-
-        A one-year commitment is paid to its end whatever the run takes, so its hour costs its own price.
-        """
+        """Expected price of the whole fleet's nodes, USD per hour of the run; of a commitment, its hourly price."""
         own = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.instance_type == self.instance_type]
         if self.purchase.option == "reserved" and own:
             return own[0] * self.node_count
@@ -399,45 +394,44 @@ class FleetPlan(_Model):
 
     @property
     def _saving(self) -> tuple[float, float, int]:
-        # A state that every rank holds whole is written by one node, a sharded one by all of them together.
+        # One node writes a state that every rank holds whole; all nodes write a sharded one together.
         writers = 1 if self.parallelism.sharding == "ddp" else self.node_count
         return self.step_time_s, self.job.checkpoint_gib, writers
 
     @property
     def save_limit_s(self) -> int:
-        """Seconds a node gets for its last checkpoint."""
+        """Time limit of a node's last checkpoint, s."""
         return seconds_to_save(*self._saving)
 
     @property
     def terminate_timeout_s(self) -> int:
-        """Timeout of the terminate hook, seconds: time to save and to leave, at most what AWS allows.
+        """Timeout of the terminate hook, s: time to save and to leave.
 
-        On scale-in only: a spot interruption ends the node two minutes after its notice all the same.
+        It holds on scale-in only: a spot reclaim ends the node two minutes after its notice all the same.
         """
         return self.save_limit_s + LEAVING_S
 
     @property
     def reserve_s(self) -> int:
-        """What the controller keeps to end the fleet in, s."""
+        """Drain reserve, s."""
         return seconds_to_end(*self._saving)
 
     @property
     def reserve_usd(self) -> float:
-        """What the controller keeps under a ceiling to end the fleet with, USD; ``cost_usd`` does not have it.
+        """Drain reserve under a ceiling, USD, on top of ``cost_usd``: all nodes at their dearest possible price.
 
-        It is that of all nodes at the dearest price they may have; a one-year commitment, whose whole year is in
-        ``cost_usd``, pays for its nodes' end already.
+        The year of a commitment, in ``cost_usd``, pays for its nodes' drain already.
         """
         purchase = self.purchase
         committed = purchase.option == "reserved" and purchase.capacity_reservation_id is None
         dearest = max(self.node_prices_usd_per_hour.values(), default=0.0)
-        each = dearest
+        above_base = dearest
         if purchase.fallback == "none":
             spot = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.market == "spot"]
-            each = max(spot, default=dearest)
-        nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * each
-        besides = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
-        return ((0.0 if committed else nodes) + besides) * self.reserve_s / 3600
+            above_base = max(spot, default=dearest)
+        nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * above_base
+        running = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
+        return ((0.0 if committed else nodes) + running) * self.reserve_s / 3600
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""
@@ -449,8 +443,8 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
 
     Args:
         text: JSON text.
-        plan_number: which plan of a ``recommend`` output; a lone FleetPlan has only 1.
-        origin: what to call the text in errors, like its file name.
+        plan_number: position in a ``recommend`` output; a lone FleetPlan has only 1.
+        origin: name of the text in errors, like its file name.
 
     Raises:
         PlanError: not JSON, not a plan, a plan that contradicts itself, or no plan of that number.

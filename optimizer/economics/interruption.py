@@ -21,8 +21,8 @@ TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 FAILURE_SOURCE = "failures: arXiv:2407.21783 table 5 (419 in 54 days on 16384 GPUs), 2024-07"
 
-# Launch, bootstrap and checkpoint load, once there is capacity: "Can't Be Late" (NSDI'24) compares spot policies at this
-# change-over delay.
+# Launch, bootstrap and checkpoint load, once there is capacity: the change-over delay that "Can't Be Late" (NSDI'24)
+# takes for its comparison of spot policies.
 RESTART_HOURS = 0.2
 
 
