@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What a node tells its Auto Scaling group and the stack's controller. Sourced after lib.sh; needs GPUFLEET_REGION,
-# GPUFLEET_ASG_NAME, GPUFLEET_TERMINATE_HOOK, GPUFLEET_BUCKET and GPUFLEET_RUN, each empty where there is none. Nothing
-# here ends the caller: AWS may be out of reach, and training goes on without it.
+# Calls to the Auto Scaling group, and reports to the controller. Sourced after lib.sh; uses GPUFLEET_REGION,
+# GPUFLEET_ASG_NAME, GPUFLEET_TERMINATE_HOOK, GPUFLEET_BUCKET and GPUFLEET_RUN, each empty where there is none. No
+# function ends the caller: AWS may be out of reach, and training goes on without it.
 
-# aws_cli ARGUMENT...: text output, and no longer than a person would wait.
+# aws_cli ARGUMENT...: run the AWS CLI with text output, at most 60 s.
 aws_cli() {
   timeout --kill-after=5 60 aws --region "$GPUFLEET_REGION" --output text \
     --cli-connect-timeout 5 --cli-read-timeout 20 "$@"
@@ -11,12 +11,12 @@ aws_cli() {
 
 INSTANCE_ID=""
 
-# know_instance_id: sets INSTANCE_ID, from the metadata service.
+# know_instance_id: set INSTANCE_ID from the metadata service.
 know_instance_id() {
   [[ -n $INSTANCE_ID ]] || INSTANCE_ID=$(imds instance-id)
 }
 
-# complete_terminate_hook: this node has nothing left to do.
+# complete_terminate_hook: let the group end this node now.
 complete_terminate_hook() {
   [[ -n ${GPUFLEET_TERMINATE_HOOK:-} && -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
   know_instance_id || return 0
@@ -25,12 +25,12 @@ complete_terminate_hook() {
     --lifecycle-action-result CONTINUE >/dev/null; then
     log "terminate hook $GPUFLEET_TERMINATE_HOOK completed"
   else
-    # A spot interruption or a plain stop of the service has no hook that waits.
+    # No hook waits on a spot interruption or a plain stop of the service.
     log "terminate hook $GPUFLEET_TERMINATE_HOOK not completed; its timeout will"
   fi
 }
 
-# extend_terminate_hook: the final checkpoint is still being written.
+# extend_terminate_hook: send a heartbeat while the final checkpoint is being written.
 extend_terminate_hook() {
   [[ -n ${GPUFLEET_TERMINATE_HOOK:-} && -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
   know_instance_id || return 0
@@ -39,7 +39,7 @@ extend_terminate_hook() {
     log "a heartbeat of terminate hook $GPUFLEET_TERMINATE_HOOK was not taken"
 }
 
-# protect_from_scale_in on|off: whether the group may choose this node when it shrinks.
+# protect_from_scale_in on|off: keep the group from choosing this node when it shrinks, or let it.
 protect_from_scale_in() {
   local option=--protected-from-scale-in
   [[ -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
@@ -49,7 +49,7 @@ protect_from_scale_in() {
     "$option" >/dev/null || log "scale-in protection of this node could not be turned $1"
 }
 
-# ask_to_be_replaced: the group ends an unhealthy node and starts another.
+# ask_to_be_replaced: mark this node unhealthy; the group ends it and starts another.
 ask_to_be_replaced() {
   [[ -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
   know_instance_id || return 1
@@ -57,7 +57,7 @@ ask_to_be_replaced() {
     --no-should-respect-grace-period >/dev/null
 }
 
-# tell_controller STATE EXIT_STATUS [STEP]: puts control/nodes/<instance id>.json (README.md has its meaning).
+# tell_controller STATE EXIT_STATUS [STEP]: write the node report control/nodes/<instance id>.json (contract/report.py).
 tell_controller() {
   local body status=0
   [[ -n ${GPUFLEET_BUCKET:-} && -n ${GPUFLEET_ASG_NAME:-} ]] || return 0

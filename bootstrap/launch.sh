@@ -1,21 +1,18 @@
 #!/usr/bin/env bash
-# Starts the training command on this node under torchrun, keeps it running, and leaves cleanly when the node is taken
-# away: state saved, torchrun ended, Auto Scaling told to go on. Where there is nothing to train, or no more, it stays
-# until the group ends the node, so that no node waits out a hook.
+# Runs the training command on this node under torchrun, and leaves in order when the node ends: state saved, torchrun
+# ended, terminate hook completed. Without a command, or after its end, it stays until the group ends the node, so that
+# no node waits out a hook.
 #
-# Reads the variables below from the environment; gpufleet-train.service takes them from node.env and runtime.env. The
-# unit's KillMode=mixed matters: SIGTERM must come here and not to torchrun, which would give the workers 30 s to save
-# (torch 2.11 has no option for it).
+# gpufleet-train.service gives it the variables of node.env and runtime.env. The unit's KillMode=mixed sends SIGTERM to
+# this script and not to torchrun, which would give the workers only 30 s to save (torch 2.11 has no option for it).
 set -euo pipefail
 
-# shellcheck source=bootstrap/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# shellcheck source=bootstrap/fleet.sh
 source "$BOOTSTRAP_DIR/fleet.sh"
 
-# What to train: a script or "-m module", with its arguments; quotes are understood. Empty: nothing to do.
+# Script or "-m module" to train, with its arguments, in shell quoting. Empty: nothing to train.
 GPUFLEET_TRAIN_COMMAND="${GPUFLEET_TRAIN_COMMAND:-}"
-# training: all nodes are one gang. workers: each node runs the command by itself, again and again.
+# training: all nodes are one gang. workers: each node runs the command by itself, repeatedly.
 GPUFLEET_MODE="${GPUFLEET_MODE:-training}"
 GPUFLEET_RUN="${GPUFLEET_RUN:-}"
 GPUFLEET_NODE_COUNT="${GPUFLEET_NODE_COUNT:-1}"
@@ -30,88 +27,87 @@ GPUFLEET_BUCKET="${GPUFLEET_BUCKET:-}"
 GPUFLEET_CHECKPOINT_PREFIX="${GPUFLEET_CHECKPOINT_PREFIX:-checkpoints}"
 # The training code's archive, named by its digest; empty where the image has the code.
 GPUFLEET_TRAIN_ARCHIVE="${GPUFLEET_TRAIN_ARCHIVE:-}"
-# Folder to start the command in.
+# Working folder of the command.
 GPUFLEET_TRAIN_DIR="${GPUFLEET_TRAIN_DIR:-$PWD}"
-# The Python with torch that install-python-env.sh found or made.
+# The Python with torch, from install-python-env.sh.
 GPUFLEET_PYTHON="${GPUFLEET_PYTHON:-python3}"
-# Worker restarts that one torchrun does itself, in seconds each; an interruption of another node uses one.
+# Restarts of the workers by one torchrun, which take seconds; an interruption of another node uses one.
 GPUFLEET_MAX_RESTARTS="${GPUFLEET_MAX_RESTARTS:-10}"
-# A torchrun that failed is started again, unless this many in a row failed whose workers lived less than
-# GPUFLEET_HEALTHY_S seconds each, torchrun's own restarts counted in.
+# A failed torchrun is started again, unless this many in a row failed whose workers, torchrun's own restarts counted
+# in, lived less than GPUFLEET_HEALTHY_S seconds each.
 GPUFLEET_MAX_LAUNCHES="${GPUFLEET_MAX_LAUNCHES:-5}"
 GPUFLEET_HEALTHY_S="${GPUFLEET_HEALTHY_S:-300}"
 GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
-# A worker's command that ended well is started again after this many seconds, in which the group may take the node.
+# Pause between two runs of a worker's command, in which the group may end the node.
 GPUFLEET_WORKER_PAUSE_S="${GPUFLEET_WORKER_PAUSE_S:-60}"
-# torchrun gives its workers 30 s after SIGTERM; one that is still there after this many seconds is killed. With the 75 s
-# for saving (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
+# torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
+# (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
 GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-32}"
-# Seconds to wait until all nodes of the fleet are in service, and between two looks.
+# Seconds to wait until all nodes of the fleet are in service, and between two polls.
 GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"
 GPUFLEET_JOIN_POLL_S="${GPUFLEET_JOIN_POLL_S:-10}"
 GPUFLEET_RENDEZVOUS_PORT="${GPUFLEET_RENDEZVOUS_PORT:-29400}"
-# In a pod, where no Auto Scaling group tells who the others are: their host names, with %d for each one's rank, and this
-# one's rank.
+# In a pod, without an Auto Scaling group to ask: host names of the peers, with %d for the rank, and this pod's rank.
 GPUFLEET_PEERS="${GPUFLEET_PEERS:-}"
 GPUFLEET_NODE_RANK="${GPUFLEET_NODE_RANK:-0}"
-# Exit status of a node that left the run; a pod that ends with 0 would count as done.
+# Exit status of a node that left the run; Kubernetes would count a pod with 0 as done.
 GPUFLEET_LEFT_STATUS="${GPUFLEET_LEFT_STATUS:-0}"
-# Seconds between two looks for broken GPUs, and between two attempts to tell the controller this node's state.
+# Seconds between two checks for broken GPUs, and between two attempts to report to the controller.
 GPUFLEET_GPU_CHECK_S="${GPUFLEET_GPU_CHECK_S:-60}"
 GPUFLEET_TELL_DELAY_S="${GPUFLEET_TELL_DELAY_S:-30}"
 
-# EX_CONFIG (sysexits.h): the training command is at fault, and the unit does not start it again.
+# EX_CONFIG (sysexits.h): the training command is at fault; the unit does not restart it.
 readonly GAVE_UP=78
 readonly SAVED_FILE="$DRAIN_FILE.saved" LISTENER_FILE="$DRAIN_FILE.listener"
 readonly STATE_FILE="$GPUFLEET_RUN_DIR/state" TOLD_FILE="$GPUFLEET_RUN_DIR/state.told"
-# Measured with torch 2.11 after kill -9: torchrun's default hung in 11 of 19 restarts, with its own store process 0 of
-# 10; shrinking two nodes to one took 42.8 s by default and 6.7 to 7.5 s with these intervals.
+# Measured with torch 2.11 after kill -9: torchrun's default hung in 11 of 19 restarts, with its own store process in 0
+# of 10; shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 readonly RENDEZVOUS_CONF="last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 torchrun_pid="" watcher_pid="" teller_pid="" watch_again_at=0
 
-# The unit's stderr is the journal already, so lib.sh's copy to the logger would be a second one.
+# The unit's stderr is the journal, so lib.sh's copy to the logger would double each line.
 log() {
   printf '%s launch: %s\n' "$(date -u +%FT%TZ)" "$*" >&2
 }
 
-# pause SECONDS: a sleep that a trapped signal interrupts.
+# pause SECONDS: sleep until a trapped signal.
 pause() {
   sleep "$1" &
   wait $! || true
 }
 
-# in_fleet: whether there is a group that will end this node.
+# in_fleet: true where a group ends this node.
 in_fleet() {
   [[ -n "$GPUFLEET_ASG_NAME" ]]
 }
 
-# keep_watching: the one process that asks the metadata service; started again should it ever end.
+# keep_watching: start the watcher, or start it again after it ended.
 keep_watching() {
-  # A pod, which the metadata service does not answer; its node writes the drain file.
+  # In a pod the metadata service does not answer; the node writes the drain file.
   [[ "${AWS_EC2_METADATA_DISABLED:-}" != true ]] || return 0
   if [[ -n "$watcher_pid" ]] && kill -0 "$watcher_pid" 2>/dev/null; then return 0; fi
-  # One that cannot run must not be started twice a second.
+  # Not twice a second where it cannot run.
   ((SECONDS >= watch_again_at)) || return 0
   watch_again_at=$((SECONDS + 5))
   watch_notices &
   watcher_pid=$!
 }
 
-# ask_drain WHY: this node leaves; how long it may take is the watcher's to say.
+# ask_drain REASON: write the drain file; the watcher sets the time limit.
 ask_drain() {
-  # Without Python nothing trains and nothing has to be saved.
+  # Without Python nothing trains, so there is nothing to save.
   (watch_notices --ask "$1") || printf '%s %s\n' "$EPOCHSECONDS" "$1" >"$DRAIN_FILE"
 }
 
-# tell STATE EXIT_STATUS [STEP]: tells the controller, in the background and until it took it.
+# tell STATE EXIT_STATUS [STEP]: report to the controller in the background, until that succeeded.
 tell() {
   printf '%s\n' "$*" >"$STATE_FILE"
   keep_telling
 }
 
-# keep_telling: one process at a time, so that an older state never lands on a newer one.
+# keep_telling: one process at a time, so that no older state overwrites a newer one.
 keep_telling() {
   if [[ -n "$teller_pid" ]] && kill -0 "$teller_pid" 2>/dev/null; then return 0; fi
   [[ -e "$STATE_FILE" && "$(<"$STATE_FILE")" != "$(cat "$TOLD_FILE" 2>/dev/null)" ]] || return 0
@@ -131,7 +127,7 @@ tell_newest() {
   log "the controller knows that this node is ${state[0]}"
 }
 
-# wait_for_others NOUN DEADLINE: until the next look at who is there; fails where this node leaves meanwhile.
+# wait_for_others NOUN DEADLINE: pause until the next poll; fails where a notice ends this node.
 wait_for_others() {
   if [[ -e "$DRAIN_FILE" ]]; then return 1; fi
   ((SECONDS < $2)) || die "the $1 was not complete within $GPUFLEET_JOIN_LIMIT_S s"
@@ -139,7 +135,8 @@ wait_for_others() {
   pause "$GPUFLEET_JOIN_POLL_S"
 }
 
-# in_service_instances: "launch-time instance-id private-ip" of each running in-service node of the fleet, oldest first.
+# in_service_instances: print "launch-time instance-id private-ip" of the fleet's running nodes in service, oldest
+# first.
 in_service_instances() {
   local ids
   ids="$(aws_cli autoscaling describe-auto-scaling-groups --auto-scaling-group-names "$GPUFLEET_ASG_NAME" \
@@ -147,14 +144,14 @@ in_service_instances() {
   if [[ -z "$ids" || "$ids" == None ]]; then
     return 0
   fi
-  # A node that was just interrupted may still be in service for Auto Scaling; EC2 knows better.
+  # Auto Scaling may still show a node in service that EC2 just interrupted.
   # shellcheck disable=SC2086 # one argument an id
   aws_cli ec2 describe-instances --instance-ids $ids \
     --query "Reservations[].Instances[] | [?State.Name=='running'].[LaunchTime,InstanceId,PrivateIpAddress]" | sort
 }
 
-# Every node must pick the same rendezvous host on its own. The oldest node it is (the lower id of equals): a replacement
-# is always younger, so it joins where the survivors wait. The lowest id alone would let a newcomer found a second group.
+# resolve_rendezvous: every node picks the same host by itself: the oldest node (of equals the lower id). A replacement
+# is always younger, so it joins where the survivors wait; by the id alone, a replacement could found a second group.
 resolve_rendezvous() {
   local instances count first_id deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
   know_instance_id || exit 1
@@ -176,9 +173,8 @@ resolve_rendezvous() {
   done
 }
 
-# resolve_peers: the same in a pod. A peer has an address from the moment its pod runs, and the first rank is the host. The
-# others wait until it listens: the name of a pod whose node died is known for minutes yet, and a torchrun that finds
-# nobody there would count as one that failed.
+# resolve_peers: the same in a pod. A running pod has an address, and rank 0 is the host. The others wait until it
+# listens: the name of a pod whose node died stays for minutes, and a torchrun without its host would count as failed.
 resolve_peers() {
   local rank name address count deadline=$((SECONDS + GPUFLEET_JOIN_LIMIT_S))
   while true; do
@@ -208,15 +204,15 @@ resolve_peers() {
   done
 }
 
-# What the plan says of parallelism; torchrun's workers inherit it, and the training command acts on it.
+# The plan's layout; torchrun's workers inherit it, and the training command follows it.
 readonly PARALLELISM=(
   GPUFLEET_DATA_PARALLEL GPUFLEET_SHARDING GPUFLEET_TENSOR_PARALLEL GPUFLEET_PIPELINE_PARALLEL
   GPUFLEET_CONTEXT_PARALLEL GPUFLEET_EXPERT_PARALLEL GPUFLEET_SEQUENCE_PARALLEL GPUFLEET_VIRTUAL_STAGES
   GPUFLEET_MICRO_BATCH GPUFLEET_GRAD_ACCUM GPUFLEET_ACTIVATION_CHECKPOINTING
 )
 
-# version: of what this node trains, and how. Nodes of two versions never meet at the rendezvous: one of them would
-# compute something else in the same job, in silence.
+# version: print a digest of code, command and layout. Nodes of two versions never meet at the rendezvous, where they
+# would silently compute different things in one job.
 version() {
   local name layout=""
   for name in "${PARALLELISM[@]}"; do
@@ -225,7 +221,7 @@ version() {
   sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND$layout" | cut -c 1-12
 }
 
-# is_gang: whether this node trains together with others.
+# is_gang: true where this node trains together with others.
 is_gang() {
   [[ "$GPUFLEET_MODE" == training ]] && ((GPUFLEET_NODE_COUNT > 1))
 }
@@ -236,7 +232,7 @@ start_torchrun() {
   )
   if is_gang; then
     arguments[5]+=",is_host=$is_host"
-    # The address and not the name: a VPC may have no DNS for it, and the first rank's name is where all others connect.
+    # The address, not the name: all ranks connect to the first rank, and a VPC may have no DNS for its name.
     arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "${GPUFLEET_ASG_NAME:-pods}-$(version)"
     --rdzv-endpoint "$rendezvous_ip:$GPUFLEET_RENDEZVOUS_PORT" --local-addr "$own_ip")
   else
@@ -249,12 +245,12 @@ start_torchrun() {
   torchrun_pid=$!
 }
 
-# workers: torchrun's children. They have sessions of their own, so they are no process group of ours.
+# workers: print torchrun's children, which have sessions of their own and so no common process group.
 workers() {
   cat "/proc/$torchrun_pid/task/"*/children 2>/dev/null || true
 }
 
-# any_alive PID...: whether one of them still runs.
+# any_alive PID...: true while one of them runs.
 any_alive() {
   local pid
   for pid in "$@"; do
@@ -263,7 +259,7 @@ any_alive() {
   return 1
 }
 
-# Waits for torchrun; ends it when this node is leaving and its state is saved, or the time for that is over.
+# supervise: wait for torchrun; end it on a notice once the state is saved or the time is over, or when a GPU broke.
 supervise() {
   local status=0 look_at=$((SECONDS + GPUFLEET_GPU_CHECK_S))
   while kill -0 "$torchrun_pid" 2>/dev/null; do
@@ -288,14 +284,14 @@ supervise() {
   return "$status"
 }
 
-# drain: has the state saved and ends torchrun. A training process that reads the drain file (bootstrap.training) saves
-# by itself; any other gets SIGTERM, which is what most frameworks save on, and the same time.
+# drain: have the state saved, and end torchrun. A training process that reads the drain file (bootstrap.training) saves
+# by itself; any other process gets SIGTERM, on which most frameworks save, and the same time.
 drain() {
   local save_by="" reason="" told_reason="" extend_at=0
   local -a signalled=()
   while kill -0 "$torchrun_pid" 2>/dev/null; do
     keep_watching
-    # Read again and again: a spot notice may leave less time than what came first.
+    # Read in every pass: a later spot notice may leave less time.
     read -r save_by reason <"$DRAIN_FILE" || true
     [[ "$save_by" =~ ^[0-9]+$ ]] || save_by=$EPOCHSECONDS
     if [[ "$reason" != "$told_reason" ]]; then
@@ -308,7 +304,7 @@ drain() {
     fi
     if [[ ! -e "$LISTENER_FILE" && ${#signalled[@]} -eq 0 ]]; then
       read -ra signalled <<<"$(workers | tr '\n' ' ')"
-      # None between two starts of torchrun's; they are asked when they are there.
+      # Between two starts torchrun has no workers; a later pass signals them.
       if [[ ${#signalled[@]} -gt 0 ]]; then
         log "no training process reads the drain file; sending SIGTERM to ${#signalled[@]}"
         kill -TERM "${signalled[@]}" 2>/dev/null || true
@@ -329,7 +325,7 @@ drain() {
   end_torchrun
 }
 
-# end_torchrun: SIGTERM, and SIGKILL to it and its workers where that is not enough.
+# end_torchrun: send SIGTERM, then SIGKILL to torchrun and its workers.
 end_torchrun() {
   local deadline=$((SECONDS + GPUFLEET_KILL_AFTER_S)) left
   kill -TERM "$torchrun_pid" 2>/dev/null || true
@@ -346,11 +342,11 @@ end_torchrun() {
 }
 
 request_drain() {
-  # A second signal changes nothing: the limit runs already.
+  # A second signal does not extend the limit.
   [[ -e "$DRAIN_FILE" ]] || ask_drain "launch.sh got SIG$1"
 }
 
-# tell_last: the newest state, where the one before was still on its way; a few seconds, as the time to leave is short.
+# tell_last: report the newest state, within the few seconds that the notice leaves.
 tell_last() {
   local until=$((SECONDS + 5))
   while ((SECONDS < until)); do
@@ -360,14 +356,14 @@ tell_last() {
   done
 }
 
-# leave: the last thing a node does.
+# leave: report and complete the terminate hook.
 leave() {
   tell_last
   complete_terminate_hook
   log "this node has left the run"
 }
 
-# stand_by: nothing to do until the group ends this node.
+# stand_by: wait until the group ends this node.
 stand_by() {
   log "waiting for the group to end this node, which is paid until then"
   until [[ -e "$DRAIN_FILE" ]]; do
@@ -378,7 +374,7 @@ stand_by() {
   log "leaving: $(drain_reason)"
 }
 
-# rest SECONDS: what a worker does between two runs of its command.
+# rest SECONDS: pause a worker between two runs of its command, until a notice.
 rest() {
   local until=$((SECONDS + $1))
   while ((SECONDS < until)) && [[ ! -e "$DRAIN_FILE" ]]; do
@@ -388,7 +384,7 @@ rest() {
   done
 }
 
-# finish STATUS: training is over on this node, for whatever reason. Ends this script.
+# finish STATUS: exit after the training; in a fleet only when the group ends this node.
 finish() {
   if in_fleet; then
     if [[ "$GPUFLEET_MODE" == workers ]]; then
@@ -401,15 +397,15 @@ finish() {
   exit "$1"
 }
 
-# give_up STATUS WHY: nobody but a person can help.
+# give_up STATUS REASON...: report a fault that only a person can mend, and finish.
 give_up() {
-  log "$2; giving up: journalctl -u gpufleet-train"
+  log "${*:2}; giving up: journalctl -u gpufleet-train"
   tell gave-up "$1"
   send_log "training gave up"
   finish "$GAVE_UP"
 }
 
-# replace_node: has this node, whose GPU broke, ended and another one started. Ends this script.
+# replace_node: have the group replace this node with its broken GPU, and exit.
 replace_node() {
   local check="check-gpus"
   [[ "$sick" != *Xid* ]] || check="check-xid-errors"
@@ -425,7 +421,7 @@ replace_node() {
   exit 0
 }
 
-# send_log WHY: the end of this service's journal to the log group; a node that gave up may soon be gone.
+# send_log TITLE: send the end of this service's journal to the log group, before the node ends.
 send_log() {
   local text
   [[ -n "$GPUFLEET_LOG_GROUP" ]] && command -v journalctl >/dev/null && know_instance_id || return 0
@@ -449,24 +445,24 @@ check_settings() {
   command -v "$GPUFLEET_PYTHON" >/dev/null ||
     die "GPUFLEET_PYTHON is $GPUFLEET_PYTHON, and there is no such program; steps/install-python-env.sh writes it"
   if is_gang && [[ -z "$GPUFLEET_PEERS" && (-z "$GPUFLEET_ASG_NAME" || -z "$GPUFLEET_REGION") ]]; then
-    die "GPUFLEET_NODE_COUNT is $GPUFLEET_NODE_COUNT, so GPUFLEET_ASG_NAME and GPUFLEET_REGION must say where the others are"
+    die "GPUFLEET_NODE_COUNT is $GPUFLEET_NODE_COUNT: set GPUFLEET_ASG_NAME and GPUFLEET_REGION, to find the others"
   fi
 }
 
 export_settings() {
   export PYTHONPATH="${BOOTSTRAP_DIR%/*}${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1
-  # The plan's "it fits" counts on it: without it, blocks of odd sizes strand a part of the memory
+  # The plan's memory estimate assumes it: without it, blocks of odd sizes strand a part of the memory
   # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
   export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
   export GPUFLEET_PROGRESS_FILE="${GPUFLEET_PROGRESS_FILE:-$PROGRESS_FILE}"
-  # Set by the service already; a node.env that was sourced without export must not lose them.
+  # Also where node.env was sourced without export.
   local name
   for name in "${PARALLELISM[@]}"; do
     [[ -z "${!name:-}" ]] || export "${name?}"
   done
-  # For the training code's own calls to AWS.
+  # For the training code's calls to AWS.
   if [[ -n "$GPUFLEET_REGION" ]]; then
     export AWS_DEFAULT_REGION="${AWS_DEFAULT_REGION:-$GPUFLEET_REGION}"
   fi
@@ -538,7 +534,8 @@ main() {
     ((SECONDS - started >= GPUFLEET_HEALTHY_S * (GPUFLEET_MAX_RESTARTS + 1))) && launches=0
     launches=$((launches + 1))
     if ((launches >= GPUFLEET_MAX_LAUNCHES)); then
-      give_up "$status" "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s a start, the last with status $status"
+      give_up "$status" "torchrun failed $launches times in a row within $GPUFLEET_HEALTHY_S s a start," \
+        "the last with status $status"
     fi
     log "torchrun ended with status $status after $((SECONDS - started)) s; starting it again"
     pause "$GPUFLEET_RELAUNCH_DELAY_S"

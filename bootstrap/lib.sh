@@ -1,31 +1,30 @@
 # shellcheck shell=bash disable=SC2034 # the scripts that source this use the variables
-# What all steps and checks share: settings, logging, verification. Sourced, never run.
+# Settings and functions of all steps and checks. Sourced, never run.
 
 BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# Settings: each has its default here and nowhere else.
+# Settings with their defaults.
 : "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
-: "${NODE_INIT_TIMEOUT_S:=1800}" # whole set-up, s; a node that is not ready then is paid for nothing
+: "${NODE_INIT_TIMEOUT_S:=1800}" # whole set-up, s; then the node is replaced
 : "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of a lifecycle hook, s
-: "${LEAVE_LIMIT_S:=180}"        # for the group to end a node it was told to abandon, s; then it ends itself
+: "${LEAVE_LIMIT_S:=180}"        # wait of an abandoned node for its group, s; then the node ends itself
 : "${RETRY_DELAY_S:=5}"          # between attempts of retry, s
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
-# The endpoint's variable is that of the AWS SDKs.
+# The AWS SDKs' variable.
 : "${IMDS_URL:=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}}"
-: "${NVME_MOUNT:=$ROOT/mnt/nvme}"               # where the instance-store disks go
-: "${DISK_MIN_FREE_GIB:=20}"                    # free space on the root volume: one torch environment and logs
-: "${PCIE_MIN_WIDTH:=8}"                        # lanes of each GPU; EC2 gives some GPU types 8, none fewer
-: "${TIME_SYNC_TIMEOUT_S:=60}"                  # chrony's first synchronisation after boot, s
-: "${SMOKE_TIMEOUT_S:=600}"                     # smoke test, s
-: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"       # floor of its all-reduce, GB/s; empty for none
-: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"           # floor of its scaling, 0 to 1; empty for none
-: "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}"     # notes between the node's processes; gone after a reboot
-: "${NODE_STATES_PREFIX:=control/nodes}"        # where nodes tell the controller their state, in the stack's bucket
-: "${CONTROLLER_STATE_KEY:=control/state.json}" # what the controller writes every minute, in the stack's bucket
-# Silence of the controller that ends a node, s: longer than most of AWS's own outages, which mend themselves, and than a
-# person takes who sees the alarm after five minutes; short enough to be cheap beside a run.
+: "${NVME_MOUNT:=$ROOT/mnt/nvme}"               # mount of the instance-store disks
+: "${DISK_MIN_FREE_GIB:=20}"                    # least free space on the root volume: a torch environment and logs
+: "${PCIE_MIN_WIDTH:=8}"                        # least lanes of a GPU; some GPU types of EC2 have 8
+: "${TIME_SYNC_TIMEOUT_S:=60}"                  # wait for chrony's first synchronisation, s
+: "${SMOKE_TIMEOUT_S:=600}"                     # limit of the smoke test, s
+: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"       # least all-reduce bandwidth, GB/s; empty for none
+: "${SMOKE_MIN_SCALING_EFFICIENCY:=}"           # least scaling efficiency, 0 to 1; empty for none
+: "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}"     # files between the node's processes; gone after a reboot
+: "${NODE_STATES_PREFIX:=control/nodes}"        # folder of node reports in the stack's bucket
+: "${CONTROLLER_STATE_KEY:=control/state.json}" # the controller writes it every minute
+# Age of the controller's state at which a node ends, s; bootstrap/contract/timings.py has the reason.
 : "${LEASE_S:=1800}"
-: "${WHEELS_KEY:=bootstrap/wheels.tar}" # object of the stack's bucket: the wheels of requirements-node.txt
+: "${WHEELS_KEY:=bootstrap/wheels.tar}" # object of the stack's bucket with the wheels of requirements-node.txt
 
 ETC_DIR=$ROOT/etc/gpufleet
 LOG_DIR=$ROOT/var/log/gpufleet
@@ -33,18 +32,18 @@ STATE_DIR=$ROOT/var/lib/gpufleet
 NODE_ENV=$ETC_DIR/node.env
 RUNTIME_ENV=$ETC_DIR/runtime.env
 LOG_FILE=$LOG_DIR/node-init.log
-# This node is taken away (bootstrap/training/notices.py); how far training has come (bootstrap/training/progress.py).
+# Formats: bootstrap/training/notices.py and progress.py.
 DRAIN_FILE=$GPUFLEET_RUN_DIR/drain
 PROGRESS_FILE=$GPUFLEET_RUN_DIR/progress.json
 
-# The EFA installer and CUDA put their programs where a system service's PATH does not look.
+# A system service's PATH lacks the programs of the EFA installer and CUDA.
 PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
 
 # The AWS CLI's own retries, for throttling while a whole fleet starts.
 export AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=5 AWS_PAGER=""
 export DEBIAN_FRONTEND=noninteractive
 
-# log MESSAGE...: one line to stderr, the journal, and the file LOG_COPY where the caller sets it.
+# log MESSAGE...: write a line to stderr, the journal, and the file LOG_COPY if set.
 log() {
   local line
   line="$(date -u +%Y-%m-%dT%H:%M:%SZ) $(basename "$0"): $*"
@@ -53,13 +52,13 @@ log() {
   if command -v logger >/dev/null; then logger --tag gpufleet-init -- "$line" || true; fi
 }
 
-# die MESSAGE...: log and end with 1.
+# die MESSAGE...: log and exit with 1.
 die() {
   log "FAIL $*"
   exit 1
 }
 
-# retry ATTEMPTS COMMAND...: for fetches over a network that comes up while the node boots; nothing else is retried.
+# retry ATTEMPTS COMMAND...: for fetches over a network that is coming up.
 retry() {
   local attempts=$1 attempt
   shift
@@ -71,15 +70,15 @@ retry() {
   return 1
 }
 
-# load_node_env: export the variables of node.env. Lines are NAME=value, NAME='value' or NAME="value", the part systemd
-# and this reader understand alike; nothing is evaluated.
+# load_node_env: export the variables of node.env, in the syntax that systemd reads too
+# (bootstrap/contract/node_env.py).
 load_node_env() {
   local line name value number=0
   [[ -r $NODE_ENV ]] || die "$NODE_ENV cannot be read: user data writes it before it starts node_init.sh"
   while IFS= read -r line || [[ -n $line ]]; do
     number=$((number + 1))
     [[ -z $line || $line == \#* ]] && continue
-    # The value is not shown: it may be a command with a token in it.
+    # Without the value: a command may hold a token.
     [[ $line =~ ^(GPUFLEET_[A-Z_0-9]+)=(.*)$ ]] || die "$NODE_ENV line $number is not GPUFLEET_NAME=value"
     name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
     case $value in
@@ -91,7 +90,7 @@ load_node_env() {
   done <"$NODE_ENV"
 }
 
-# require_env NAME...: end unless each is set and not empty.
+# require_env NAME...: exit unless each variable is set and not empty.
 require_env() {
   local name
   for name in "$@"; do
@@ -99,7 +98,7 @@ require_env() {
   done
 }
 
-# set_runtime NAME VALUE: what the set-up found out and gpufleet-train.service needs.
+# set_runtime NAME VALUE: write a line of runtime.env for gpufleet-train.service.
 set_runtime() {
   local kept=""
   if [[ -f $RUNTIME_ENV ]]; then kept=$(grep -v "^$1=" "$RUNTIME_ENV" || true); fi
@@ -108,122 +107,125 @@ set_runtime() {
   mv "$RUNTIME_ENV.new" "$RUNTIME_ENV"
 }
 
-# version_at_least HAVE WANTED: by version order, so 1.9 is below 1.41.
+# version_at_least VERSION MINIMUM: compare by version order, so 1.9 is below 1.41.
 version_at_least() {
   printf '%s\n%s\n' "$2" "$1" | sort --version-sort --check=quiet
 }
 
-# gpu_count: GPUs (or slices of one) the plan counts on; a fraction of a GPU shows as one device.
+# gpu_count: print the plan's GPUs of this node; a fraction of a GPU shows as one device.
 gpu_count() {
   local whole=${GPUFLEET_GPUS_PER_NODE%%.*}
   echo "$((whole > 0 ? whole : 1))"
 }
 
-# os_release NAME: a value of /etc/os-release, like VERSION_ID.
+# os_release NAME: print a value of /etc/os-release, like VERSION_ID.
 os_release() {
   sed --silent "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}$/\1/p" "$ROOT/etc/os-release"
 }
 
-# query_gpus FIELD,...: one CSV line a GPU, or end.
+# query_gpus FIELD,...: print one CSV line a GPU, or exit.
 query_gpus() {
   nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits || die "nvidia-smi cannot answer $1"
 }
 
-# assert_may_install WHAT HAVE MIN: end where the image should have brought it.
+# assert_may_install NAME VERSION MINIMUM: exit on a Deep Learning AMI, which should have brought the software.
 assert_may_install() {
   [[ ${GPUFLEET_AMI_KIND:-} == custom ]] && return 0
   die "$1 is ${2:-absent}, at least $3 is needed, and a Deep Learning AMI brings it: choose a newer image" \
     "(gpufleet:amiName), or one of your own (gpufleet:amiId) in subnets that reach the internet"
 }
 
-# Xid errors after which NVIDIA asks for a reset of the GPU or a restart of the machine; the others are the training
-# code's, or pass: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21). 154 is the
-# driver's own summary of what it needs.
+# Xid errors after which NVIDIA asks for a reset of the GPU or a restart of the machine; 154 is the driver's own summary
+# of the needed action: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21).
 FATAL_XIDS='46|48|62|64|74|79|95|109|110|119|120|136|140|143|158'
 NEEDED_ACTIONS='GPU Reset Required|Node Reboot Required'
 
-# fatal_xid_error: the first kernel message of a GPU that cannot go on; empty where there is none, or nobody can look.
+# fatal_xid_error: print the first kernel message of a fatal Xid error; nothing where there is none or dmesg fails.
 fatal_xid_error() {
   { dmesg 2>/dev/null || true; } |
     grep -m 1 -E "NVRM: Xid \([^)]*\): (($FATAL_XIDS),|154,.* to [^ ]+ \\(($NEEDED_ACTIONS)\\))" || true
 }
 
-# broken_gpu: why this node cannot train any more; empty while it can.
+# broken_gpu: print the GPU fault that makes this node unable to train; nothing without one.
 broken_gpu() {
-  local found answering expected
-  found=$(fatal_xid_error)
-  if [[ -z $found ]] && command -v nvidia-smi >/dev/null; then
+  local fault answering expected
+  fault=$(fatal_xid_error)
+  if [[ -z $fault ]] && command -v nvidia-smi >/dev/null; then
     expected=$(gpu_count)
-    # It never comes back from a GPU that fell off the bus.
+    # With a time limit: nvidia-smi hangs on a GPU that fell off the bus.
     answering=$(timeout --kill-after=5 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc --lines || true)
-    ((answering >= expected)) || found="$answering of $expected GPUs answer"
+    ((answering >= expected)) || fault="$answering of $expected GPUs answer"
   fi
-  printf '%s' "$found"
+  printf '%s' "$fault"
 }
 
-# apt_install PACKAGE=VERSION...: install exactly these and hold them.
+# apt_install PACKAGE=VERSION...: install and hold exactly these versions.
 apt_install() {
   retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" install --yes --no-install-recommends \
     --allow-downgrades --allow-change-held-packages "$@" || die "apt-get could not install $*"
   apt-mark hold "${@%%=*}" >/dev/null
 }
 
-# apt_update: read the package lists anew.
 apt_update() {
   retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" update --quiet || die "apt-get update failed"
 }
 
-# download URL FILE: over TLS only.
+# download URL FILE: fetch over TLS only.
 download() {
   retry 3 curl --fail --silent --show-error --location --proto '=https' --tlsv1.2 --connect-timeout 10 \
     --max-time 300 --output "$2" "$1" || die "cannot fetch $1: private subnets have no way to the internet"
 }
 
-# assert_sha256 FILE SUM: end unless the file is the published one.
+# assert_sha256 FILE SUM: exit unless the file has this digest.
 assert_sha256() {
   printf '%s  %s\n' "$2" "$1" | sha256sum --check --status || die "$1 does not have SHA-256 $2: not installing it"
 }
 
-# import_key KEY_FILE FINGERPRINT KEYRING_DIR: end unless the file holds exactly the one key.
+# import_key KEY_FILE FINGERPRINT KEYRING_DIR: exit unless the file holds exactly this key.
 import_key() {
-  local found
+  local fingerprints
   mkdir --mode 0700 "$3"
   gpg --homedir "$3" --batch --quiet --import "$1" || die "$1 is not a key"
-  found=$(gpg --homedir "$3" --batch --with-colons --fingerprint |
+  fingerprints=$(gpg --homedir "$3" --batch --with-colons --fingerprint |
     awk -F: '$1 == "pub" { primary = 1 } $1 == "fpr" && primary { print $10; primary = 0 }')
-  [[ $found == "$2" ]] || die "$1 has key ${found:-none}, expected $2: not trusting it"
+  [[ $fingerprints == "$2" ]] || die "$1 has key ${fingerprints:-none}, expected $2: not trusting it"
 }
 
-# imds PATH: a value of the instance metadata service, version 2 only. The token is never logged.
+# in_order FOLDER: print the names of the scripts with a line "# Order: N", by N; fails where there are none.
+in_order() {
+  grep --max-count=1 '^# Order: ' "$BOOTSTRAP_DIR/$1"/*.sh | sed 's|^.*/\(.*\)\.sh:# Order:|\1|' |
+    sort --key=2 --numeric-sort | sed 's/ .*//'
+}
+
+# imds PATH: print a value of the instance metadata service, version 2 only.
 imds() {
   local token
   token=$(curl --fail --silent --max-time 5 --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
     "$IMDS_URL/latest/api/token") || die "no token from the instance metadata service"
-  # The header goes through stdin: an argument would show in the process list.
+  # The header goes through stdin: the process list would show an argument.
   printf 'X-aws-ec2-metadata-token: %s' "$token" |
     curl --fail --silent --max-time 5 --header @- "$IMDS_URL/latest/meta-data/$1" ||
     die "the instance metadata service does not answer $1"
 }
 
-# watch_notices [OPTION...]: writes DRAIN_FILE when this node is taken away; run it in the background. With the system's
-# Python: notices also come before there is another, and where there will never be one.
+# watch_notices [OPTION...]: write DRAIN_FILE when a notice says that this node ends; run it in the background. It runs
+# in the system's Python, as notices also come before or without an environment with torch.
 watch_notices() {
   PYTHONPATH=${BOOTSTRAP_DIR%/*} exec python3 -m bootstrap.training.watcher "$DRAIN_FILE" "$@"
 }
 
-# drain_reason: why this node is taken away.
+# drain_reason: print the reason in DRAIN_FILE.
 drain_reason() {
   local reason=""
   read -r _ reason <"$DRAIN_FILE" || true
   printf '%s' "$reason"
 }
 
-# export_efa_settings: makes NCCL use EFA or fail. Left alone it takes TCP where anything of EFA is missing, and nothing
-# but the bill would tell.
+# export_efa_settings: make NCCL use EFA or fail; by default it silently falls back to TCP.
 export_efa_settings() {
   local plugin
   export FI_PROVIDER=efa
-  # The plugin's name for NCCL; with it NCCL has no other network to choose:
+  # The plugin's name for NCCL, which then has no other network to choose:
   # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net
   export NCCL_NET="AWS Libfabric"
   # NCCL loads the plugin by name, and a service has no loader path of its own.

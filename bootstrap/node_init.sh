@@ -1,29 +1,12 @@
 #!/usr/bin/env bash
-# Makes a fresh instance a node that trains, or has it replaced: the steps below, in this order. Run as root by user
-# data. Each step ends early where its work is done, so a run that was cut off can be started again. A failure, whatever
-# it is, ends the node: the launch hook gets ABANDON and the Auto Scaling group starts another one. So does a group that
-# no longer wants the node: nobody waits for a step that is of no use.
+# Makes a fresh instance a node that trains, or has the instance replaced. Run as root by user data.
+#
+# Runs every script of steps/ with a line "# Order: N", by N. Each step ends early where its work is done, so a set-up
+# that was cut off can start again. Any failure ends the node: the launch hook gets ABANDON and the Auto Scaling group
+# starts another instance. A notice that this node ends stops the running step.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# shellcheck source-path=SCRIPTDIR source=fleet.sh
 source "$BOOTSTRAP_DIR/fleet.sh"
-
-STEPS=(
-  check-platform        # Ubuntu, root, node.env complete, the tools the other steps use
-  start-lease           # before what may fail: nodes that nobody counts must not be replaced again and again
-  install-nvidia-driver # the rest of the software: asserted on a Deep Learning AMI, installed on other images
-  install-cuda
-  install-nccl
-  install-efa
-  install-container-toolkit
-  mount-nvme # before the Python environment: wheels are unpacked there
-  install-python-env
-  fetch-training-code
-  check-health     # every script of checks/
-  run-smoke-test   # DDP on this node's own GPUs
-  check-xid-errors # again: did the smoke test wake a sick GPU?
-)
 
 current=start
 step="" heartbeats="" watcher=""
@@ -39,11 +22,11 @@ on_exit() {
     log "this node is taken away during $current: $(drain_reason)"
   else
     log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
-    # Bounded: the instance is paid until ABANDON is said.
+    # Bounded: the instance costs money until ABANDON.
     timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" "$status" || log "the failure could not be reported"
   fi
-  # A node that is in service already, or cannot say ABANDON, ends itself: the launch template makes a shutdown a
-  # termination, and the group replaces it. Waiting for the hook's timeout would be paid for.
+  # A node in service, or one whose ABANDON fails, ends itself rather than wait for the hook's timeout: the launch
+  # template makes a shutdown a termination, and the group replaces the node.
   if "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || [[ -e $DRAIN_FILE ]]; then
     leave_group
   else
@@ -52,8 +35,7 @@ on_exit() {
   exit "$status"
 }
 
-# leave_group: the group ends an abandoned node, through its terminate hook. Nothing here has to be saved, so the hook is
-# completed at once and its timeout is not paid for.
+# leave_group: wait until the group ends this abandoned node, and complete the terminate hook: there is nothing to save.
 leave_group() {
   [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "$BOOTSTRAP_DIR/steps/wait-for-drain.sh" || true
   if [[ -e $DRAIN_FILE ]]; then
@@ -63,8 +45,7 @@ leave_group() {
   fi
 }
 
-# run_step NAME [ARGUMENT...]: run steps/NAME.sh or checks/NAME.sh within what is left of the time, and only while the
-# group wants this node.
+# run_step NAME [ARGUMENT...]: run steps/NAME.sh or checks/NAME.sh within the time left, until a notice ends this node.
 run_step() {
   local script=$BOOTSTRAP_DIR/steps/$1.sh left=$((NODE_INIT_TIMEOUT_S - SECONDS)) began=$SECONDS
   current=$1
@@ -77,7 +58,7 @@ run_step() {
   if [[ -n $watcher ]]; then
     wait -n "$step" "$watcher" || true
     if [[ -e $DRAIN_FILE ]]; then exit 1; fi
-    # One that ended without a notice will not bring one.
+    # A watcher that exited without a notice brings none.
     kill -0 "$watcher" 2>/dev/null || watcher=""
   fi
   wait "$step"
@@ -94,7 +75,6 @@ flock --nonblock 9 || {
   exit 1
 }
 [[ -e $NODE_ENV ]] || die "$NODE_ENV is missing: this is not a node of a fleet, or its user data failed"
-
 rm -f "$DRAIN_FILE"
 trap on_exit EXIT
 trap 'exit 143' TERM
@@ -115,8 +95,10 @@ setsid "$BOOTSTRAP_DIR/steps/send-heartbeats.sh" 9>&- &
 heartbeats=$!
 watch_notices --once 9>&- &
 watcher=$!
-for name in "${STEPS[@]}"; do run_step "$name"; done
-# Asked before the hook is completed: a node of the warm pool is stopped as soon as it is.
+steps=$(in_order steps)
+for name in $steps; do run_step "$name"; done
+run_step check-xid-errors # again: the smoke test may have shown a sick GPU
+# Before the hook is completed: a node of the warm pool is stopped right after.
 target=$(imds autoscaling/target-lifecycle-state) || target=""
 run_step complete-launch-hook CONTINUE
 if [[ $target == Warmed:* ]]; then

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034
-# Every version a node may have or get. _MIN is what an image must have for a step to be skipped; _PIN is what the step
-# installs on an image without it. Nothing here is ever "latest". Pages read 2026-11-21.
+# Versions on a node. With at least _MIN on the image a step is skipped; else it installs _PIN. Never "latest". Pages
+# read 2026-11-21.
 
 # NVIDIA driver. 580.65.06 is the oldest that runs CUDA 13.0, which torch 2.11 is built with:
 # https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/index.html (table of minimum drivers).
@@ -9,14 +9,14 @@ NVIDIA_DRIVER_MIN=580.65.06
 NVIDIA_DRIVER_PIN=580.159.03-1ubuntu1
 NVIDIA_DRIVER_BRANCH=580
 
-# CUDA toolkit on the host: only for extensions compiled on the node (torch's wheels bring their own). 12.8 is the first
-# that compiles for Blackwell: https://docs.nvidia.com/cuda/archive/12.8.0/cuda-toolkit-release-notes/index.html
+# CUDA toolkit on the host, for extensions compiled on the node (torch's wheels bring their own). 12.8 is the first that
+# compiles for Blackwell: https://docs.nvidia.com/cuda/archive/12.8.0/cuda-toolkit-release-notes/index.html
 CUDA_MIN=12.8
 CUDA_TOOLKIT_PACKAGE=cuda-toolkit-13-0
 CUDA_PIN=13.0.2-1
 
-# NCCL on the host: only for programs outside torch (nccl-tests). The NCCL that trains is in torch's environment and
-# pinned by requirements-node.txt; this is the same version.
+# NCCL on the host, for programs outside torch (nccl-tests): the version of torch's environment, which
+# requirements-node.txt pins.
 NCCL_PIN=2.28.9-1+cuda13.0
 
 # EFA installer (driver, libfabric, aws-ofi-nccl plugin), of

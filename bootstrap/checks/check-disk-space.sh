@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Room on the root volume, and on the instance-store disks where there are any.
+# Order: 90
+# Root volume and instance-store disks have DISK_MIN_FREE_GIB free.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# enough FOLDER: end unless it has DISK_MIN_FREE_GIB free.
+# enough FOLDER: exit unless it has DISK_MIN_FREE_GIB free.
 enough() {
   local free_gib
   free_gib=$(df --output=avail --block-size=GiB "$1" | tail -n 1 | tr --delete ' G i B')

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Every EFA card of the plan is usable from libfabric and by NCCL: no silent fall-back to TCP or to one card of four.
+# Order: 70
+# Every EFA card of the plan is usable from libfabric and by NCCL: no silent fall-back to TCP or to fewer cards.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
 if ((GPUFLEET_EFA_CARDS == 0)); then exit 0; fi
-# "domain: rdmap16s27-rdm", once or more a card (libfabric 2 has two fabrics); an error where there is none:
+# "domain: rdmap16s27-rdm", at least once a card (libfabric 2 has two fabrics); an error without a card:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
 answer=$(fi_info -p efa -t FI_EP_RDM) || die "libfabric finds no EFA card; NCCL would fall back to TCP"
 cards=$(sed --silent --expression 's/-rdm$//' --expression 's/^ *domain: *//p' <<<"$answer" | sort --unique | wc --lines)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# As many GPUs, and of the model, as the plan counts on.
+# Order: 20
+# The GPUs have the plan's number and model.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 

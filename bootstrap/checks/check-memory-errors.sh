@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# No GPU memory with uncorrected errors, and none waiting to be retired or remapped.
+# Order: 30
+# No GPU memory has uncorrected errors, or waits to be retired or remapped.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
-# Fields a GPU does not have answer [N/A]: Volta and Turing retire pages, Ampere and later remap rows; vGPUs have neither.
-# https://docs.nvidia.com/deploy/dynamic-page-retirement/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+# Fields a GPU does not have answer [N/A]: Volta and Turing retire pages, Ampere and later remap rows; vGPUs have
+# neither. https://docs.nvidia.com/deploy/dynamic-page-retirement/ and
+# https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
 bad=0
 judge() { # judge GPU FIELD VALUE HEALTHY
   case $3 in

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every NVLink of every GPU is up, on types that have NVLink.
+# Order: 60
+# Every NVLink of every GPU is up, on types with NVLink.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
@@ -29,7 +29,7 @@ for gpu in "${!active[@]}"; do
   ((active[gpu] == expected)) || die "GPU $gpu: ${active[gpu]} NVLinks are active, $expected expected"
 done
 
-# With NVSwitch of Hopper and later a GPU joins the fabric only when the fabric manager has set it up; CUDA waits for it.
+# From Hopper on a GPU joins the NVSwitch fabric only after the fabric manager set it up, and CUDA waits for it.
 answer=$(query_gpus index,fabric.state,fabric.status)
 while IFS=, read -r gpu state outcome; do
   case "${state# },${outcome# }" in

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Every GPU has its PCIe lanes: as many as its peers, and not too few.
+# Order: 50
+# Every GPU has at least PCIE_MIN_WIDTH PCIe lanes, and as many as its peers.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# Not compared with the slot's maximum: virtualised and eight-lane GPUs (T4, A10G) never reach it. The link's generation
-# is not looked at: an idle GPU lowers it to save power.
+# Virtualised and eight-lane GPUs (T4, A10G) never reach the slot's maximum, and an idle GPU lowers its link's
+# generation to save power; so neither is checked.
 answer=$(query_gpus index,pcie.link.width.current)
 reference=""
 while IFS=, read -r gpu width; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
+# Order: 100
 # The clock is synchronised: leases, signatures of AWS requests and logs of several nodes depend on it.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 while [[ $(timedatectl show --property=NTPSynchronized --value) != yes ]]; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# No Xid error since boot: nothing has run on this node that could have caused one but the hardware.
+# Order: 40
+# No Xid error since boot: nothing but the hardware can have caused one.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # https://docs.nvidia.com/deploy/xid-errors/

@@ -1,31 +1,18 @@
 #!/usr/bin/env bash
-# Proves the hardware of a Kubernetes node (Amazon's EKS image of Amazon Linux 2023), or has the node replaced. Run as
+# Checks the hardware of a Kubernetes node (Amazon's EKS image of Amazon Linux 2023), or has the node replaced. Run as
 # root by user data, which cloud-init runs before nodeadm starts kubelet: an unhealthy node never joins the cluster.
 # https://github.com/awslabs/amazon-eks-ami/blob/main/templates/al2023/runtime/rootfs/etc/systemd/system/nodeadm-run.service
 #
-# The training container brings its own software, so nothing is installed here; what lasts as long as the node is
-# gpufleet-node.service (serve.sh).
+# The training container brings its own software, so this script installs none, and starts gpufleet-node.service
+# (serve.sh), which runs as long as the node.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# Drivers and NVIDIA's fabric manager come up beside cloud-init; attempts of a check, RETRY_DELAY_S apart.
+# Attempts of a check, RETRY_DELAY_S apart: drivers and NVIDIA's fabric manager come up beside cloud-init.
 : "${CHECK_ATTEMPTS:=24}"
-# 2 MiB pages that EFA's programs take of each node, as its driver reserves them:
+# 2 MiB pages for EFA's programs on each node, as EFA's driver reserves them:
 # https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html
 : "${EFA_HUGE_PAGES:=5128}"
-
-CHECKS=(
-  check-driver
-  check-gpus
-  check-memory-errors
-  check-xid-errors
-  check-pcie
-  check-nvlink
-  check-clocks
-  check-disk-space
-  check-time
-)
 
 current=start
 
@@ -41,7 +28,7 @@ on_exit() {
   exit "$status"
 }
 
-# check_efa_devices: as many as the plan counts on. libfabric and NCCL's plugin are the container's.
+# check_efa_devices: check their number; check-efa needs libfabric and NCCL's plugin, which are the container's.
 check_efa_devices() {
   local -a devices=("$ROOT"/sys/class/infiniband/*)
   [[ -e ${devices[0]} ]] || devices=()
@@ -49,7 +36,7 @@ check_efa_devices() {
     die "${#devices[@]} EFA devices are there, the plan counts on $GPUFLEET_EFA_CARDS"
 }
 
-# reserve_huge_pages: kubelet counts them when it starts.
+# reserve_huge_pages: before kubelet starts and counts them.
 reserve_huge_pages() {
   local have
   have=$(sysctl --values vm.nr_hugepages)
@@ -64,10 +51,11 @@ LOG_COPY=$LOG_FILE
 trap on_exit EXIT
 load_node_env
 
-# Before what may fail: nodes that nobody counts must not be replaced again and again.
 current=start-lease
 "$BOOTSTRAP_DIR/steps/start-lease.sh"
-for current in "${CHECKS[@]}"; do
+checks=$(in_order checks)
+for current in $checks; do
+  [[ $current != check-efa ]] || continue
   retry "$CHECK_ATTEMPTS" "$BOOTSTRAP_DIR/checks/$current.sh" >>"$LOG_FILE" 2>&1 || die "$current failed"
 done
 if ((GPUFLEET_EFA_CARDS > 0)); then

@@ -1,45 +1,43 @@
 #!/usr/bin/env bash
-# What a Kubernetes node does for its stack, from kubelet's first sign of life to its own end: completes the lifecycle
-# hooks, passes notices on to the training container, and tells the controller what the container says of itself.
+# Runs on a Kubernetes node from kubelet's start to the node's end: completes the lifecycle hooks, passes notices on to
+# the training container, and passes the container's state on to the controller.
 #
-# The container cannot do it: the metadata service answers over one hop only. Both see one folder, GPUFLEET_RUN_DIR
-# (/run/gpufleet); its files are those of bootstrap/training/notices.py and launch.sh.
+# The container cannot reach the metadata service, which answers over one hop only. Both share the folder
+# GPUFLEET_RUN_DIR (/run/gpufleet) with the files of bootstrap/training/notices.py and launch.sh.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../fleet.sh
 source "$BOOTSTRAP_DIR/fleet.sh"
 
-# Seconds between two looks at the metadata service, and while the node leaves; a spot notice comes two minutes ahead.
+# Seconds between two polls of the metadata service, and while the node leaves; a spot notice comes two minutes ahead.
 : "${NOTICE_POLL_S:=5}"
 : "${LEAVE_POLL_S:=1}"
 : "${KUBELET_URL:=http://127.0.0.1:10248/healthz}"
-# Until kubelet must be healthy: it starts within a minute or never.
+# Seconds until kubelet must be healthy: it starts within a minute or never.
 : "${KUBELET_LIMIT_S:=600}"
-# A node where nothing has trained for so long is paid for nothing: its pod cannot start, or nobody made one.
+# Seconds without training after which the node reports that it gave up: its pod cannot start, or nobody made one.
 : "${IDLE_LIMIT_S:=1800}"
-# What must be left of a spot notice when the state is saved, as bootstrap/training/notices.py has it.
+# Seconds of a spot notice to keep after the save, as in bootstrap/training/notices.py.
 : "${SPOT_RESERVE_S:=40}"
 
 readonly STATE_FILE="$GPUFLEET_RUN_DIR/state"
 
-# metadata PATH: its value; empty where there is none or nobody answers, which are both no notice.
+# metadata PATH: print its value; nothing where there is none or no answer, which are both no notice.
 metadata() {
   local token
   token=$(curl --fail --silent --max-time 2 --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
     "$IMDS_URL/latest/api/token") || return 0
-  # The header goes through stdin: an argument would show in the process list.
+  # The header goes through stdin: the process list would show an argument.
   printf 'X-aws-ec2-metadata-token: %s' "$token" |
     curl --fail --silent --max-time 2 --header @- "$IMDS_URL/latest/meta-data/$1" || true
 }
 
-# json_field NAME: its text in the flat JSON object on stdin; empty where it has none.
+# json_field NAME: print a text field of the flat JSON object on stdin.
 json_field() {
   sed --silent "s/.*\"$1\" *: *\"\([^\"]*\)\".*/\1/p"
 }
 
-# write FILE SAVE_BY WHAT: made beside the shared folder and moved in, so that nobody reads half of it and no link that a
-# container put there is followed.
+# write FILE SAVE_BY REASON: write outside the shared folder and move in, so that nobody reads half of the file and a
+# container's link is not followed.
 write() {
   local new
   new=$(mktemp "$GPUFLEET_RUN_DIR.XXXXXX")
@@ -48,8 +46,8 @@ write() {
   mv --force --no-target-directory "$new" "$1"
 }
 
-# look: sets leaving and save_by from what the metadata service says; asks for a checkpoint on a rebalance notice.
-look() {
+# poll: set leaving and save_by from the metadata service; ask for a checkpoint on a rebalance recommendation.
+poll() {
   local value time by
   value=$(metadata spot/instance-action)
   if [[ -n $value ]]; then
@@ -73,12 +71,12 @@ look() {
   fi
 }
 
-# training_runs: whether a container of this node runs launch.sh; its processes show on the host.
+# training_runs: true while a container of this node runs launch.sh, whose processes show on the host.
 training_runs() {
   pgrep --full '/opt/gpufleet/bootstrap/launch\.sh' >/dev/null
 }
 
-# pass_state_on: what launch.sh wrote of itself, to the controller, until it took it.
+# pass_state_on: report launch.sh's state to the controller until that succeeded.
 pass_state_on() {
   local state=""
   [[ -f $STATE_FILE && ! -L $STATE_FILE ]] && read -r state <"$STATE_FILE" || true
@@ -92,8 +90,8 @@ pass_state_on() {
   if tell_controller $state; then told=$state; fi
 }
 
-# send_container_log: the end of the newest log of the training container (infra/kubernetes/manifests.py has the names), as kubelet
-# keeps it: https://kubernetes.io/docs/concepts/cluster-administration/logging/#log-location-node
+# send_container_log: send the end of the training container's newest log (infra/kubernetes/manifests.py has the names),
+# as kubelet keeps it: https://kubernetes.io/docs/concepts/cluster-administration/logging/#log-location-node
 send_container_log() {
   local file
   file=$(find "$ROOT/var/log/pods" -path '*/gpufleet_*' \( -path '*/train/*.log' -o -path '*/pytorch/*.log' \) \
@@ -102,19 +100,19 @@ send_container_log() {
   "$BOOTSTRAP_DIR/steps/send-log.sh" "train/$INSTANCE_ID" "training gave up" "$file"
 }
 
-# leave: has the container save, and lets the group go on when it has ended or its time is over.
+# leave: have the container save, and complete the terminate hook when it has ended or its time is over.
 leave() {
   local extend_at=0
   log "leaving: $leaving"
   while training_runs && ((EPOCHSECONDS < save_by + SPOT_RESERVE_S)); do
-    # Again where a container that started just now has cleared the folder.
+    # Again after a container that just started cleared the folder.
     [[ -e $DRAIN_FILE && $(<"$DRAIN_FILE") == "$save_by $leaving" ]] || write "$DRAIN_FILE" "$save_by" "$leaving"
     if [[ $leaving == autoscaling/* ]] && ((EPOCHSECONDS >= extend_at)); then
       extend_at=$((EPOCHSECONDS + HOOK_HEARTBEAT_S))
       extend_terminate_hook
     fi
     sleep "$LEAVE_POLL_S"
-    look
+    poll
   done
   pass_state_on
   complete_terminate_hook
@@ -138,7 +136,7 @@ done
 
 busy_at=$SECONDS
 while [[ -z $leaving ]]; do
-  look
+  poll
   pass_state_on
   if training_runs || [[ $told == done* || $told == gave-up* ]]; then
     busy_at=$SECONDS

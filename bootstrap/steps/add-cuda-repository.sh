@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Makes apt trust and read NVIDIA's CUDA repository of this Ubuntu release.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 
 if [[ $(dpkg-query --show --showformat '${Version}' cuda-keyring 2>/dev/null || true) == "$CUDA_KEYRING_PIN" ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Ends unless this is a machine the other steps were written for, with a complete node.env.
+# Order: 10
+# Ends unless this machine and node.env are what the other steps expect: Ubuntu, root, complete variables, tools.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 [[ $(id --user) == 0 ]] || die "node_init.sh runs as root"

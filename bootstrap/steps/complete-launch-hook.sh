@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # complete-launch-hook.sh CONTINUE|ABANDON: tells the Auto Scaling group, once, whether this node joins.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Unpacks the stack's training code into /opt/gpufleet/train, where launch.sh starts the command. The archive is named by
-# its own digest, so every node runs exactly the version its launch template names.
+# Order: 100
+# Unpacks the stack's training code into /opt/gpufleet/train, where launch.sh starts the command. The archive is named
+# by its digest, so every node runs the version that its launch template names.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 require_env GPUFLEET_BUCKET GPUFLEET_REGION

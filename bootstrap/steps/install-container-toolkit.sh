@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
+# Order: 70
 # Makes sure containers can use the GPUs.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 

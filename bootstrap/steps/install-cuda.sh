@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure a CUDA toolkit is there for extensions compiled on the node.
+# Order: 40
+# Makes sure there is a CUDA toolkit for extensions compiled on the node.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 

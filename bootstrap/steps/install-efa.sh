@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure the EFA driver, libfabric and the NCCL plugin are there, on instances with EFA.
+# Order: 60
+# Makes sure there are EFA driver, libfabric and NCCL plugin on instances with EFA; installs AWS's signed package.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 

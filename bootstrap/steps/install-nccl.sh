@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Makes sure a NCCL library is there for programs outside torch.
+# Order: 50
+# Makes sure there is a NCCL library for programs outside torch.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 
-# Any version will do on an image that brings one: what trains is the NCCL in torch's environment.
+# Any version of the image's will do: training uses the NCCL of torch's environment.
 shopt -s nullglob
 libraries=("$ROOT"/usr/local/cuda*/lib*/libnccl.so.2.* "$ROOT"/usr/lib/*-linux-gnu/libnccl.so.2.*)
 if ((${#libraries[@]} > 0)); then

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure the NVIDIA driver is loaded and new enough; installs and holds the pinned one on a custom image.
+# Order: 30
+# Makes sure the NVIDIA driver is loaded and new enough; installs and holds the pinned driver on a custom image.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 
@@ -19,7 +18,7 @@ if [[ -n $version ]] && version_at_least "$version" "$NVIDIA_DRIVER_MIN"; then
   exit 0
 fi
 assert_may_install "the NVIDIA driver" "$version" "$NVIDIA_DRIVER_MIN"
-# A loaded module cannot be replaced under a running system, and a reboot would lose the launch hook's time.
+# A loaded module cannot be replaced, and a reboot would use up the launch hook's time.
 [[ -z $version ]] || die "driver $version is loaded and below $NVIDIA_DRIVER_MIN: build the image with a newer one"
 
 # Volta has no GSP, which the open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
@@ -36,7 +35,7 @@ if (($(gpu_count) > 1)); then
 fi
 
 "$BOOTSTRAP_DIR/steps/add-cuda-repository.sh"
-# The packages depend on each other without naming versions; this keeps all of them at one.
+# The packages depend on each other without versions; the pin keeps all at one version.
 mkdir -p "$ROOT/etc/apt/preferences.d"
 printf '%s\n' 'Package: *nvidia* cuda-drivers*' "Pin: version ${NVIDIA_DRIVER_PIN%%-*}-*" 'Pin-Priority: 1001' \
   >"$ROOT/etc/apt/preferences.d/gpufleet-nvidia"

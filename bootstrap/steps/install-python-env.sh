@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Makes sure there is a Python with the pinned torch; writes its path to runtime.env.
+# Order: 90
+# Makes sure there is a Python with the pinned torch; writes its path to runtime.env. Unpacks wheels on the NVMe disks.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../versions.sh
 source "$BOOTSTRAP_DIR/versions.sh"
 load_node_env
 require_env GPUFLEET_BUCKET GPUFLEET_REGION
 
 venv=$ROOT/opt/gpufleet/venv
-# Prints torch's and its NCCL's version, and whether torch sees a GPU; checkpoints in S3 need boto3.
+# Prints the versions of torch and its NCCL, and whether torch sees a GPU; checkpoints in S3 need boto3.
 PROBE='import torch, boto3; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
 
-# probe PYTHON: true where this Python can train.
+# probe PYTHON: true for a Python that can train.
 probe() {
   local torch nccl gpu
   [[ -x $1 ]] || return 1
@@ -21,19 +20,19 @@ probe() {
   log "${1#"$ROOT"} has torch $torch with NCCL $nccl and sees the GPU"
 }
 
-# use PYTHON: what gpufleet-train.service will run.
+# use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }
 
-# Our own environment, then that of a PyTorch Deep Learning AMI.
+# Our own environment, then a PyTorch Deep Learning AMI's.
 for python in "$venv/bin/python3" "$ROOT/opt/pytorch/bin/python3"; do
   if probe "$python"; then use "$python"; fi
 done
 
-# Private subnets reach the stack's bucket and no package index, so the wheels come from there; an index is the fallback.
-# Either way pip takes a wheel only with the SHA-256 that requirements-node.txt gives.
+# Private subnets reach the stack's bucket and no package index, which is the fallback. pip takes a wheel only with its
+# SHA-256 of requirements-node.txt.
 work=$(mktemp --directory --tmpdir="$([[ -d $NVME_MOUNT ]] && echo "$NVME_MOUNT" || echo "${TMPDIR:-/tmp}")")
 trap 'rm -rf "$work"' EXIT
 wheels=s3://$GPUFLEET_BUCKET/$WHEELS_KEY

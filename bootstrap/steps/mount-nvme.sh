@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Puts the instance-store disks at /mnt/nvme: RAID 0, xfs. Touches nothing but blank instance-store disks.
+# Order: 80
+# Mounts the instance-store disks at /mnt/nvme: RAID 0, xfs. Changes only blank instance-store disks.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# mounted: whether it is done; the service that trains needs to know where to write.
+# use: give the mount to gpufleet-train.service, and exit.
 use() {
   chmod 1777 "$NVME_MOUNT"
   set_runtime GPUFLEET_SCRATCH_DIR "${NVME_MOUNT#"$ROOT"}"
@@ -26,7 +26,7 @@ if ((${#disks[@]} == 0)); then
 fi
 mkdir -p "$NVME_MOUNT"
 
-# A Deep Learning AMI has joined the disks by itself (LVM, ext4), or is about to.
+# A Deep Learning AMI joins the disks itself (LVM, ext4).
 dlami=$ROOT/opt/dlami/nvme
 if systemctl cat dlami-nvme.service >/dev/null 2>&1; then systemctl start dlami-nvme.service; fi
 if mountpoint --quiet "$dlami"; then
@@ -38,8 +38,8 @@ fi
 device=$(blkid --label gpufleet || true)
 if [[ -z $device ]]; then
   for disk in "${disks[@]}"; do
-    found=$(wipefs --no-act --noheadings "$disk") || die "$disk cannot be read"
-    [[ -z $found ]] || die "$disk is not blank and not ours: not formatting it"
+    signatures=$(wipefs --no-act --noheadings "$disk") || die "$disk cannot be read"
+    [[ -z $signatures ]] || die "$disk is not blank and not ours: not formatting it"
   done
   device=${disks[0]}
   if ((${#disks[@]} > 1)); then

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
-# report-failure.sh STEP EXIT_STATUS: tells why the set-up failed, where it can be read when the node is gone: console,
-# log group, and this node's state for the controller.
+# report-failure.sh STEP EXIT_STATUS: reports why the set-up failed to the console, the log group and the controller,
+# where the report outlives the node.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-# shellcheck source-path=SCRIPTDIR source=../fleet.sh
 source "$BOOTSTRAP_DIR/fleet.sh"
 load_node_env
 

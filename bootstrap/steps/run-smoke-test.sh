@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains on this node's GPUs for a minute before anybody pays for it in earnest.
+# Order: 120
+# Trains on this node's GPUs for a minute, before a run is paid for.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
@@ -21,7 +21,7 @@ fi
 if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
   arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
 fi
-# The same settings as training's: a plugin that NCCL cannot load fails here and not in the first step.
+# As in training: a plugin that NCCL cannot load fails here and not in the first step.
 if ((GPUFLEET_EFA_CARDS > 0)); then export_efa_settings; fi
 cd "$BOOTSTRAP_DIR/.."
 "$python" -m bootstrap.smoke "${arguments[@]}" || die "the smoke test failed; its report is $report"

@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
-# Keeps the launch hook open while the steps run, and no longer than they may.
+# Keeps the launch hook open while the steps run, at most NODE_INIT_TIMEOUT_S.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 
 [[ -n ${GPUFLEET_LAUNCH_HOOK:-} ]] || exit 0
 instance=$(imds instance-id)
-# Without the limit a node that hangs would be paid for until someone looks.
 while ((SECONDS < NODE_INIT_TIMEOUT_S)); do
   sleep "$HOOK_HEARTBEAT_S"
   aws autoscaling record-lifecycle-action-heartbeat --region "$GPUFLEET_REGION" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# send-log.sh STREAM TITLE FILE: sends the end of a log to the stack's log group; the node's own copy ends with its disks.
+# send-log.sh STREAM TITLE FILE: sends the end of a log to the stack's log group; the node's own copy ends with its
+# disks.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 [[ -n ${GPUFLEET_LOG_GROUP:-} ]] || exit 0
@@ -13,7 +13,7 @@ import json, sys, time
 text = sys.stdin.read()[-200_000:] or "no log"
 json.dump([{"timestamp": int(time.time() * 1000), "message": f"{sys.argv[1]}\n{text}"}], sys.stdout)
 ' "$2" >"$events"
-# A node may fail twice, as after a reboot: then the stream is there.
+# After a reboot the stream may exist.
 aws logs create-log-stream --region "$GPUFLEET_REGION" --log-group-name "$GPUFLEET_LOG_GROUP" --log-stream-name "$1" ||
   log "log stream $1 was not created; it may be there"
 aws logs put-log-events --region "$GPUFLEET_REGION" --log-group-name "$GPUFLEET_LOG_GROUP" --log-stream-name "$1" \

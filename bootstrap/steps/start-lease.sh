@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs gpufleet-lease.timer and starts it. A node without it could outlive the meter, so a failure ends the node.
+# Order: 20
+# Starts gpufleet-lease.timer, before any step that may fail: a node without a lease could outlive the meter.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 for unit in gpufleet-lease.service gpufleet-lease.timer; do

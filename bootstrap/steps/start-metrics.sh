@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Installs gpufleet-metrics.service and starts it. Training does not depend on it: a node without metrics goes on.
+# Installs and starts gpufleet-metrics.service; a node without metrics goes on.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Installs gpufleet-train.service and starts it. Also where there is no training command: the service leaves cleanly when
-# the group ends the node.
+# Installs and starts gpufleet-train.service, also without a training command: the service leaves cleanly when the group
+# ends the node.
 set -euo pipefail
-# shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
 

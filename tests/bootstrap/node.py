@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,13 +17,13 @@ HERE = Path(__file__).parent
 BOOTSTRAP = HERE.parents[1] / "bootstrap"
 HEALTHY = HERE / "healthy"
 
-# All that would touch the machine, AWS or the network.
+# Tools that would touch the machine, AWS or the network.
 FAKES = (
     "apt-get", "apt-mark", "aws", "blkid", "curl", "df", "dmesg", "dpkg", "dpkg-query", "fi_info", "gpg", "id",
     "logger", "lsblk", "mdadm", "mkfs.xfs", "modprobe", "mount", "mountpoint", "nvidia-ctk", "nvidia-smi", "python3",
     "sha256sum", "shutdown", "systemctl", "timedatectl", "uname", "wipefs",
 )  # fmt: skip
-# Harmless ones. Nothing else is on PATH: a script that calls another tool fails its case.
+# Harmless tools. No other tool is on PATH: a script that calls one fails its case.
 REAL = (
     "awk", "basename", "bash", "cat", "chmod", "cp", "date", "dirname", "env", "find", "flock", "grep", "gzip", "head",
     "install", "mkdir", "mktemp", "mv", "rm", "sed", "setsid", "sleep", "sort", "tail", "tar", "tee", "timeout",
@@ -30,9 +31,18 @@ REAL = (
 )  # fmt: skip
 
 
+def in_order(folder: str) -> list[str]:
+    """The scripts of a folder that node_init.sh runs, in its order."""
+    texts = {path.stem: path.read_text() for path in (BOOTSTRAP / folder).glob("*.sh")}
+    orders = {name: re.findall(r"^# Order: (\d+)$", text, re.MULTILINE) for name, text in texts.items()}
+    numbers = {int(order[0]): name for name, order in orders.items() if order}
+    assert len(numbers) == sum(map(bool, orders.values())), f"two scripts of {folder}/ have one number"
+    return [numbers[number] for number in sorted(numbers)]
+
+
 @dataclass(frozen=True)
-class Outcome:
-    """How one run ended and what it said (stdout and stderr together)."""
+class Ended:
+    """Exit code and output (stdout and stderr together) of one run."""
 
     exit_code: int
     output: str
@@ -72,9 +82,9 @@ class Node:
             if tool not in (*real, *absent):
                 (self._bin / tool).symlink_to(HERE / "fake.sh")
         for tool in (*REAL, *real):
-            found = shutil.which(tool)
-            assert found, f"these tests need {tool}"
-            (self._bin / tool).symlink_to(found)
+            program = shutil.which(tool)
+            assert program, f"these tests need {tool}"
+            (self._bin / tool).symlink_to(program)
 
     def _copy_bootstrap(self) -> None:
         self.bootstrap.mkdir(parents=True)
@@ -93,18 +103,19 @@ class Node:
         (etc / "node.env").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
 
     def replace(self, script: str, body: str) -> None:
-        """Put another script in the place of ``script``."""
+        """Replace ``script``, in the same place of the order."""
         path = self.bootstrap / script
-        path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        order = re.findall(r"^# Order: .*$", path.read_text() if path.exists() else "", re.MULTILINE)
+        path.write_text("\n".join(["#!/usr/bin/env bash", *order, body, ""]))
         path.chmod(0o755)
 
     def command(self, command: str) -> list[str]:
-        """The argument list of ``command``, a script of the bootstrap with its arguments."""
+        """Argument list of a script of the bootstrap with its arguments."""
         script, *arguments = command.split()
         return [str(self.bootstrap / script), *arguments]
 
     def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The whole environment of a run, nothing of this process's but the folder for temporary files."""
+        """Whole environment of a run; this process gives the folder for temporary files only."""
         return {
             "PATH": str(self._bin),
             "ROOT": str(self.root),
@@ -120,7 +131,7 @@ class Node:
             **(settings or {}),
         }
 
-    def run(self, command: str, settings: Mapping[str, str] | None = None) -> Outcome:
+    def run(self, command: str, settings: Mapping[str, str] | None = None) -> Ended:
         """Run ``command`` as root would."""
         done = subprocess.run(
             self.command(command),
@@ -132,10 +143,10 @@ class Node:
             timeout=120,
             check=False,
         )
-        return Outcome(done.returncode, done.stdout)
+        return Ended(done.returncode, done.stdout)
 
     def kill_leftovers(self) -> None:
-        """End what a killed run left behind, as the reboot that killed it would have."""
+        """Kill the remains of a killed run, as a reboot does."""
         mark = f"FAKE_STATE={self.state}".encode()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -144,5 +155,5 @@ class Node:
 
     @property
     def calls(self) -> list[str]:
-        """How the fake tools were called, in order; the node's own folders read as on a real node."""
+        """Calls of the fake tools, in order, with a real node's paths."""
         return self.calls_file.read_text().replace(str(self.root), "").splitlines()

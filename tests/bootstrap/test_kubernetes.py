@@ -65,7 +65,7 @@ class KubernetesNode(Node):
         shutil.copytree(BOOTSTRAP / "kubernetes", self.bootstrap / "kubernetes")
 
     def meta(self, path: str, value: str) -> None:
-        """What the metadata service says from now on."""
+        """Set a value of the metadata service."""
         file = self.case / "meta" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(value)
@@ -140,7 +140,7 @@ def test_a_node_that_is_scaled_in_lets_the_container_save_and_completes_both_hoo
     launched, left = node.hook("CONTINUE")
     assert "gpufleet-demo-launch" in launched and "gpufleet-demo-terminate" in left and INSTANCE in left
     assert any("record-lifecycle-action-heartbeat" in call for call in node.calls)
-    # What launch.sh says of itself reaches the controller in the node's name.
+    # launch.sh's state reaches the controller in the node's name.
     assert any(
         f"put-object --bucket gpufleet-demo-bucket --key control/nodes/{INSTANCE}.json" in call for call in node.calls
     )

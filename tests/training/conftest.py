@@ -17,7 +17,7 @@ STEPS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """Losses and final parameters of a run."""
 
     losses: dict[int, float]
     parameters_sha256: str
@@ -51,7 +51,7 @@ def make_node(tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """True while a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

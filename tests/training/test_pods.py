@@ -26,7 +26,7 @@ from tests.training.conftest import STEPS, Outcome, outcome_of
 pytestmark = pytest.mark.training
 # Answers for the names in $DNS, as cluster DNS does for pods that have an address.
 FAKE_GETENT = '#!/usr/bin/env bash\ngrep --quiet --line-regexp "$2" "$DNS" && echo "127.0.0.1 STREAM $2"\n'
-# What a container that runs on this machine must have of its own.
+# Variables that a container on this machine must set itself.
 LOCAL = {
     "GPUFLEET_TRAIN_COMMAND", "GPUFLEET_NODE_COUNT", "GPUFLEET_GPUS_PER_NODE", "GPUFLEET_PYTHON", "GPUFLEET_TRAIN_DIR",
     "GPUFLEET_RUN_DIR", "GPUFLEET_CHECKPOINT_URI", "GPUFLEET_BUCKET", "GPUFLEET_EFA_CARDS", "GPUFLEET_PROGRESS_FILE",
@@ -36,8 +36,8 @@ LOCAL = {
 def container() -> dict[str, Any]:
     plan = sample_plan()
     job = manifests(plan, facts(plan), image=IMAGE)[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    found: dict[str, Any] = job["template"]["spec"]["containers"][0]
-    return found
+    first: dict[str, Any] = job["template"]["spec"]["containers"][0]
+    return first
 
 
 class Gang:
@@ -79,7 +79,7 @@ class Gang:
             yield node
 
     def node_leaves(self, rank: int) -> None:
-        """As serve.sh says it."""
+        """Write the drain file as serve.sh does."""
         (self.run_dir(rank) / "drain").write_text(f"{int(time.time()) + 60} spot/instance-action (terminate at once)\n")
 
 
@@ -108,5 +108,5 @@ def test_a_pod_whose_node_leaves_saves_ends_as_left_and_is_followed_by_another(
     assert outcome_of(first) == undisturbed
     summary = read_ledger(str(first.store))
     assert (summary.lost_steps, summary.steps, summary.finished) == (0, STEPS, True)
-    # What gpufleet-node.service passes on to the controller.
+    # gpufleet-node.service passes it on to the controller.
     assert (gang.run_dir(0) / "state").read_text() == (gang.run_dir(1) / "state").read_text() == "done 0\n"

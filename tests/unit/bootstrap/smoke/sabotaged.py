@@ -144,7 +144,7 @@ def one_after_another(faults: list[str], arguments: list[str], folder: Path) -> 
     leave()
 
 
-# What the faults that can be put in one after another replace.
+# Functions that the consecutive faults replace.
 REPLACED: list[tuple[Any, str]] = [(gradients, "named_gradients"), (dist, "all_reduce"), (torch.optim, "AdamW")]
 
 if __name__ == "__main__":

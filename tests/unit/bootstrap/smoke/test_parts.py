@@ -115,9 +115,9 @@ def test_a_gpu_that_is_not_there_fails(arguments: list[str], capsys: pytest.Capt
 def test_the_rank_that_differs_from_the_others_is_named() -> None:
     gradients = pytest.importorskip("bootstrap.smoke.gradients")
     same, other = {"a": "1", "b": "2"}, {"a": "1", "b": "9"}
-    found = gradients.equal_on_all_ranks("x", [same, same, other, same], 0.0)
-    assert found.value == 1
-    assert found.note == "rank 2 has other bits than the other ranks in b"
+    unequal = gradients.equal_on_all_ranks("x", [same, same, other, same], 0.0)
+    assert unequal.value == 1
+    assert unequal.note == "rank 2 has other bits than the other ranks in b"
     assert gradients.equal_on_all_ranks("x", [same, same], 0.0).passed
 
 
@@ -145,16 +145,8 @@ def test_options_reach_the_ranks_unchanged() -> None:
     from bootstrap.smoke.worker import Options
 
     options = Options(
-        device="cpu",
-        sizes_mib=(1, 8),
-        min_bus_bandwidth_gb_per_s=2.5,
-        min_scaling_efficiency=None,
-        timeout_s=30.0,
+        device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, min_scaling_efficiency=None, timeout_s=30.0,
         out=None,
-    )
-    given = cli._parser().parse_args(options.as_arguments())
-    assert given.device == "cpu"
-    assert given.sizes_mib == [1, 8]
-    assert given.min_bus_bandwidth_gb_per_s == 2.5
-    assert given.min_scaling_efficiency is None
-    assert given.timeout_s == 30.0
+    )  # fmt: skip
+    parsed = vars(cli._parser().parse_args(options.as_arguments()))
+    assert {name: parsed[name] for name in options.as_dict()} == options.as_dict()

@@ -64,8 +64,8 @@ def report_of(folder: Path, fault: str) -> dict[str, Any]:
 
 
 def result(report: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = [test for test in report["tests"] if test["name"] == name]
-    return dict(found)
+    (test,) = [test for test in report["tests"] if test["name"] == name]
+    return dict(test)
 
 
 def key_paths(value: Any, path: str = "") -> set[str]:
@@ -234,7 +234,7 @@ def test_a_rank_that_ends_fails_the_run_at_once(fault: str, told: str) -> None:
     assert done.returncode == 1
     assert not report["passed"]
     assert told in report["error"]
-    # What was measured before is not lost.
+    # Earlier results are not lost.
     assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
 
 

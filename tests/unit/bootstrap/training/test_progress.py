@@ -1,4 +1,4 @@
-"""What the metrics know of training: written by the run, read by the publisher."""
+"""The progress file: written by the run, read by the metrics publisher."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from bootstrap.training.checkpoint import Checkpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.notices import Notice
+from bootstrap.training.state import unwrap
 from bootstrap.training.stores import LocalStore, open_store
 from bootstrap.training.stores.base import Digest, Fill
 from tests.unit.bootstrap.training.conftest import BUCKET
@@ -123,7 +124,7 @@ class Killed(Exception):  # noqa: N818
 
 
 def kill_at(step: int) -> Callable[[int], None]:
-    """Every checkpoint due by then is there: one still being written when the next is due puts that one off."""
+    """Raise Killed at a step, after every due checkpoint is written."""
 
     def at_step(now: int) -> None:
         for thread in threading.enumerate():
@@ -250,18 +251,12 @@ def test_debris_alone_starts_at_step_0(tmp_path: Path) -> None:
     assert min(training.losses) == 0
 
 
-def test_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
-    Training(str(tmp_path)).train()
-    again = Training(str(tmp_path))
-    again.train()
-    assert again.losses == {} and again.run.step == STEPS
-
-
-def test_longer_total_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("total", [10, 12])
+def test_a_finished_run_goes_on_to_a_longer_total_only(total: int, tmp_path: Path) -> None:
     Training(str(tmp_path)).train(10)
     again = Training(str(tmp_path))
-    again.train(12)
-    assert sorted(again.losses) == [10, 11]
+    again.train(total)
+    assert sorted(again.losses) == list(range(10, total)) and again.run.step == total
 
 
 def test_break_does_not_count_the_step_it_broke(tmp_path: Path) -> None:
@@ -324,7 +319,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
 
 def test_state_saved_is_that_of_its_step_and_not_a_later_one(tmp_path: Path) -> None:
-    """The writer is slow, training changes the parameters meanwhile, and the checkpoint must not see it."""
+    """Training changes the parameters while a slow writer writes; the checkpoint must not see it."""
 
     def stop_at_12(training: Training) -> Callable[[int], None]:
         def at_step(step: int) -> None:
@@ -369,7 +364,7 @@ def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path) -> Non
 
 
 def test_the_final_save_takes_as_long_as_the_hook_waits(tmp_path: Path) -> None:
-    """Longer than a spot notice would give: what bounds it is the notice and no constant."""
+    """The notice limits the save, not a constant."""
     store = StuckStore(tmp_path)
     training = Training(store, checkpoint_every=100)
     clock = {"now": 1000.0}
@@ -390,7 +385,7 @@ def test_the_final_save_takes_as_long_as_the_hook_waits(tmp_path: Path) -> None:
 
 
 def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
-    """All steps are done and no notice came; one comes while the last checkpoint is written."""
+    """A notice comes after the last step, while the last checkpoint is written."""
     store = StuckStore(tmp_path)
     training = Training(store, checkpoint_every=100)
 
@@ -541,22 +536,15 @@ def test_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled_and_wrapped_models_share_a_checkpoint() -> None:
-    from bootstrap.training.state import unwrap
-
     inner = nn.Linear(2, 2)
     wrapped = nn.Module()
     wrapped._orig_mod = inner
     assert unwrap(wrapped) is inner and unwrap(inner) is inner
 
 
-def test_store_may_be_given_open(tmp_path: Path) -> None:
-    Training(open_store(str(tmp_path))).train(4)
-    assert list(tmp_path.glob("step-*"))
-
-
-def test_resume_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_is_logged_and_a_store_may_be_given_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        Training(str(tmp_path)).train(4)
+        Training(open_store(str(tmp_path))).train(4)
         Training(str(tmp_path)).train(5)
     assert "starting at step 0" in caplog.text and "resuming at step 4" in caplog.text
 

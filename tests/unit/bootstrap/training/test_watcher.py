@@ -129,18 +129,6 @@ def test_spot_notice_asks_to_stop(service: LocalImds, client: Imds, action: str)
     assert notice is not None and notice.source == "spot/instance-action" and notice.detail.startswith(action)
 
 
-def test_rebalance_asks_to_save_once_and_to_go_on(service: LocalImds, client: Imds) -> None:
-    service.recommend_rebalance()
-    watcher = watch_once(client)
-    assert watcher.stop_notice is None and watcher.save_notice is not None
-    watcher.save_done()
-    watcher.poll_imds(client)
-    assert watcher.save_notice is None, "the same recommendation asked twice"
-    service.values["events/recommendations/rebalance"] = '{"noticeTime": "2031-01-01T00:00:00Z"}'
-    watcher.poll_imds(client)
-    assert watcher.save_notice is not None, "a new recommendation did not ask"
-
-
 @pytest.mark.parametrize("garbage", ["<html>", "[]", "{}", '{"action": 3}'])
 def test_unreadable_spot_notice_saves_and_goes_on(service: LocalImds, client: Imds, garbage: str) -> None:
     service.values["spot/instance-action"] = garbage
@@ -384,7 +372,7 @@ def test_other_threads_may_start_a_watcher() -> None:
             watcher = Watcher(None)
             watcher.start()
             watcher.close()
-        except BaseException as error:  # noqa: BLE001 - reported below
+        except BaseException as error:  # noqa: BLE001 - asserted below
             problems.append(error)
 
     thread = threading.Thread(target=use)
