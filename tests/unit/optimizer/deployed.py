@@ -1,9 +1,10 @@
-"""A stack as its owner finds it: configuration file, bucket, Auto Scaling group with hooks, nodes in service."""
+"""A deployed stack in moto: configuration file, bucket, Auto Scaling group with hooks, nodes in service."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,23 @@ from tests.plans import merged, sample_plan
 
 IMAGE = "an image"
 ACCOUNT, REGION = "123456789012", "us-east-1"
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """A clock that moves only while the code under test sleeps; then others act, too."""
+
+    start: datetime = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    passed: timedelta = timedelta(0)
+    meanwhile: Callable[[timedelta], None] = lambda passed: None
+    said: list[str] = field(default_factory=list)
+
+    def now(self, zone: object = None) -> datetime:
+        return self.start + self.passed
+
+    def sleep(self, seconds: float) -> None:
+        self.passed += timedelta(seconds=seconds)
+        self.meanwhile(self.passed)
 
 
 @dataclass(kw_only=True)
@@ -36,20 +54,20 @@ class DeployedStack:
         (directory / "Pulumi.yaml").write_text("name: gpufleet\n")
         write_stack_file(directory / f"Pulumi.{stack}.yaml", sample_plan())
         names = Names(stack=stack, account_id=ACCOUNT, region=REGION, partition="aws")
-        found = cls(
+        deployed = cls(
             names=names,
             directory=directory,
             autoscaling=boto3.client("autoscaling", region_name=REGION),
             s3=boto3.client("s3", region_name=REGION),
             cloudwatch=boto3.client("cloudwatch", region_name=REGION),
         )
-        found.s3.create_bucket(Bucket=names.bucket)
+        deployed.s3.create_bucket(Bucket=names.bucket)
         ec2 = boto3.client("ec2", region_name=REGION)
         template = ec2.create_launch_template(
             LaunchTemplateName=names.prefix,
             LaunchTemplateData={"ImageId": amazon_image(IMAGE, "x86_64")["ami_id"], "InstanceType": "p4d.24xlarge"},
         )["LaunchTemplate"]
-        found.autoscaling.create_auto_scaling_group(
+        deployed.autoscaling.create_auto_scaling_group(
             AutoScalingGroupName=names.group,
             MinSize=0,
             MaxSize=2,
@@ -59,16 +77,16 @@ class DeployedStack:
             NewInstancesProtectedFromScaleIn=True,
         )
         for hook, transition in ((names.launch_hook, "LAUNCHING"), (names.terminate_hook, "TERMINATING")):
-            found.autoscaling.put_lifecycle_hook(
+            deployed.autoscaling.put_lifecycle_hook(
                 LifecycleHookName=hook,
                 AutoScalingGroupName=names.group,
                 LifecycleTransition=f"autoscaling:EC2_INSTANCE_{transition}",
                 HeartbeatTimeout=300,
             )
-        found.size(2)
-        for instance in found.held("Pending:Wait"):
-            found.complete(instance, names.launch_hook)
-        return found
+        deployed.size(2)
+        for instance in deployed.held("Pending:Wait"):
+            deployed.complete(instance, names.launch_hook)
+        return deployed
 
     @property
     def arguments(self) -> list[str]:
@@ -78,16 +96,16 @@ class DeployedStack:
     @property
     def group(self) -> DeployedGroup:
         """The group as it is now."""
-        found = read_group(self.autoscaling, self.names.group)
-        assert found is not None
-        return found
+        group = read_group(self.autoscaling, self.names.group)
+        assert group is not None
+        return group
 
     def size(self, nodes: int) -> None:
         """Set the desired capacity."""
         self.autoscaling.set_desired_capacity(AutoScalingGroupName=self.names.group, DesiredCapacity=nodes)
 
     def lift_protection(self) -> None:
-        """As the controller does before it scales to zero."""
+        """Lift all protection, as the controller does before it sets the size to 0."""
         self.autoscaling.set_instance_protection(
             AutoScalingGroupName=self.names.group,
             InstanceIds=[node.instance_id for node in self.group.nodes],
@@ -99,7 +117,7 @@ class DeployedStack:
         return [node.instance_id for node in self.group.nodes if node.lifecycle_state == state]
 
     def complete(self, instance: str, hook: str, result: str = "CONTINUE") -> None:
-        """As a node completes a hook that holds it."""
+        """Complete a node's hook."""
         self.autoscaling.complete_lifecycle_action(
             AutoScalingGroupName=self.names.group,
             LifecycleHookName=hook,

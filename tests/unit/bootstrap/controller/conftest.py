@@ -29,7 +29,7 @@ ACCOUNT = "123456789012"
 
 @dataclass
 class Stack:
-    """What is deployed, and the clock."""
+    """The deployed stack, and the clock."""
 
     config: ControllerSettings
     clients: Clients
@@ -47,15 +47,15 @@ class Stack:
 
     def members(self, *states: str) -> list[str]:
         """Ids of the group's instances in these states, or all."""
-        found = self.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.config.group])
+        answer = self.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.config.group])
         return [
             member["InstanceId"]
-            for member in found["AutoScalingGroups"][0]["Instances"]
+            for member in answer["AutoScalingGroups"][0]["Instances"]
             if not states or member["LifecycleState"] in states
         ]
 
     def complete(self, hook: str, result: str, *instances: str) -> None:
-        """What a node, or its bootstrap, says to a hook."""
+        """Complete nodes' hook, as their bootstrap does."""
         for instance in instances:
             self.clients.autoscaling.complete_lifecycle_action(
                 AutoScalingGroupName=self.config.group,
@@ -79,8 +79,12 @@ class Stack:
 
     def read(self) -> dict[str, Any]:
         """control/state.json."""
-        found = self.clients.s3.get_object(Bucket=self.config.bucket, Key="control/state.json")
-        return dict(json.loads(found["Body"].read()))
+        return dict(json.loads(self.read_text()))
+
+    def read_text(self) -> str:
+        """control/state.json, as it is."""
+        answer = self.clients.s3.get_object(Bucket=self.config.bucket, Key="control/state.json")
+        return answer["Body"].read().decode()
 
     def ask(self, want: str) -> None:
         """A person's request."""
@@ -101,15 +105,15 @@ class Stack:
         self.put(f"nodes/{instance}.json", report)
 
     def send(self, kind: str, instance: str) -> None:
-        """An event of EC2, as EventBridge puts it into the queue."""
+        """Put an event of EC2 into the queue, as EventBridge does."""
         body = {"detail-type": kind, "source": "aws.ec2", "detail": {"instance-id": instance}}
         self.clients.sqs.send_message(QueueUrl=self.config.queue_url, MessageBody=json.dumps(body))
 
     def metrics(self) -> dict[str, float]:
         """The last value of each metric."""
-        found = self.clients.cloudwatch.list_metrics(Namespace=self.config.metric_namespace)["Metrics"]
+        metrics = self.clients.cloudwatch.list_metrics(Namespace=self.config.metric_namespace)["Metrics"]
         out = {}
-        for name in {metric["MetricName"] for metric in found}:
+        for name in {metric["MetricName"] for metric in metrics}:
             data = self.clients.cloudwatch.get_metric_statistics(
                 Namespace=self.config.metric_namespace,
                 MetricName=name,

@@ -13,7 +13,7 @@ from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import unfit_limit
 from bootstrap.controller.phases import RETRY_WAITS
-from tests.unit.bootstrap.controller.world import MINUTE, START, World, settings, trained
+from tests.unit.bootstrap.controller.world import MINUTE, PRICES, START, World, scarce, settings, trained
 
 
 def test_a_gang_starts_with_the_first_tick_and_runs_when_all_nodes_are_in_service() -> None:
@@ -39,7 +39,7 @@ def test_a_start_whose_action_was_lost_is_done_by_the_next_tick() -> None:
 
 
 def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_later() -> None:
-    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world = World(settings(), capacity=scarce(2))
     world.run_until("draining")
     assert world.now - START <= timedelta(seconds=2700)
     assert "2 of 3 nodes" in world.known.reason
@@ -56,7 +56,7 @@ def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_late
 
 
 def test_a_gang_that_never_comes_has_failed_after_growing_waits() -> None:
-    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world = World(settings(), capacity=scarce(2))
     world.run_until("failed")
     starts = [decision.state.since for decision in world.decisions if decision.state.phase == "starting"]
     begun = sorted(set(starts))
@@ -79,7 +79,7 @@ def test_launches_that_are_still_proven_are_abandoned_when_the_gang_is_given_bac
 
 
 def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
-    world = World(settings(fallback_on_demand=True), capacity={"spot": 1, "on-demand": 9, "capacity-block": 0})
+    world = World(settings(fallback_on_demand=True), capacity=scarce(1, on_demand=9))
     world.run_until("running")
     assert world.base == 3
     assert {world.nodes[key].lifecycle for key in world.alive()} == {"on-demand"}
@@ -99,7 +99,7 @@ def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
 
 
 def test_a_plan_that_no_longer_falls_back_buys_no_further_node_on_demand() -> None:
-    world = World(settings(fallback_on_demand=True), capacity={"spot": 0, "on-demand": 9, "capacity-block": 0})
+    world = World(settings(fallback_on_demand=True), capacity=scarce(0, on_demand=9))
     world.run_until("running", limit=200)
     assert world.base == 3
     world.config = settings()
@@ -142,7 +142,7 @@ def test_survivors_that_wait_in_vain_are_given_back() -> None:
 
 
 def test_a_gang_that_held_forgets_earlier_attempts() -> None:
-    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world = World(settings(), capacity=scarce(2))
     world.run_until("waiting")
     world.capacity["spot"] = 9
     world.run_until("running")
@@ -182,7 +182,7 @@ def test_a_bad_node_now_and_then_ends_no_long_run() -> None:
         world.boot = timedelta(minutes=3)
         world.run(15)
     assert world.phase == "running"
-    assert sum(not found.served for found in world.known.instances.values()) > unfit_limit(3)
+    assert sum(not instance.served for instance in world.known.instances.values()) > unfit_limit(3)
 
 
 def test_new_code_drains_no_workers() -> None:
@@ -197,8 +197,7 @@ def test_new_code_drains_no_workers() -> None:
 
 def test_a_done_run_ends_at_zero_nodes_and_stays_there() -> None:
     world = trained(World(settings()))
-    for key in world.in_service():
-        world.say(key, "done")
+    world.say_all("done")
     world.run_until("done")
     assert not world.alive()
     world.run(60)
@@ -271,7 +270,7 @@ def test_a_person_stops_and_resumes() -> None:
 
 @pytest.mark.parametrize("phase", ["waiting", "starting", "draining"])
 def test_a_stop_is_obeyed_in_any_phase(phase: str) -> None:
-    world = World(settings(), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world = World(settings(), capacity=scarce(2))
     world.run_until(phase if phase != "waiting" else "draining")
     world.run_until(phase)
     world.ask("stop")
@@ -310,7 +309,7 @@ def test_a_raised_ceiling_goes_on_whenever_it_is_raised(phase: str, ceiling_usd:
 
 
 def test_a_reservation_that_the_stack_made_costs_on_and_the_reason_says_so() -> None:
-    config = settings(ceiling_usd=100.0, reserved_nodes=3, prices={"on-demand": {"p4d.24xlarge": 10.0}})
+    config = settings(ceiling_usd=100.0, reserved_nodes=3, prices={"on-demand": PRICES["spot"]})
     world = trained(World(config, base=None))
     assert world.known.usd_per_hour == 30
     world.run_until("over-budget")
@@ -340,7 +339,7 @@ def test_a_node_that_protects_itself_again_and_again_is_ended() -> None:
 
 
 def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
-    world = World(settings(ceiling_usd=30.0), capacity={"spot": 2, "on-demand": 0, "capacity-block": 0})
+    world = World(settings(ceiling_usd=30.0), capacity=scarce(2))
     world.run_until("over-budget")
     # Two nodes of 10 USD/h for the window, of 30 USD; the rest would pay for half an hour of three.
     assert 14 < world.known.spent_usd < 16
@@ -350,8 +349,7 @@ def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
 def test_a_short_run_within_its_budget_is_started() -> None:
     world = trained(World(settings(ceiling_usd=15.0)))
     world.run(5)
-    for key in world.in_service():
-        world.say(key, "done")
+    world.say_all("done")
     world.run_until("done")
     assert world.known.spent_usd < 15
 
@@ -424,9 +422,9 @@ def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> 
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
     block = BlockTimes(start=START, end=START + timedelta(hours=24))
     world = World(
-        settings(block=block, prices={"on-demand": {"p4d.24xlarge": 10.0}}),
+        settings(block=block, prices={"on-demand": PRICES["spot"]}),
         base=None,
-        capacity={"on-demand": 2, "spot": 0, "capacity-block": 0},
+        capacity=scarce(0, on_demand=2),
     )
     world.run_until("block-ended")
     attempts = {decision.state.since for decision in world.decisions if decision.state.phase == "starting"}
@@ -580,8 +578,7 @@ def test_a_gang_takes_over_the_bounds_of_the_workers_before_it(want: str) -> Non
     world.advance(MINUTE)
     world.ask("run")
     world.run_until("running")
-    for key in world.in_service():
-        world.say(key, "done")
+    world.say_all("done")
     world.run_until("done")
     assert (world.min_size, world.max_size, world.alive()) == (0, 3, [])
 
@@ -603,7 +600,7 @@ def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:
 
 def test_without_a_group_nothing_is_done() -> None:
     world = World(settings())
-    facts = replace(world.facts(), group=None)
+    facts = replace(world.observe(), group=None)
     decision = decide(world.config, None, facts, START)
     assert decision.actions == ()
     assert "pulumi up" in decision.state.reason

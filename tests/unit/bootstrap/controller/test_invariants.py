@@ -1,4 +1,4 @@
-"""What must hold whatever AWS, the nodes and people do, over random histories."""
+"""Invariants over random histories of AWS, nodes and people."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, sc
     # While the function does not run, or AWS refuses its calls, nobody can keep any ceiling.
     live(world, events, forbidden=("outage", "lost-actions"))
     world.run(60)
-    most = max(found.spent_usd for found in (decision.state for decision in world.decisions))
+    most = max(decision.state.spent_usd for decision in world.decisions)
     rate = max(decision.state.usd_per_hour for decision in world.decisions)
     assert most <= ceiling + rate * (TICK / timedelta(hours=1))
     assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.02 + rate / 60)
@@ -130,8 +130,7 @@ def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(events: list[
         world.run_until("running", "done", "failed", "unfit")
     if world.phase == "running":
         world.run_until("running")
-        for key in world.in_service():
-            world.say(key, "done")
+        world.say_all("done")
         world.run_until("done", "failed")
     world.run(15)
     assert (world.desired, world.alive()) == (0, [])

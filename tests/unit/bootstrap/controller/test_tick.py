@@ -1,4 +1,4 @@
-"""Ticks against an emulated AWS: what is read, written and called, and what happens when AWS refuses."""
+"""Ticks against an emulated AWS: reads, writes, calls, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.unit.bootstrap.controller.conftest import Stack
 
-# Of the calendar, in a zone where it is the year 0 in UTC.
+# In UTC this is in the year 0, which no datetime holds.
 FIRST_HOUR = "0001-01-01T00:00:00+14:00"
 
 
@@ -81,8 +81,8 @@ def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> 
     stack.tick()
     assert stack.members() == []
     assert stack.tick().phase == "stopped"
-    states = stack.clients.ec2.describe_instances(InstanceIds=nodes)["Reservations"]
-    assert {found["State"]["Name"] for page in states for found in page["Instances"]} == {"terminated"}
+    reservations = stack.clients.ec2.describe_instances(InstanceIds=nodes)["Reservations"]
+    assert {node["State"]["Name"] for entry in reservations for node in entry["Instances"]} == {"terminated"}
     stack.ask("run")
     assert stack.tick().phase == "starting"
 
@@ -92,7 +92,7 @@ def test_a_node_that_holds_on_is_ended_through_its_group(
 ) -> None:
     nodes = stack.trained()
     stack.ask("stop")
-    # As if each node protected itself again between two looks.
+    # Stands for nodes that protect themselves again between two ticks.
     monkeypatch.setattr(stack.clients.autoscaling, "set_instance_protection", lambda **given: None)
     for _ in range(5):
         stack.tick()
@@ -154,7 +154,7 @@ def test_a_reclaimed_node_is_replaced_and_its_dollars_are_kept(stack: Stack) -> 
     nodes = stack.trained()
     stack.complete(stack.config.launch_hook, "CONTINUE")
     stack.clients.ec2.terminate_instances(InstanceIds=[nodes[0]])
-    stack.group.instance_states = [found for found in stack.group.instance_states if found.instance_id != nodes[0]]
+    stack.group.instance_states = [state for state in stack.group.instance_states if state.instance_id != nodes[0]]
     spent = stack.read()["instances"][nodes[0]]["spent_usd"]
     state = stack.tick()
     assert state.instances[nodes[0]].ended_at
@@ -179,11 +179,11 @@ def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.Monkey
     other: list[Any] = []
 
     def slow(*args: Any) -> Any:
-        found = gather(*args)
+        gathered = gather(*args)
         if not other:
             other.append(None)
             other[0] = tick(stack.clients, stack.config, stack.now + timedelta(seconds=30))
-        return found
+        return gathered
 
     monkeypatch.setattr("bootstrap.controller.handler.gather", slow)
     stack.ask("stop")
@@ -212,8 +212,7 @@ def test_a_corrupted_state_starts_no_node_and_is_never_overwritten(
     with pytest.raises(StateError, match="bring an earlier version back"):
         stack.tick()
     assert stack.group.desired_capacity == 0
-    found = stack.clients.s3.get_object(Bucket=stack.config.bucket, Key="control/state.json")
-    assert found["Body"].read().decode() == content
+    assert stack.read_text() == content
     assert events(capsys.readouterr().out, "state-unreadable")
 
 
@@ -247,8 +246,7 @@ def test_a_newer_controllers_fleet_is_left_alone_and_goes_on_with_its_meter(
         with pytest.raises(NewerStateError, match="half an hour after its last word"):
             stack.tick()
     assert (stack.members("InService"), stack.group.desired_capacity) == (nodes, 3)
-    found = stack.clients.s3.get_object(Bucket=stack.config.bucket, Key="control/state.json")
-    assert found["Body"].read().decode() == newer, "untouched, so the nodes' own lease runs out"
+    assert stack.read_text() == newer, "untouched, so the nodes' own lease runs out"
     assert len(events(capsys.readouterr().out, "state-newer")) == 3
     # The newer version is deployed again: nothing was lost, the minutes between are charged.
     stack.put("state.json", good)
@@ -264,7 +262,7 @@ def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.M
     headers = {"x-amz-delete-marker": "true"}
 
     def deleted(**_: Any) -> None:
-        # As S3 answers; moto's 404 lacks the header: https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
+        # S3's answer; moto's 404 lacks the header: https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
         answer: Any = {"Error": {"Code": "NoSuchKey"}, "ResponseMetadata": {"HTTPHeaders": headers}}
         raise ClientError(answer, "GetObject")
 
@@ -451,7 +449,7 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     # Weeks ago, folded into the state's dollars since.
     activity(launching, "i-0000000000000aaa", -9000, -8999)
     activity(terminating, "i-0000000000000aaa", -8000, -7999)
-    # Of before the outage, and metered.
+    # Before the outage, and metered.
     activity(launching, known[0], -5, -4)
     # 40 minutes, and one whose launch was given up: 12 minutes.
     activity(launching, "i-0000000000000bbb", 60, 62)
@@ -465,7 +463,7 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     state = stack.tick(300)
     missed = [state.instances[f"i-0000000000000{name}"] for name in ("bbb", "ccc")]
     dearest = stack.config.dearest_usd_per_hour
-    assert [found.spent_usd for found in missed] == pytest.approx([40 / 60 * dearest, 12 / 60 * dearest])
+    assert [instance.spent_usd for instance in missed] == pytest.approx([40 / 60 * dearest, 12 / 60 * dearest])
     assert state.instances.keys() == {*known, "i-0000000000000bbb", "i-0000000000000ccc"}
     assert state.unfit_nodes == 0
     others = 300 / 60 * before.usd_per_hour
@@ -486,7 +484,7 @@ def forget(stack: Stack, nodes: list[str]) -> None:
 
 
 def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end(stack: Stack) -> None:
-    """As a worker does below which its group must not go, or a node that cannot read state.json."""
+    """A worker within its group's least size, or a node that cannot read state.json."""
     known = stack.trained()
     before = stack.tick()
     went, hour = stack.now, timedelta(hours=1)
@@ -537,7 +535,7 @@ def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
 
 def test_without_the_markets_price_the_plans_counts(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     spot(stack, monkeypatch, [price("us-east-1b", "99"), price("us-east-1a", "0")])
-    # Of spot there is none in these settings, so the dearest.
+    # These settings have no spot price: the dearest counts.
     assert stack.read()["usd_per_hour"] == pytest.approx(90)
 
 

@@ -1,4 +1,4 @@
-"""A small AWS of pure Python for the controller's rules: a group, its instances, a clock, and what goes wrong."""
+"""A small AWS in pure Python for the controller's rules: a group, its instances, a clock, and failures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Mac
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
+PRICES = {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}}
 
 
 def settings(**changes: Any) -> ControllerSettings:
@@ -37,7 +38,7 @@ def settings(**changes: Any) -> ControllerSettings:
         "job": "ba9876543210",
         "node_count": 3,
         "min_nodes": 0,
-        "prices": {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
+        "prices": PRICES,
         "volume_usd_per_node_hour": 0.0,
         "fixed_usd_per_hour": 0.0,
         "reserved_nodes": 0,
@@ -52,13 +53,18 @@ def settings(**changes: Any) -> ControllerSettings:
     return ControllerSettings(**{**values, **changes})
 
 
+def scarce(spot: int, on_demand: int = 0) -> dict[Lifecycle, int]:
+    """Capacity for so many nodes."""
+    return {"spot": spot, "on-demand": on_demand, "capacity-block": 0}
+
+
 @dataclass
 class Node:
-    """One instance and what will become of it.
+    """One instance and its future.
 
     Attributes:
-        ready_after: from launch to in service; None for a node that fails its tests after ``fails_after``.
-        saves_after: how long its last checkpoint takes; None for one that never completes its hook.
+        ready_after: time from launch to service; None for a node that fails its tests after ``fails_after``.
+        saves_after: time of its last checkpoint; None for a node that never completes its hook.
         clings: protects itself again whenever it is let go.
     """
 
@@ -78,11 +84,11 @@ class Node:
 
 @dataclass
 class World:
-    """What AWS does between two ticks.
+    """The group and its nodes between two ticks.
 
     Attributes:
-        boot: how long the next nodes take; None for nodes that fail.
-        capacity: how many nodes of each lifecycle may live at once.
+        boot: time until the next nodes serve; None for nodes that fail.
+        capacity: most nodes of each lifecycle that live at once.
     """
 
     config: ControllerSettings
@@ -126,7 +132,7 @@ class World:
         return [key for key in self.alive() if self.nodes[key].state == "InService"]
 
     def true_usd(self) -> float:
-        """What the instances cost up to now, by their price."""
+        """Sum the instances' cost up to now, by their price."""
         price = {kind: by_type["p4d.24xlarge"] for kind, by_type in self.config.prices.items()}
         return sum(
             ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * price[node.lifecycle]
@@ -151,6 +157,11 @@ class World:
             modified_at=self.now,
         )
 
+    def say_all(self, report: ReportState) -> None:
+        """The same report of every node in service."""
+        for key in self.in_service():
+            self.say(key, report)
+
     def interrupt(self, key: str, *, notice: bool = True) -> None:
         """EC2 takes a spot instance back."""
         node = self.nodes[key]
@@ -162,8 +173,8 @@ class World:
         """A node ends without the controller."""
         self._end(key)
 
-    def facts(self) -> Observation:
-        """What the controller would be shown now."""
+    def observe(self) -> Observation:
+        """Build the observation of a tick now."""
         assert self.max_size >= self.desired >= self.min_size
         known = self.state.instances if self.state else {}
         reports = {key: node.report for key, node in self.nodes.items() if node.report}
@@ -191,7 +202,7 @@ class World:
                     reclaimed=node.reclaimed,
                 )
                 for key, node in self.nodes.items()
-                # As EC2 does, forget an ended instance after an hour.
+                # EC2 forgets an ended instance after an hour.
                 if node.ended_at is None or self.now - node.ended_at < timedelta(hours=1)
             ),
             interrupted=frozenset(self.interrupted),
@@ -207,7 +218,7 @@ class World:
 
     def tick(self) -> Decision:
         """One tick of the controller: decide, and carry out."""
-        decision = decide(self.config, self.state, self.facts(), self.now)
+        decision = decide(self.config, self.state, self.observe(), self.now)
         self.state = decision.state
         self.decisions.append(decision)
         self.interrupted, self.rebalanced, self.failed = set(), set(), []
@@ -217,7 +228,7 @@ class World:
         return decision
 
     def carry_out(self, action: Action) -> None:
-        """What AWS does with an action."""
+        """Apply an action as AWS does."""
         if isinstance(action, SetGroup):
             self.min_size = self.min_size if action.min_size is None else action.min_size
             self.max_size = self.max_size if action.max_size is None else action.max_size

@@ -66,9 +66,9 @@ def test_of_two_requests_at_once_one_is_told(deployed: DeployedStack, monkeypatc
     bucket, read, others = deployed.names.bucket, control._read, iter("12")
 
     def somebody_else_first(*arguments: object) -> object:
-        found = read(*arguments)  # type: ignore[arg-type]
+        content = read(*arguments)  # type: ignore[arg-type]
         deployed.put("control/request.json", next(others))
-        return found
+        return content
 
     monkeypatch.setattr(control, "_read", somebody_else_first)
     for kept in (1, 2):  # nothing there, then something there

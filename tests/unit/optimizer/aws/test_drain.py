@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,30 +11,11 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.codec import from_json
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import ENDING
-from optimizer.aws import drain
-from optimizer.aws.drain import Drain
+from optimizer.aws.drain import CONTROLLER_MAY_TAKE, CONTROLLER_MORE, POLL_S, RAISING_PROCESSES, Drain
 from optimizer.errors import GpufleetError
-from tests.unit.optimizer.deployed import DeployedStack, controller_state
+from tests.unit.optimizer.deployed import Clock, DeployedStack, controller_state
 
 SAVE = timedelta(minutes=5)
-START = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-@dataclass(kw_only=True)
-class Clock:
-    """A clock that moves when somebody sleeps; then others may act, too."""
-
-    at: datetime = START
-    meanwhile: Callable[[timedelta], None] = lambda since: None
-    said: list[str] = field(default_factory=list)
-
-    def sleep(self, seconds: float) -> None:
-        self.at += timedelta(seconds=seconds)
-        self.meanwhile(self.at - START)
-
-    @property
-    def passed(self) -> timedelta:
-        return self.at - START
 
 
 def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, client: Any = None) -> Drain:
@@ -44,7 +23,7 @@ def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, cl
         if not controller:
             return None
         return from_json(
-            ControllerState, {**controller_state(), "updated_at": clock.at.isoformat()}, "the state", lenient=True
+            ControllerState, {**controller_state(), "updated_at": clock.now().isoformat()}, "the state", lenient=True
         )
 
     return Drain(
@@ -54,7 +33,7 @@ def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, cl
         launch_hook=stack.names.launch_hook,
         terminate_hook=stack.names.terminate_hook,
         save=SAVE,
-        now=lambda: clock.at,
+        now=clock.now,
         sleep=clock.sleep,
         say=clock.said.append,
     )
@@ -66,16 +45,16 @@ def test_without_a_controller_nodes_stuck_in_their_hook_are_ended_after_the_time
     nodes = [node.instance_id for node in deployed.group.nodes]
     clock, states = Clock(), []
     clock.meanwhile = lambda since: states.append((since, deployed.held("Terminating:Wait")))
-    found = draining(deployed, clock)
-    found.run()
+    drain = draining(deployed, clock)
+    drain.run()
     assert deployed.group.nodes == () and deployed.group.wanted == 0
-    assert found.took_over and sorted(found.completed) == nodes
+    assert drain.took_over and sorted(drain.completed) == nodes
     # Nobody cut a checkpoint short, and it ended.
     assert all(held == nodes for since, held in states if since < SAVE)
     assert SAVE <= clock.passed <= SAVE + timedelta(minutes=1)
     suspended = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
     names = {process["ProcessName"] for process in suspended["AutoScalingGroups"][0]["SuspendedProcesses"]}
-    assert names == set(drain.RAISING_PROCESSES)
+    assert names == set(RAISING_PROCESSES)
 
 
 def test_nodes_that_save_in_time_complete_their_hooks_themselves(deployed: DeployedStack) -> None:
@@ -84,9 +63,9 @@ def test_nodes_that_save_in_time_complete_their_hooks_themselves(deployed: Deplo
             deployed.complete(instance, deployed.names.terminate_hook)
 
     clock = Clock(meanwhile=save)
-    found = draining(deployed, clock)
-    found.run()
-    assert found.completed == [] and deployed.group.nodes == ()
+    drain = draining(deployed, clock)
+    drain.run()
+    assert drain.completed == [] and deployed.group.nodes == ()
     assert clock.passed < SAVE
 
 
@@ -100,9 +79,9 @@ def test_a_controller_that_lives_does_it(deployed: DeployedStack) -> None:
                 deployed.complete(instance, deployed.names.terminate_hook)
 
     clock = Clock(meanwhile=controller)
-    found = draining(deployed, clock, controller=True)
-    found.run()
-    assert not found.took_over and found.completed == []
+    drain = draining(deployed, clock, controller=True)
+    drain.run()
+    assert not drain.took_over and drain.completed == []
     assert deployed.group.nodes == ()
     assert "nodes: 2 InService; wanted 2; running: both nodes are in service" in clock.said
     assert not any("size to 0 from here" in line for line in clock.said)
@@ -110,21 +89,21 @@ def test_a_controller_that_lives_does_it(deployed: DeployedStack) -> None:
 
 def test_a_controller_that_ticks_and_does_nothing_is_replaced_after_three_minutes(deployed: DeployedStack) -> None:
     clock, took = Clock(), []
-    found = draining(deployed, clock, controller=True)
-    clock.meanwhile = lambda since: took.append((since, found.took_over))
-    found.run()
-    assert not any(over for since, over in took if since <= drain.CONTROLLER_MAY_TAKE)
-    assert found.took_over and deployed.group.nodes == ()
+    drain = draining(deployed, clock, controller=True)
+    clock.meanwhile = lambda since: took.append((since, drain.took_over))
+    drain.run()
+    assert not any(over for since, over in took if since <= CONTROLLER_MAY_TAKE)
+    assert drain.took_over and deployed.group.nodes == ()
 
 
 def test_a_controller_that_leaves_hooks_stuck_is_helped(deployed: DeployedStack) -> None:
     deployed.lift_protection()
     deployed.size(0)
     clock = Clock()
-    found = draining(deployed, clock, controller=True)
-    found.run()
-    assert len(found.completed) == 2 and not found.took_over
-    assert clock.passed >= SAVE + drain.CONTROLLER_MORE
+    drain = draining(deployed, clock, controller=True)
+    drain.run()
+    assert len(drain.completed) == 2 and not drain.took_over
+    assert clock.passed >= SAVE + CONTROLLER_MORE
 
 
 def test_nodes_still_in_their_launch_hook_are_abandoned_at_once(deployed: DeployedStack) -> None:
@@ -150,23 +129,23 @@ def test_a_node_that_protects_itself_again_and_again_is_ended_and_still_saves(de
         """The client of a stack one of whose nodes undoes what lets it go."""
 
         def set_instance_protection(self, InstanceIds: list[str], **given: Any) -> None:  # noqa: N803
-            found = [instance for instance in InstanceIds if instance != clinging]
-            if found:
-                self._client.set_instance_protection(InstanceIds=found, **given)
+            others = [instance for instance in InstanceIds if instance != clinging]
+            if others:
+                self._client.set_instance_protection(InstanceIds=others, **given)
 
     def look(since: timedelta) -> None:
         for instance in deployed.held("Terminating:Wait"):
             held[instance].append(since)
 
     clock = Clock(meanwhile=look)
-    found = draining(deployed, clock, client=Clung(deployed.autoscaling))
-    found.run()
+    drain = draining(deployed, clock, client=Clung(deployed.autoscaling))
+    drain.run()
     assert deployed.group.nodes == () and deployed.group.wanted == 0
-    assert sorted(found.completed) == sorted((clinging, other))
+    assert sorted(drain.completed) == sorted((clinging, other))
     assert held[other][0] < timedelta(minutes=1)
     assert ENDING <= held[clinging][0] <= ENDING + timedelta(minutes=1)
     # Each has the whole time to save, the one that was ended late too.
-    assert all(since[-1] - since[0] >= SAVE - timedelta(seconds=2 * drain.POLL_S) for since in held.values())
+    assert all(since[-1] - since[0] >= SAVE - timedelta(seconds=2 * POLL_S) for since in held.values())
     assert clock.passed <= ENDING + SAVE + timedelta(minutes=1)
 
 
@@ -182,9 +161,9 @@ def test_while_the_controller_lives_it_ends_those_that_stay(deployed: DeployedSt
                 deployed.complete(node.instance_id, deployed.names.terminate_hook)
 
     clock = Clock(meanwhile=controller)
-    found = draining(deployed, clock, controller=True)
-    found.run()
-    assert not found.took_over and found.completed == []
+    drain = draining(deployed, clock, controller=True)
+    drain.run()
+    assert not drain.took_over and drain.completed == []
     assert clock.passed == timedelta(minutes=6)
     assert not any("through its group" in line for line in clock.said)
 
@@ -260,14 +239,14 @@ def test_a_change_that_is_refused_for_a_while_is_tried_again(
             client._errors = {}
 
     clock = Clock(meanwhile=recover)
-    found = draining(deployed, clock, client=client)
-    found.run()
+    drain = draining(deployed, clock, client=client)
+    drain.run()
     assert deployed.group.nodes == () and deployed.group.wanted == 0
     assert any("trying again" in line for line in clock.said)
-    assert len(found.completed) == 2
+    assert len(drain.completed) == 2
     suspended = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
     names = {process["ProcessName"] for process in suspended["AutoScalingGroups"][0]["SuspendedProcesses"]}
-    assert names == set(drain.RAISING_PROCESSES)
+    assert names == set(RAISING_PROCESSES)
 
 
 def test_a_group_that_is_gone_has_no_nodes(deployed: DeployedStack) -> None:

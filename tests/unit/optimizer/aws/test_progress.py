@@ -14,7 +14,7 @@ def lines(*events: dict[str, Any]) -> list[str]:
 
 
 def test_speed_is_of_the_time_since_training_restarted_checkpoints_included() -> None:
-    found = parse_progress(
+    progress = parse_progress(
         lines(
             {"event": "start", "t": T},
             {"event": "train", "t": T + 60, "step": 100},
@@ -28,21 +28,23 @@ def test_speed_is_of_the_time_since_training_restarted_checkpoints_included() ->
             {"event": "progress", "t": T + 460, "step": 125},
         )
     )
-    assert found is not None
-    assert (found.step, found.saved_step, found.finished) == (125, 115, False)
-    assert found.steps_per_second == 20 / 200 and found.measured_s == 200
-    assert found.at.timestamp() == T + 460
+    assert progress is not None
+    assert (progress.step, progress.saved_step, progress.finished) == (125, 115, False)
+    assert progress.steps_per_second == 20 / 200 and progress.measured_s == 200
+    assert progress.at.timestamp() == T + 460
 
 
 def test_a_rolled_back_step_counts_as_the_ledger_says() -> None:
-    found = parse_progress(lines({"event": "progress", "t": T, "step": 50}, {"event": "train", "t": T + 9, "step": 40}))
-    assert found is not None and (found.step, found.steps_per_second) == (40, None)
+    progress = parse_progress(
+        lines({"event": "progress", "t": T, "step": 50}, {"event": "train", "t": T + 9, "step": 40})
+    )
+    assert progress is not None and (progress.step, progress.steps_per_second) == (40, None)
 
 
 def test_the_end_is_seen_and_torn_lines_are_passed_over() -> None:
     events = lines({"event": "train", "t": T, "step": 0}, {"event": "done", "t": T + 100, "step": 2000})
-    found = parse_progress(["", "{torn", '"text"', '{"t": 1}', '{"event": "commit", "t": 2}', *events])
-    assert found is not None and found.finished and found.step == 2000 and found.steps_per_second == 20
+    progress = parse_progress(["", "{torn", '"text"', '{"t": 1}', '{"event": "commit", "t": 2}', *events])
+    assert progress is not None and progress.finished and progress.step == 2000 and progress.steps_per_second == 20
 
 
 def test_nothing_is_no_progress() -> None:
@@ -71,8 +73,8 @@ def test_it_reads_what_the_training_writes() -> None:
     ledger.progress(7, force=True)
     ledger.commit(7, bytes=1)
     ledger.end("stop", 8, "notice")
-    found = parse_progress(Sink.written)
-    assert found is not None and (found.step, found.saved_step, found.finished) == (8, 7, False)
+    progress = parse_progress(Sink.written)
+    assert progress is not None and (progress.step, progress.saved_step, progress.finished) == (8, 7, False)
     ledger.end("done", 9, "")
-    found = parse_progress(Sink.written)
-    assert found is not None and found.finished
+    progress = parse_progress(Sink.written)
+    assert progress is not None and progress.finished

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,32 +10,15 @@ from optimizer.aws import clients
 from optimizer.commands import stop
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import DeployedStack
-
-
-class Clock:
-    """Time that passes only while the command sleeps."""
-
-    def __init__(self) -> None:
-        self.at = datetime.now(UTC)
-        self.slept = timedelta(0)
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def now(self, zone: Any) -> datetime:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += timedelta(seconds=seconds)
-        self.slept += timedelta(seconds=seconds)
-        self.meanwhile()
+from tests.unit.optimizer.deployed import Clock, DeployedStack
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("optimizer.commands.stop.time.sleep", found.sleep)
-    monkeypatch.setattr(stop, "datetime", found)
-    return found
+    clock = Clock(start=datetime.now(UTC))
+    monkeypatch.setattr("optimizer.commands.stop.time.sleep", clock.sleep)
+    monkeypatch.setattr(stop, "datetime", clock)
+    return clock
 
 
 def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
@@ -50,14 +32,14 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
     assert request["want"] == "stop" and request["by"].startswith("arn:aws:")
     assert deployed.group.nodes == ()
     # The nodes had the time that their plan's checkpoint takes, which is what their hook waits.
-    assert clock.slept >= timedelta(seconds=sample_plan().terminate_timeout_s)
+    assert clock.passed >= timedelta(seconds=sample_plan().terminate_timeout_s)
     assert all(node in err for node in nodes) and "steps after the last complete checkpoint are lost" in err
     assert f"pulumi destroy --exclude-protected --stack {deployed.names.stack}" in out
 
 
 def test_timeout_is_the_time_to_save(deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock) -> None:
     code, _, _ = gpufleet("stop", *deployed.arguments, "--timeout", "1min")
-    assert code == 0 and clock.slept <= timedelta(minutes=2)
+    assert code == 0 and clock.passed <= timedelta(minutes=2)
 
 
 def test_no_wait_only_asks(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
@@ -95,7 +77,7 @@ def test_a_request_that_cannot_be_written_ends_nothing(
 
 
 def test_ctrl_c_leaves_the_request(deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock) -> None:
-    def interrupt() -> None:
+    def interrupt(passed: timedelta) -> None:
         raise KeyboardInterrupt
 
     clock.meanwhile = interrupt

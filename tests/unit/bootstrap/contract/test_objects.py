@@ -1,16 +1,21 @@
-"""Settings, state, requests and reports as JSON: exactly what is expected, or an error that says what is not."""
+"""Settings, state and requests as JSON: read exactly, or refused with the place of the error."""
 
 from __future__ import annotations
 
 import json
+import re
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bootstrap.contract import state
 from bootstrap.contract.codec import FormatError, from_json, to_json
 from bootstrap.contract.request import read_request
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
-from bootstrap.contract.state import ENDED, PHASES, ControllerState, NewerStateError, read_state
+from bootstrap.contract.state import NewerStateError, read_state
+from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from tests.unit.bootstrap.controller.world import World, settings, trained
 
 REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "by": "arn:aws:iam::1:user/ann"}
@@ -29,7 +34,7 @@ def test_settings_survive_their_variable() -> None:
         ('{"stack": "dev"}', "lacks block, bucket"),
     ],
 )
-def test_settings_that_are_none_are_refused(text: str, message: str) -> None:
+def test_malformed_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         ControllerSettings.from_environment({VARIABLE: text})
 
@@ -59,9 +64,9 @@ def test_a_state_survives_its_file() -> None:
     world = trained(World(settings(ceiling_usd=500.0)))
     world.ask("stop")
     world.tick()
-    state = world.known
-    assert read_state(state.to_text(), "the state") == state
-    assert json.loads(state.to_text())["phase"] == "draining"
+    text = world.known.to_text()
+    assert read_state(text, "the state") == world.known
+    assert json.loads(text)["phase"] == "draining"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_a_state_survives_its_file() -> None:
         ('{"schema_version": "2"}', "lacks job, phase"),
     ],
 )
-def test_a_state_that_is_none_is_refused(text: str, message: str) -> None:
+def test_a_malformed_state_is_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message) as caught:
         read_state(text, "s3://bucket/control/state.json")
     assert not isinstance(caught.value, NewerStateError)
@@ -102,10 +107,18 @@ def test_a_request_is_read_strictly() -> None:
 
 
 def test_every_phase_is_described_where_it_is_defined() -> None:
-    import bootstrap.contract.state as module
+    assert state.__doc__
+    described = {line.split()[0] for line in state.__doc__.splitlines() if line.startswith("    ")}
+    assert set(state.PHASES) <= described
 
-    assert module.__doc__
-    described = {line.split()[0] for line in module.__doc__.splitlines() if line.startswith("    ")}
-    assert set(PHASES) <= described
-    assert set(ENDED) < set(PHASES)
-    assert ControllerState.__doc__
+
+def test_the_nodes_lease_is_the_controllers() -> None:
+    """The shell reads no Python, so the number stands twice."""
+    folder = Path(state.__file__).parents[1]
+    (seconds,) = re.findall(r"LEASE_S:=(\d+)", (folder / "lib.sh").read_text())
+    assert timedelta(seconds=int(seconds)) == LEASE
+    timer = (folder / "gpufleet-lease.timer").read_text()
+    # At once, too: a node that fails within five minutes is replaced for as long as nobody counts.
+    assert "\nOnActiveSec=0\n" in timer
+    (minutes,) = re.findall(r"OnUnitActiveSec=(\d+)min", timer)
+    assert timedelta(minutes=int(minutes)) < LEASE_ACTS
