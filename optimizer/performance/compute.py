@@ -1,9 +1,9 @@
 """FLOPs, traffic and time of computation on one rank.
 
 Each operation has its own cost: matrix products by shape (a share of the dense peak, plus the bytes they move),
-attention by kernel, head width and sequence, everything else by the bytes it moves, a kernel by the time it takes to
-start. The constants are measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; how
-much real training differs from them is fitted (calibration.py).
+attention by kernel, head width and sequence, other kernels by bytes moved, and each kernel's start. The constants are
+measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; the calibration fits how much
+real training differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from optimizer.performance import kernels
 from optimizer.performance.experts import experts
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.memory import (
+from optimizer.performance.samples import sample_costs, sample_flops
+from optimizer.performance.stage import (
     grouped_in_32_bits,
     layer_parameters,
     scores_by_compiler,
@@ -24,7 +25,6 @@ from optimizer.performance.memory import (
     tokens_of_rank,
     updated_parameters,
 )
-from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Flag, Number
 
 
@@ -33,12 +33,12 @@ class Compute:
     """Seconds of one micro-batch on one rank.
 
     Attributes:
-        layer_matmul, layer_attention, layer_elementwise: of all layers of the model (not of one stage), forward,
-            backward and recomputation.
+        layer_matmul, layer_attention, layer_elementwise: all layers of the model (not of one stage), forward, backward
+            and recomputation.
         head: output projection, loss and embedding.
         weights: 16-bit copies of the weights, and sums of their gradients.
-        host: least time of the layers, what the host needs to launch them.
-        waits: of the host's time, what the GPU waits for however busy it is.
+        host: host time to launch the layers, their least time.
+        waits: host time that always stalls the GPU.
     """
 
     layer_matmul: Number
@@ -53,7 +53,7 @@ class Compute:
 def model_flops_per_sample(x: Inputs) -> Number:
     """Useful FLOPs of one sequence or image, forward and backward, without recomputation.
 
-    A multiply-add counts as two. Causal attention counts half the score matrix (what flash attention computes).
+    A multiply-add counts as two. Causal attention counts half the score matrix, as flash attention computes.
     """
     scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5, 1.0)
     forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
@@ -61,7 +61,7 @@ def model_flops_per_sample(x: Inputs) -> Number:
 
 
 def compute(x: Inputs) -> Compute:
-    """Seconds of one micro-batch's computation on one rank, by part."""
+    """Compute the seconds of one micro-batch on one rank, by part."""
     c = x.coefficients
     tokens = tokens_of_rank(x)
     element = x.element_bytes
@@ -82,7 +82,7 @@ def compute(x: Inputs) -> Compute:
     per_pass = np.where(x.compiled > 0, kernels.COMPILED_KERNELS, written)
     starts = x.layers * per_pass * (3.0 + full) * c.kernel_s
 
-    # What is counted in samples: a CNN or a profiled module. Convolutions are limited by what they read again, too.
+    # Work counted in samples: a CNN or a profiled module. Convolutions are also limited by the bytes they read again.
     samples = sample_costs(x)
     reread = kernels.CONVOLUTION_FLOP_PER_BYTE * x.memory_byte_per_s
     matmul = matmul + samples.product_flops / flop_per_s + c.matmul_traffic * samples.product_bytes / byte_per_s
@@ -90,30 +90,30 @@ def compute(x: Inputs) -> Compute:
     attention = attention + samples.attention_flops / (x.attention_flop_per_s * c.attention_efficiency)
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
     elementwise = elementwise + samples.kernels * c.kernel_s
-    if np.any(x.context > 1):  # what the ring's turns put out is joined in 32 bits
+    if np.any(x.context > 1):  # the outputs of the ring's turns are joined in 32 bits
         joined = np.where(x.fused_kernels > 0, 0.0, kernels.RING_JOIN * (x.context - 1.0)) * x.query / x.tensor
         elementwise = elementwise + x.layers * tokens * joined * c.elementwise_traffic / byte_per_s
     if np.any(x.fp8_cast_bytes > 0):
         elementwise = elementwise + x.layers * _fp8_cast_bytes(x, tokens, full) * c.elementwise_traffic / byte_per_s
 
-    # What a mixture adds; its tokens' copies are no part of the products.
+    # A mixture's additions to the products, and the copies of its tokens.
     mixture = experts(x)
     matmul = matmul + mixture.flop_s
     elementwise = elementwise + mixture.traffic_bytes / byte_per_s + mixture.starts * c.kernel_s
 
-    # The output projection, its loss, and what embedding and last norm read and write.
+    # The output projection, its loss, and the traffic of embedding and last norm.
     logits = x.vocab / x.tensor
     head_flops = 2.0 * tokens * x.hidden * logits
     head_sides = element * (x.hidden * logits + tokens * (x.hidden + logits))
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
-    # Hugging Face's tensor parallelism gathers the logits, and every rank works out the loss of all of them.
+    # Hugging Face's tensor parallelism gathers the logits, and every rank computes the whole loss.
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
-    # Autograd adds each further micro-batch's gradients to those there are: two reads and a write; FSDP those of the
-    # rank's shard, which it reduces first.
+    # Autograd adds each further micro-batch's gradients to the earlier sum: two reads and a write; FSDP, which reduces
+    # first, adds only the rank's shard.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
     reduced = np.where(x.sharding >= ZERO2, updated_parameters(x), stage_parameters(x))
     weights = (stage_parameters(x) * copied + reduced * summed) / byte_per_s
@@ -141,7 +141,7 @@ def _never_repeated(x: Inputs) -> Number:
 
 
 def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Of one layer: what casting its linear layers' operands to 8 bits moves in plain PyTorch.
+    """Bytes to cast the operands of one layer's linear layers to 8 bits in plain PyTorch.
 
     A mixture's experts are no linear layers, and stay in 16 bits.
     """
@@ -154,7 +154,7 @@ def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
 
 
 def _host_seconds(x: Inputs, full: Number) -> Number:
-    """Host time to launch all layers of the model, and both ends of it."""
+    """Host time to launch all layers of the model and both its ends."""
     c = x.coefficients
     llama = _host_of_layer(x)
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
@@ -164,19 +164,19 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     fp8 = np.where((x.fp8_cast_bytes > 0) & (x.compiled == 0), kernels.FP8_HOST, 1.0)
     per_layer = c.host_s_per_layer * (llama * compiled * dtensor * fp8 * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
-    # A stage is given its share of all this, so the ends are counted once for each stage.
+    # A stage gets its share of this sum, so the ends count once for each stage.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer
     return x.layers * (per_layer + collectives) + ends
 
 
 def _host_of_layer(x: Inputs) -> Number:
-    """Host time of a layer over the fitted one's."""
+    """Host time of a layer over the fitted layer's."""
     return np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Of one layer: a fused kernel, or two batched products with the scores in memory between them."""
-    masked = (x.written_out > 0) & (x.compiled > 0)  # Hugging Face's modules hand it a mask of all positions
+    """Seconds of one layer's attention: a fused kernel, or two batched products with the scores in memory between."""
+    masked = (x.written_out > 0) & (x.compiled > 0)  # Hugging Face's modules pass a mask of all positions
     fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
     products = 4.0 * tokens * x.seq_len * x.query / x.tensor
     scores = tokens * x.seq_len * x.heads / x.tensor
@@ -184,10 +184,10 @@ def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
 
 
 def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Flag) -> Number:
-    """Of one layer's fused attention.
+    """Seconds of one layer's fused attention.
 
-    Flash computes half of a causal score matrix, unless that comes as a mask, and recomputes it in the backward pass
-    (3.5 forward passes in all, arXiv:2307.08691, 3.1).
+    Flash computes half of a causal score matrix, or all of it given a mask, and recomputes it in the backward pass (3.5
+    forward passes in all, arXiv:2307.08691, 3.1).
     """
     halved = (x.causal > 0) & np.logical_not(masked)
     computed = np.where(halved, 0.5, 1.0)
@@ -203,7 +203,7 @@ def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, ma
 
 
 def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
-    """Of one layer's attention whose scores go through memory."""
+    """Seconds of one layer's attention whose scores go through memory."""
     c = x.coefficients
     again = np.where(x.checkpointing == NONE, 0.0, 1.0)  # selective recomputes the scores, too
     written, compiled = x.written_out > 0, (x.written_out > 0) & (x.compiled > 0)
@@ -225,13 +225,13 @@ def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
 
 
 def _layer_traffic(x: Inputs) -> Number:
-    """Bytes a token that one layer's element-wise kernels move: forward, backward and recomputation."""
+    """Bytes a token that one layer's element-wise kernels move, forward, backward and recomputation."""
     forward, backward = _pass_traffic(x, 0), _pass_traffic(x, 1)
     return forward * np.where(x.checkpointing == NONE, 1.0, 2.0) + backward
 
 
 def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
-    """Of the forward (0) or the backward pass (1)."""
+    """Bytes a token of the forward (0) or the backward pass (1)."""
     element, residual = x.element_bytes, x.residual_bytes
     llama, compiled = x.llama_like > 0, x.compiled > 0
     by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)
@@ -241,8 +241,8 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     norm = np.where(compiled, kernels.COMPILED_NORM[index], norm)
     sums = np.where(compiled, kernels.COMPILED_RESIDUAL[index], kernels.RESIDUAL[index])
     dropout = x.dropout * np.where(by_hand, kernels.DROPOUT[index], kernels.FUSED_DROPOUT[index])
-    # Where the residual stream is wider than the products' inputs: a cast for each that reads it, of its gradient
-    # back, and the sums of those gradients; a compiler needs one.
+    # A residual stream wider than the products' inputs is cast for each product that reads it, the gradients are cast
+    # back and summed; a compiler needs one cast.
     readers = np.where(llama, kernels.LLAMA_CASTS, kernels.CASTS)
     casts = readers * (element + residual) * (1.0 + index) + index * 3.0 * residual * (readers - 2.0)
     casts = np.where(residual > element, np.where(compiled, element + residual, casts), 0.0)
@@ -262,7 +262,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
 
 
 def optimizer_time(x: Inputs) -> Number:
-    """Seconds of the optimizer step, memory-bound, on the rank's share of the parameters."""
+    """Seconds of the optimizer step on the rank's share of the parameters; memory-bound."""
     byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
     moved = x.optimizer_traffic_bytes + x.master_bytes + np.where(x.master_bytes > 0, x.weight_bytes, 0.0)
     # DDP copies gradients to its buckets and back, a read and a write each way.

@@ -1,9 +1,9 @@
-"""What a mixture of experts costs beyond its products as a dense layer's: routing, copies of tokens, small products.
+"""Costs of a mixture of experts beyond a dense layer's products: routing, copies of tokens, small products.
 
-Each token is copied once for each expert that works on it, sorted or indexed by expert, and summed up again. Code does
-the experts' products in one grouped kernel, or in a loop over the experts whose every turn asks the GPU which tokens
-it has. No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations,
-tensors and tiles are counted in the source that each comment names, and the loop's host time is of one layer measured
+Each token is copied once for each expert that works on it, sorted or indexed by expert, and summed up again. The
+experts' products run in one grouped kernel, or in a loop over the experts that asks the GPU for its tokens in every
+turn. No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations,
+tensors and tiles are counted in the source that each comment names; the loop's host time is of one layer measured
 alone.
 """
 
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.performance import kernels
+from optimizer.performance.activations import EXPERT_CAPACITY
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.memory import EXPERT_CAPACITY, experts_in_32_bits, tokens_of_rank
+from optimizer.performance.stage import experts_in_32_bits, tokens_of_rank
 from optimizer.performance.types import FULL, NONE, Number
 
-# Rows of a product are computed in tiles of 128, and the last tile of each expert's is half empty on average
+# Rows of a product are computed in tiles of 128, and each expert's last tile is half empty on average
 # (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
 TILE_ROWS = 128.0
 
@@ -53,14 +54,14 @@ SLICE_PASSES = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """Of all layers of the model, one micro-batch on one rank; 0 without experts.
+    """Costs of all layers of the model, one micro-batch on one rank; 0 without experts.
 
     Attributes:
         flop_s: seconds of products beyond those of a dense layer as wide, before the framework's overhead.
-        traffic_bytes: moved beyond a dense layer's.
+        traffic_bytes: bytes moved beyond a dense layer's.
         starts: kernels started.
         host_layers: host time beside the GPU's work, in layers of the same code.
-        wait_layers: host time in which the GPU waits: each turn of the loop asks it which tokens it has.
+        wait_layers: host time in which the GPU waits: each turn of the loop asks the GPU for its tokens.
     """
 
     flop_s: Number = 0.0
@@ -71,7 +72,7 @@ class Experts:
 
 
 def experts(x: Inputs) -> Experts:
-    """What the experts of each configuration cost."""
+    """Compute the costs of each configuration's experts."""
     if not np.any(x.experts > 0):
         return Experts()
     c = x.coefficients
@@ -83,14 +84,14 @@ def experts(x: Inputs) -> Experts:
     narrow = x.element_bytes
     element = np.where(experts_in_32_bits(x), 4.0, narrow)
 
-    # The fullest rank of experts is waited for by the others.
+    # All ranks wait for the fullest rank of experts.
     local = x.experts / x.expert
     capacity = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
     tokens = tokens_of_rank(x)
     rows = tokens * x.experts_used * capacity
     matrix = x.mlp_matrices * x.hidden * x.ffn / x.tensor  # of one expert
 
-    # Products: in full tiles, at the speed of their own width, less what is counted as a dense layer's.
+    # Products: in full tiles, at the speed of their own width, less the products counted as a dense layer's.
     dense = 2.0 * tokens * x.experts_used * matrix / x.peak_flop_per_s
     tiled = 2.0 * (rows + local * TILE_ROWS / 2.0) * matrix
     grouped = np.where(written & (loop == 0), kernels.GROUPED_PRODUCT, 1.0)
@@ -100,7 +101,7 @@ def experts(x: Inputs) -> Experts:
     sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)
     widened = passes * c.matmul_traffic * sides * (element - narrow)
 
-    # Tokens of the rank's experts, each a copy.
+    # Copies of the tokens of the rank's experts.
     traffic: Number = 0.0
     for index, times in ((0, 1.0 + again), (1, 1.0)):
         wide, own = (

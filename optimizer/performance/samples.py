@@ -1,8 +1,8 @@
-"""Costs of what is counted in samples: a CNN, from its published figures, and a profiled module, from its profile.
+"""Costs of models counted in samples: a CNN, from its published figures, and a profiled module, from its profile.
 
-A CNN has two numbers (forward FLOPs and convolution outputs of an image), and constants measured on ResNet-50 say what
-follows from them. A module's profile has the FLOPs, the traffic and the memory of every moment themselves. All are for
-one micro-batch on one rank; for a transformer, which is counted in tokens, they are 0.
+A CNN has two numbers (forward FLOPs and convolution outputs of an image), and constants measured on ResNet-50 give the
+rest. A module's profile has FLOPs, traffic and the memory of every moment. All costs are for one micro-batch on one
+rank; for a transformer, which is counted in tokens, they are 0.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 # A CNN saves each convolution's input and output (the norm's input), in elements a published activation.
 SAVED_PER_ACTIVATION = 2.0
-# A ResNet's max pooling saves where each maximum was: 64 channels of 56 x 56, 8 bytes each, of an image.
+# Indices that a ResNet's max pooling saves of an image: 64 channels of 56 x 56, 8 bytes each.
 POOLING_INDICES_BYTES = 64.0 * 56 * 56 * 8
 # Convolution workspace in 32 bits, in elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
-# H200, torch 2.11, 2026-11-21); none in bf16, nor where the layout is channels last, which is the smaller need.
+# H200, torch 2.11, 2026-11-21); none in bf16, nor with channels last.
 CNN_WORKING_32_BIT = 0.5
 # Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
 # 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
@@ -50,9 +50,9 @@ class SampleCosts:
         product_flops, convolution_flops: FLOPs of matrix products and of convolutions.
         product_bytes: the matrix products' operands and results.
         attention_flops: FLOPs that fused attention takes, with the scores it computes again.
-        traffic_bytes: reads and writes of everything else.
-        kernels: that are started.
-        layers: layers of a transformer that take the host as long to launch.
+        traffic_bytes: reads and writes of all other kernels.
+        kernels: kernels started.
+        layers: transformer layers that take the host as long to launch.
     """
 
     product_flops: Number
@@ -65,7 +65,7 @@ class SampleCosts:
 
 
 def sample_costs(x: Inputs) -> SampleCosts:
-    """Computation of one micro-batch of samples."""
+    """Compute the costs of one micro-batch of samples."""
     if x.module is None:
         return SampleCosts(
             product_flops=0.0,
@@ -106,7 +106,7 @@ def sample_costs(x: Inputs) -> SampleCosts:
         attention_flops=attention,
         traffic_bytes=traffic,
         kernels=started,
-        # The host is busy as long again with the wrappers of what it repeats (see compute.py).
+        # Wrappers of recomputed modules take the host as long again (see compute.py).
         layers=none.kernels / KERNELS_PER_LAYER * np.where(repeats, 2.0, 1.0)
         + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0),
     )
@@ -126,7 +126,7 @@ def sample_flops(x: Inputs) -> Number:
 
 
 def sample_bytes(x: Inputs) -> tuple[Number, Number]:
-    """Bytes one micro-batch of samples saves for the backward pass, and bytes of the backward pass on top of them."""
+    """Bytes that one micro-batch of samples saves, and bytes of the backward pass on top of them."""
     if x.module is None:
         images = x.micro_batch * x.cnn_activations * x.element_bytes
         working = np.where(x.element_bytes > 2.0, CNN_WORKING_32_BIT, 0.0)
@@ -137,11 +137,11 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
     copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)
 
     def peak(one: Pass) -> Number:
-        found: Number = 0.0
+        largest: Number = 0.0
         for line in one.peak:
             fixed = np.maximum(line.fixed_bytes - copies, 0.0)
-            found = np.maximum(found, fixed + line.bytes_per_sample * x.micro_batch)
-        return found
+            largest = np.maximum(largest, fixed + line.bytes_per_sample * x.micro_batch)
+        return largest
 
     none, full = _passes(x, x.module)
     workspace = np.where(x.low_precision > 0, 0.0, WORKSPACE_BYTES_32_BIT * x.module.convolution_outputs)
@@ -149,7 +149,7 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
 
 
 def _passes(x: Inputs, profile: ModuleProfile) -> tuple[Pass, Pass]:
-    """The passes without and with activation checkpointing; the first twice where nothing can be checkpointed."""
+    """The passes without and with activation checkpointing; equal if nothing can be checkpointed."""
     width: ArithmeticWidth = "16-bit" if np.all(x.low_precision > 0) else "32-bit"
     none = profile.passed(width, "none")
     assert none is not None  # checked by build_inputs

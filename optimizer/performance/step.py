@@ -1,4 +1,4 @@
-"""Time of one optimizer step: computation, communication that is not hidden, pipeline bubble, host and optimizer."""
+"""Time of one optimizer step: computation, exposed communication, pipeline bubble, host and optimizer."""
 
 from __future__ import annotations
 
@@ -8,33 +8,18 @@ from optimizer.performance import kernels
 from optimizer.performance.communication import communication
 from optimizer.performance.compute import compute, optimizer_time
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.memory import layers_of_stage
+from optimizer.performance.stage import layers_of_stage
 from optimizer.performance.types import ZERO3, Number
-
-PARTS = (
-    "matmul",
-    "attention",
-    "elementwise",
-    "head",
-    "throttling",
-    "host",
-    "tensor_communication",
-    "context_communication",
-    "expert_communication",
-    "data_communication",
-    "bubble",
-    "optimizer",
-)
 
 
 def step_seconds(x: Inputs) -> dict[str, Number]:
-    """Seconds of each of PARTS in one optimizer step; they add up to the step."""
+    """Seconds by part of one optimizer step; the parts add up to the step."""
     c = x.coefficients
     work, sent = compute(x), communication(x)
     micro_batches = x.grad_accum
 
-    # Collectives of tensor and expert ranks wait for, and are waited for by, the layers: none of it is hidden. Keys and
-    # values of a context rank are sent on while attention works on those of the one before.
+    # Layers and the collectives of tensor and expert ranks wait for each other: nothing is hidden. A context rank sends
+    # keys and values on while attention works on the previous rank's.
     context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
     tensor = sent.tensor * np.where(x.overlaps_tensor > 0, c.exposed_communication, 1.0)
     exchanged = tensor + context + sent.expert
@@ -42,30 +27,30 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     share = np.where(x.layers > 0, layers_of_stage(x) / np.maximum(x.layers, 1.0), 1.0)  # of the fullest stage
     in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
     host = work.host * share
-    # The last stage has the head as well. A stage takes what its GPU needs, or what its host needs to launch it.
+    # The last stage has the head as well.
     waits = work.waits * share
     stage = _longer(in_layers, host) + waits
     last = _longer(in_layers + work.head, host) + waits
 
-    # At its power limit a GPU lowers its clock, the more the larger the share of a stage that is arithmetic.
+    # At its power limit a GPU lowers its clock, more for a stage with a larger share of arithmetic.
     arithmetic = (work.layer_matmul + work.layer_attention) * share
     slower = _throttling(x, (arithmetic + work.head) / np.maximum(last, _NO_TIME_S))
     throttling = slower * (arithmetic + work.head)
     stage, last = stage + slower * arithmetic, last + throttling
 
     # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
-    # Interleaving v chunks divides what the others add by v. Sends hide but for the first, unless the network needs
-    # longer for a micro-batch than the stages: one in the middle sends both ways, each end of the pipeline only one.
+    # Interleaving v chunks divides the others' part by v. Sends after the first hide, unless the network needs longer
+    # for a micro-batch than a stage: a middle stage sends both ways, each end of the pipeline only one.
     sends = sent.pipeline * np.where(stages > 2.0, 1.0, 0.5)
     held_up = (micro_batches - 1.0) * np.maximum(0.0, sends - last)
     bubble = (stages - 1.0) * (stage / x.virtual_stages + sent.pipeline) + held_up
 
-    # Communication of data ranks hides behind computation, but slows it: a fitted share of it always shows, and all of
-    # it that takes longer than what it hides behind.
+    # Communication of data ranks hides behind computation, but slows it: a fitted share always shows, and so does all
+    # that takes longer than the computation.
     always = always_shown(x)
     room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
-    # What the last micro-batch's communication fills can hide nothing else.
+    # Room that the last micro-batch's communication fills hides nothing else.
     left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
     per_step = _exposed(sent.data_per_step, always, left)
     busy = micro_batches * share
@@ -87,28 +72,28 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 
 
 def always_shown(x: Inputs) -> Number:
-    """Share of data ranks' communication that shows whatever it hides behind."""
+    """Share of data ranks' communication that always shows."""
     return np.where(x.overlaps_data > 0, x.coefficients.exposed_communication, 1.0)
 
 
 def _throttling(x: Inputs, density: Number) -> Number:
-    """Share that arithmetic takes longer at the power limit, where it is ``density`` of a stage's time."""
+    """Extra share of time of arithmetic at the power limit, where arithmetic is ``density`` of a stage's time."""
     over = np.maximum(0.0, density - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
     return x.throttling * over**kernels.THROTTLING_POWER
 
 
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:
-    """What shows of communication that takes ``seconds`` behind computation that takes ``room``."""
+    """Exposed part of communication of ``seconds`` behind computation of ``room`` seconds."""
     return always * seconds + np.maximum(0.0, (1.0 - always) * seconds - room)
 
 
 _NO_TIME_S = 1e-12  # of a stage without work
 
-# Short kernels of a layer wait for the host while long ones do not, so the longer of the two is not the whole step:
-# between the sum (1) and the longer (infinity).
+# Short kernels of a layer wait for the host while long ones do not, so a stage takes more than the longer of GPU and
+# host time (power infinity) and less than their sum (power 1).
 _OVERLAP_POWER = 2.5
 
 
 def _longer(gpu: Number, host: Number) -> Number:
-    """Seconds of a stage whose GPU needs ``gpu`` and whose host needs ``host`` to launch it: a smooth maximum."""
+    """Seconds of a stage with ``gpu`` seconds of kernels and ``host`` seconds to launch them: a smooth maximum."""
     return (gpu**_OVERLAP_POWER + host**_OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)

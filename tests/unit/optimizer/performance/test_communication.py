@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from optimizer.performance.collectives import Communicator
 from optimizer.performance.communication import communication
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.memory import updated_parameters
 from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
+from optimizer.performance.stage import updated_parameters
 from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, inputs_of, node, of

@@ -1,0 +1,89 @@
+"""Share of the model on the fullest rank (layers, parameters, tokens), and the precision its parts compute in."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from optimizer.performance.inputs import Inputs
+from optimizer.performance.types import ZERO1, ZERO2, Flag, Number
+
+
+def updated_parameters(x: Inputs) -> Number:
+    """Parameters that the fullest rank's optimizer updates."""
+    return np.where(x.sharding >= ZERO1, unshared_stage_parameters(x) / (x.data * x.context), stage_parameters(x))
+
+
+@functools.lru_cache(maxsize=1)  # for memory, communication and computation
+def stage_parameters(x: Inputs) -> Number:
+    """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before sharding over data ranks.
+
+    The first stage has the input embedding and the last the output projection (both a copy of tied embeddings), so the
+    fullest stage has its layers and one table.
+    """
+    return _stage_parameters(x, x.expert)
+
+
+def unshared_stage_parameters(x: Inputs) -> Number:
+    """Parameters of the fullest stage and tensor slice with all experts, as many as the data ranks hold together."""
+    return _stage_parameters(x, 1.0)
+
+
+def _stage_parameters(x: Inputs, expert: Number) -> Number:
+    tables = x.vocab * x.hidden
+    # The first stage has the positions too.
+    first = np.where(x.embedding_parameters >= 2.0 * tables, x.embedding_parameters - tables, x.embedding_parameters)
+    table = np.where(x.pipeline > 1, first, x.embedding_parameters)
+    return (layers_of_stage(x) * layer_parameters(x, expert) + table) / x.tensor
+
+
+def layers_of_stage(x: Inputs) -> Number:
+    """Layers of the fullest pipeline stage."""
+    return np.ceil(x.layers / x.pipeline)
+
+
+def layer_parameters_of_rank(x: Inputs) -> Number:
+    """Parameters of the largest unit that ZeRO gathers at once: a layer, or the embedding if that is larger."""
+    table = np.minimum(x.vocab * x.hidden, x.embedding_parameters)
+    return np.maximum(layer_parameters(x, x.expert), table) / x.tensor
+
+
+def layer_parameters(x: Inputs, expert: Number) -> Number:
+    """Parameters of one layer whose experts ``expert`` ranks share, before slicing over tensor ranks."""
+    return x.layer_parameters - x.expert_parameters * (1.0 - 1.0 / expert)
+
+
+def tokens_of_rank(x: Inputs) -> Number:
+    """Tokens of one micro-batch on one rank."""
+    return x.micro_batch * x.seq_len / x.context
+
+
+def experts_in_32_bits(x: Inputs) -> Flag:
+    """Flag mixtures whose products run in 32 bits although the recipe computes in 16.
+
+    torch's grouped product is no autocast operation: with 32-bit weights, which autocast leaves as they are, it
+    computes in 32 bits (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py,
+    _grouped_mm). FSDP gathers 16-bit weights.
+    """
+    return experts_miss_autocast(x) & np.logical_not(computes_narrow(x))
+
+
+def experts_miss_autocast(x: Inputs) -> Flag:
+    """Flag mixtures whose grouped product computes in the weights' 32 bits unless FSDP gathers 16-bit weights."""
+    return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0)
+
+
+def grouped_in_32_bits(x: Inputs) -> Flag:
+    """Flag inputs without fused attention in PyTorch: 32 bits with fewer keys and values than queries."""
+    return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query)
+
+
+def scores_by_compiler(x: Inputs) -> Flag:
+    """Flag attention that a compiler writes out: no fused kernel takes Hugging Face's non-causal mask with dropout."""
+    return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
+
+
+def computes_narrow(x: Inputs) -> Flag:
+    """Flag plain PyTorch under FSDP2, which computes in 16 bits throughout instead of under autocast."""
+    return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)
