@@ -68,11 +68,7 @@ class Billed:
 
 
 class CostExplorer:
-    """Cost Explorer, counting its requests. Methods raise BotoCoreError or ClientError where AWS did not answer.
-
-    Args:
-        client: of service "ce".
-    """
+    """A client of service "ce" that counts its requests; methods raise BotoCoreError and ClientError."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

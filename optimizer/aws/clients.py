@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -29,32 +29,27 @@ MAX_ATTEMPTS = 6
 
 def ec2(region: str) -> EC2Client:
     """Return an EC2 client of ``region``; every function here raises as ``_client``."""
-    client: EC2Client = _client("ec2", region)
-    return client
+    return cast("EC2Client", _client("ec2", region))
 
 
 def pricing() -> PricingClient:
     """Return a client of the Price List Query API."""
-    client: PricingClient = _client("pricing", PRICING_REGION)
-    return client
+    return cast("PricingClient", _client("pricing", PRICING_REGION))
 
 
 def sts(region: str) -> STSClient:
     """Return a client that tells whose credentials these are."""
-    client: STSClient = _client("sts", region)
-    return client
+    return cast("STSClient", _client("sts", region))
 
 
 def kms(region: str) -> KMSClient:
     """Return a KMS client of ``region``."""
-    client: KMSClient = _client("kms", region)
-    return client
+    return cast("KMSClient", _client("kms", region))
 
 
 def s3(region: str) -> S3Client:
     """Return an S3 client of ``region``."""
-    client: S3Client = _client("s3", region)
-    return client
+    return cast("S3Client", _client("s3", region))
 
 
 def service_quotas(region: str) -> Any:
@@ -74,8 +69,7 @@ def budgets() -> Any:
 
 def autoscaling(region: str) -> AutoScalingClient:
     """Return an EC2 Auto Scaling client of ``region``."""
-    client: AutoScalingClient = _client("autoscaling", region)
-    return client
+    return cast("AutoScalingClient", _client("autoscaling", region))
 
 
 def cloudwatch(region: str) -> Any:

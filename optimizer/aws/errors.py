@@ -27,7 +27,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-# Raised after botocore's `standard` retries have waited and tried again.
+# Too many calls, even after botocore's `standard` retries: the same call will work later.
 THROTTLING = frozenset(
     {
         "RequestLimitExceeded",
@@ -39,6 +39,7 @@ THROTTLING = frozenset(
         "BandwidthLimitExceeded",
     }
 )
+# Wrong, expired, or of an account without the region.
 BAD_CREDENTIALS = frozenset(
     {
         "AuthFailure",
@@ -50,7 +51,7 @@ BAD_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
-# "403" and "404" are S3's answers without a body (HeadBucket).
+# The policy lacks the action. "403" and "404" are S3's answers without a body (HeadBucket).
 NOT_PERMITTED = frozenset({"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"})
 REGION_DISABLED = frozenset({"OptInRequired"})
 # AWS has no one code for a missing resource. NoSuchResourceException is Service Quotas' answer for a quota at its
@@ -86,7 +87,7 @@ MESSAGE_LENGTH = 200  # characters of AWS's own message that are printed
 
 
 class UnusableAnswerError(ValueError):
-    """An answer of AWS that does not fit the question; the message says which part is missing or odd."""
+    """An answer of AWS that does not fit the question."""
 
 
 def code(error: BaseException) -> str:
@@ -96,9 +97,17 @@ def code(error: BaseException) -> str:
     return type(error).__name__
 
 
-def is_throttled(error: BaseException) -> bool:
-    """Return whether the account made too many calls: the same call will work later."""
-    return code(error) in THROTTLING
+def _has_code(codes: frozenset[str]) -> Callable[[BaseException], bool]:
+    return lambda error: code(error) in codes
+
+
+is_throttled = _has_code(THROTTLING)
+has_bad_credentials = _has_code(BAD_CREDENTIALS)
+is_not_permitted = _has_code(NOT_PERMITTED)
+is_region_disabled = _has_code(REGION_DISABLED)
+is_not_found = _has_code(NOT_FOUND)
+is_no_object = _has_code(NO_OBJECT)
+is_written_by_another = _has_code(WRITTEN_BY_ANOTHER)
 
 
 def has_no_credentials(error: BaseException) -> bool:
@@ -119,26 +128,6 @@ def is_misconfigured(error: BaseException) -> bool:
     return isinstance(error, ConfigNotFound | ConfigParseError | InvalidEndpointConfigurationError | InvalidRegionError)
 
 
-def has_bad_credentials(error: BaseException) -> bool:
-    """Return whether AWS refused the credentials: wrong, expired, or of an account without the region."""
-    return code(error) in BAD_CREDENTIALS
-
-
-def is_not_permitted(error: BaseException) -> bool:
-    """Return whether the credentials are good and their policy lacks the action."""
-    return code(error) in NOT_PERMITTED
-
-
-def is_region_disabled(error: BaseException) -> bool:
-    """Return whether the account has not enabled the region."""
-    return code(error) in REGION_DISABLED
-
-
-def is_not_found(error: BaseException) -> bool:
-    """Return whether the thing asked for does not exist."""
-    return code(error) in NOT_FOUND
-
-
 def is_unreachable(error: BaseException) -> bool:
     """Return whether no answer came: no network, no such endpoint, or a time-out."""
     return isinstance(error, ConnectionError | HTTPClientError)
@@ -150,16 +139,6 @@ def is_server_fault(error: BaseException) -> bool:
         return False
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return code(error) in SERVER_FAULT or (status >= 500 and not is_throttled(error))
-
-
-def is_no_object(error: BaseException) -> bool:
-    """Return whether the bucket has no such object."""
-    return code(error) in NO_OBJECT
-
-
-def is_written_by_another(error: BaseException) -> bool:
-    """Return whether a conditional write lost to another writer."""
-    return code(error) in WRITTEN_BY_ANOTHER
 
 
 def is_unreadable(error: BaseException) -> bool:

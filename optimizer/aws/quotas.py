@@ -2,8 +2,8 @@
 
 Codes of instances: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html, of networks:
 https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html, of volumes:
-https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. An answer under another name than the one here is
-refused: a code is opaque, and a wrong code would pass for a limit.
+https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. The name of an answer must agree: a wrong code would
+pass for a limit.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """One quota of the account in a region.
-
-    Attributes:
-        service, code: its key in Service Quotas.
-        name: AWS's name; an answer must agree.
-        unit: unit of its value.
-        market: market of the instances it counts; empty for a quota of anything else.
-    """
+    """One quota of the account in a region: its key and name in Service Quotas, and the market of its instances."""
 
     service: str
     code: str
@@ -135,9 +128,7 @@ def capacity_block(instance_type: str) -> Quota | None:
 
 
 def limit(client: Any, quota: Quota) -> float:
-    """Return the account's value of ``quota`` in the client's region.
-
-    An account without a value of its own has AWS's default:
+    """Return the account's value of ``quota`` in the client's region, or AWS's default:
     https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_GetServiceQuota.html
 
     Raises:

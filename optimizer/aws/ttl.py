@@ -79,11 +79,7 @@ def check_max_age(
 ) -> None:
     """Refuse offers with a price older than the user allows.
 
-    Args:
-        offers: offers to show or use.
-        max_age_days: the user's ``--max-age``.
-        today: the day to judge by.
-        next_step: how to get newer prices; by default the refresh of the oldest price's AWS region.
+    The default ``next_step`` is the refresh of the oldest price's AWS region.
 
     Raises:
         DataStaleError: a price is older.

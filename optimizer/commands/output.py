@@ -46,9 +46,8 @@ def write_json(data: Any) -> None:
 def json_text(document: Mapping[str, Any]) -> str:
     """Return a large document as indented JSON. NaN and infinity are errors, as in ``write_json``.
 
-    pydantic indents half a megabyte in a tenth of the time of json, which indents in Python
-    (https://docs.pydantic.dev/latest/api/pydantic_core/#pydantic_core.to_json). Commands that start without pydantic
-    must not import it for a small answer.
+    pydantic indents half a megabyte in a tenth of json's time
+    (https://docs.pydantic.dev/latest/api/pydantic_core/#pydantic_core.to_json).
     """
     from pydantic_core import to_json
 

@@ -16,7 +16,8 @@ from optimizer.errors import GpufleetError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
-    from optimizer.aws.preflight import Finding, PreflightReport, Stack, StackNames, Target
+    from optimizer.aws.preflight.model import Finding, Stack, StackNames, Target
+    from optimizer.aws.preflight.run import PreflightReport
     from optimizer.commands.stack.file import StackFile
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
@@ -49,7 +50,7 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
     chosen = read_plan_argument(plan, plan_number)
     file = _read_stack_file(stack, directory)
 
-    from optimizer.aws.preflight import preflight
+    from optimizer.aws.preflight.run import preflight
 
     report = preflight(_target(chosen, stack, file), offline=_check_configuration(chosen, stack, file))
     if output_format == "json":
@@ -87,7 +88,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     from infra.images import pinned_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.settings import ConfigError, keys
-    from optimizer.aws.preflight import Target
+    from optimizer.aws.preflight.model import Target
 
     config = file.config if file else {}
 
@@ -131,25 +132,23 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     from infra.configuration import load
     from infra.offline.preview import stand_in
     from infra.settings import ConfigError
-    from optimizer.aws.preflight import Finding
+    from optimizer.aws.preflight.model import failure, passed, warning
 
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
-    finding = Finding("configuration", "ok", "the Pulumi program takes plan and configuration")
+    finding = passed("configuration", "the Pulumi program takes plan and configuration")
     try:
         load(starts_nodes=file is not None)
     except (ConfigError, RunError) as error:  # RunError: a value is no number
-        finding = Finding(
+        finding = failure(
             "configuration",
-            "error",
             str(error),
             why="pulumi up refuses it before anything is created",
             next_step=f"change Pulumi.{stack}.yaml, or choose another plan" if file else "choose another --plan N",
         )
     if file is None or file.plan == plan:
         return [finding]
-    other_plan = Finding(
+    other_plan = warning(
         "configuration",
-        "warning",
         f"stack {stack} has another plan than the one that is checked",
         why="pulumi up carries out the stack's",
         next_step=f"gpufleet stack set PLAN --stack {stack}",
@@ -159,7 +158,7 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
 
 def _stack(plan: FleetPlan, name: str) -> Stack:
     from infra.naming import PROJECT, Names
-    from optimizer.aws.preflight import Stack, StackNames
+    from optimizer.aws.preflight.model import Stack, StackNames
 
     def names(account_id: str, partition: str) -> StackNames:
         own = Names(stack=name, account_id=account_id, region=plan.region, partition=partition)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from botocore.exceptions import ClientError
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Context, Finding, Unknown, ask
+from optimizer.aws.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
 
 _CHECK = "bucket"
 
@@ -16,9 +16,8 @@ def check_bucket(context: Context) -> Iterator[Finding]:
     """Look in the account's own list first: HeadBucket answers 403 for another's bucket and for missing permission."""
     stack, account = context.target.stack, context.account
     if stack is None or account is None:
-        yield Finding(
+        yield unknown(
             _CHECK,
-            "unknown",
             "the account's id is not known" if stack else "no stack was named, and the bucket is named after it",
             why="a name that is taken fails pulumi up",
             next_step="gpufleet preflight PLAN --stack NAME",
@@ -33,17 +32,15 @@ def check_bucket(context: Context) -> Iterator[Finding]:
 
     listed = ask(is_listed)
     if listed is True:
-        yield Finding(
+        yield passed(
             _CHECK,
-            "ok",
             f"{name} is this account's: a stack that has it in its state goes on with it",
             value=name,
             why="a stack that lost its state must import it: pulumi import aws:s3/bucket:Bucket",
         )
         return
-    foreign = Finding(
+    foreign = failure(
         _CHECK,
-        "error",
         f"{name} is another account's",
         value=name,
         why="pulumi up cannot make it, and checkpoints must not go to somebody else's bucket",
@@ -53,7 +50,7 @@ def check_bucket(context: Context) -> Iterator[Finding]:
         s3.head_bucket(Bucket=name)
     except ClientError as error:
         if errors.is_not_found(error):
-            yield Finding(_CHECK, "ok", f"{name} is free", value=name)
+            yield passed(_CHECK, f"{name} is free", value=name)
         elif isinstance(listed, Unknown) and errors.is_not_permitted(error):
             yield listed.finding(_CHECK, about=f"{name} is taken, by this account or another")
         elif errors.is_not_permitted(error) or errors.code(error) in ("301", "PermanentRedirect"):

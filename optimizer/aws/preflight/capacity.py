@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from optimizer.aws import clients, quotas
-from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge
+from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
 from optimizer.aws.quotas import Quota, Reservation, Running
 
 _WHY = {
@@ -19,14 +19,7 @@ _WHY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """The plan's need of one quota.
-
-    Attributes:
-        quota: the quota.
-        amount: in the quota's unit.
-        purpose: in words.
-        short: level of the finding where too little is free.
-    """
+    """The plan's need of one quota, in its unit; ``short`` is the level of the finding where too little is free."""
 
     quota: Quota
     amount: float
@@ -73,7 +66,7 @@ def check_network_quotas(context: Context) -> Iterator[Finding]:
     vpcs, endpoints = describe("describe_vpcs", "Vpcs"), describe("describe_vpc_endpoints", "VpcEndpoints")
     own_vpcs = own(vpcs)
     if own_vpcs:
-        yield Finding(f"quota {quotas.VPCS.name}", "ok", "the stack's network is there already")
+        yield passed(f"quota {quotas.VPCS.name}", "the stack's network is there already")
     gateways = _of_type(endpoints, "Gateway")
     # Counted per VPC, so a VPC that is yet to be made uses none.
     interfaces = _of_type(endpoints, "Interface", in_vpc=own_vpcs[0]["VpcId"]) if own_vpcs else []
@@ -154,7 +147,7 @@ def compare(context: Context, need: Need, used: float | Unknown) -> Finding:
         if need.amount <= limit:
             return used.finding(check, about=f"{wanted}, of a quota of {_number(limit)}, in use unknown", why=why)
         text = f"{wanted}, and the quota is {_number(limit)} ({quota.code})"
-        return Finding(check, need.short, text, value=need.amount, limit=limit, why=why, next_step=next_step)
+        return Finding(check, text, level=need.short, value=need.amount, limit=limit, why=why, next_step=next_step)
     free = max(limit - used, 0)
     return judge(
         check,
@@ -262,9 +255,8 @@ def _running_vcpus(context: Context, quota: Quota, running: Iterable[Running], l
 
 def _no_quota_known(context: Context, market: str) -> Finding:
     plan = context.plan
-    return Finding(
+    return unknown(
         f"quota of {market} {plan.instance_type}",
-        "unknown",
         f"AWS's page of quotas names none of {market} for {quotas.family(plan.instance_type)}",
         why=f"where there is one, it may be 0, and the plan needs {plan.node_count * plan.node.vcpus} vCPUs",
         next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from optimizer.aws.preflight.model import Context, Finding, problems_or
+from optimizer.aws.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 from optimizer.catalog.sources import instance_types
 from optimizer.hardware import InstanceType
 
@@ -36,9 +36,8 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
     )
     infos: list[Any] = [info for page in pages for info in page["InstanceTypes"]]
     if not infos:
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"{context.region} has no {name}",
             value=name,
             why="no node could start",
@@ -47,9 +46,8 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
         return
     types, skipped = instance_types.parse(infos, source=instance_types.ORIGIN, as_of=context.now.date())
     if name not in types:
-        yield Finding(
+        yield unknown(
             check,
-            "unknown",
             skipped[0].reason if skipped else f"{name} has no NVIDIA GPU that gpufleet knows",
             why=_WHY_DIFFERENT,
             next_step=f"aws ec2 describe-instance-types --region {context.region} --instance-types {name}",
@@ -58,9 +56,8 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
     (info,) = infos
     yield from problems_or(
         _problems(context, check, info, types[name]),
-        lambda: Finding(
+        lambda: passed(
             check,
-            "ok",
             f"{name} has {node.gpu_count:g} {node.gpu} of {node.gpu_memory_gib:g} GiB and {node.efa_cards} EFA "
             f"interfaces on {node.network_cards} cards, as planned",
         ),
@@ -70,9 +67,8 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
 def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> Iterator[Finding]:
     name = actual.name
     for words, is_, planned in _differences(context, actual):
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"{name} has {is_} {words}, the plan {planned}",
             value=is_,
             limit=planned,
@@ -84,9 +80,8 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
     wanted = "on-demand" if option == "reserved" else option
     sold = ", ".join(info["SupportedUsageClasses"])
     if wanted not in info["SupportedUsageClasses"]:
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"{name} is sold as {sold}, and the plan buys {option}",
             value=sold,
             limit=wanted,
@@ -94,9 +89,8 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
             next_step="gpufleet recommend --purchase OPTION",
         )
     if context.target.gang and "cluster" not in info["PlacementGroupInfo"]["SupportedStrategies"]:
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"{name} cannot be in a cluster placement group",
             why="the stack puts a gang's nodes into one, and AWS refuses the launch",
             next_step="gpufleet recommend --instance-type TYPE",

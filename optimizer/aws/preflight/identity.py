@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Account, Context, Finding, Unknown, ask
+from optimizer.aws.preflight.model import Account, Context, Finding, Unknown, ask, failure, passed
 from optimizer.errors import GpufleetError
 
 # Errors after which no other call would work.
@@ -56,17 +56,15 @@ def check_region(context: Context) -> Iterator[Finding]:
     regions = {region["RegionName"]: region["OptInStatus"] for region in answer["Regions"]}
     status = regions.get(context.region)
     if status is None:
-        yield Finding(
+        yield failure(
             "region",
-            "error",
             f"AWS knows no region {context.region} for this account",
             value=context.region,
             next_step="gpufleet recommend --region REGION",
         )
     elif status == "not-opted-in":
-        yield Finding(
+        yield failure(
             "region",
-            "error",
             f"the account has not enabled {context.region}",
             value=status,
             limit="opted-in",
@@ -74,4 +72,4 @@ def check_region(context: Context) -> Iterator[Finding]:
             next_step=f"aws account enable-region --region-name {context.region}",
         )
     else:
-        yield Finding("region", "ok", f"{context.region} is enabled ({status})", value=status)
+        yield passed("region", f"{context.region} is enabled ({status})", value=status)

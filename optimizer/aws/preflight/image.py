@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Finding, problems_or
+from optimizer.aws.preflight.model import Context, Finding, failure, passed, problems_or, warning
 
 _CHECK = "image"
 _OTHER = "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
@@ -17,13 +17,12 @@ def check_image(context: Context) -> Iterator[Finding]:
     """Look for the exact image, deprecated ones too: a running stack must still find the image it is on."""
     target = context.target
     if target.ami_problem:
-        yield Finding(_CHECK, "error", target.ami_problem, why="no node could be made", next_step=_OTHER)
+        yield failure(_CHECK, target.ami_problem, why="no node could be made", next_step=_OTHER)
         return
     images = _describe_images(context)
     if len(images) != 1:
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {target.ami_id or target.ami_name!r} "
             f"in {context.region}",
             value=len(images),
@@ -35,11 +34,8 @@ def check_image(context: Context) -> Iterator[Finding]:
     (image,) = images
     yield from problems_or(
         _problems(context, image),
-        lambda: Finding(
-            _CHECK,
-            "ok",
-            f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available",
-            value=image["ImageId"],
+        lambda: passed(
+            _CHECK, f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
         ),
     )
 
@@ -64,9 +60,8 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
     planned = context.plan.node.cpu_architecture
     name = image["Name"]
     if image["Architecture"] != planned:
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{name!r} is for {image['Architecture']}, and {context.plan.instance_type} is {planned}",
             value=image["Architecture"],
             limit=planned,
@@ -74,9 +69,8 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             next_step=_OTHER,
         )
     if image["State"] != "available":
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{name!r} is {image['State']}",
             value=image["State"],
             limit="available",
@@ -86,9 +80,8 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
     volumes = image.get("BlockDeviceMappings", ())
     root_gib, needed_gib = context.plan.volumes.root_gib, _root_gib(image)
     if root_gib < needed_gib:
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
             value=root_gib,
             limit=needed_gib,
@@ -96,18 +89,16 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             next_step="raise volumes.root_gib in the plan, or choose a smaller image",
         )
     if context.plan.node.efa_cards and not image.get("EnaSupport"):
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{name!r} is not registered with ENA support",
             why="types with EFA start only from images that have it",
             next_step=_OTHER,
         )
     deprecated = image.get("DeprecationTime")
     if deprecated and datetime.fromisoformat(deprecated) <= context.now:
-        yield Finding(
+        yield warning(
             _CHECK,
-            "warning",
             f"{name!r} is deprecated since {deprecated[:10]}",
             value=deprecated,
             why="it still launches and gets no fixes, and its owner may withdraw it: a node replaced then has no image "
@@ -115,9 +106,8 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             next_step=_OTHER,
         )
     if context.target.ami_id and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
-        yield Finding(
+        yield warning(
             _CHECK,
-            "warning",
             f"the snapshots of {name!r} are encrypted",
             value="encrypted",
             why="Auto Scaling must be allowed to use their key, and it is not this stack's: where it may not, every "

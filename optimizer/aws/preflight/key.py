@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Context, Finding, StackNames, Unknown, ask
+from optimizer.aws.preflight.model import Context, Finding, StackNames, Unknown, ask, failure, passed, unknown, warning
 
 _CHECK = "KMS key"
 # Auto Scaling needs these actions on the key to start a node with an encrypted volume:
@@ -19,9 +19,8 @@ def check_key(context: Context) -> Iterator[Finding]:
     """Check state, rotation and policy of the key with the stack's alias."""
     stack, account = context.target.stack, context.account
     if stack is None or account is None:
-        yield Finding(
+        yield unknown(
             _CHECK,
-            "unknown",
             "which key is not known" if stack else "no stack was named",
             why="an existing stack's key may be disabled or waiting to be deleted",
             next_step="gpufleet preflight PLAN --stack NAME",
@@ -34,9 +33,8 @@ def check_key(context: Context) -> Iterator[Finding]:
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield Finding(
+        yield unknown(
             _CHECK,
-            "unknown",
             f"there is no {names.key_alias} yet: pulumi up makes it, and whether it may is not known",
             why="CreateKey has no dry run",
             next_step="pulumi up with credentials that may kms:CreateKey and kms:CreateAlias",
@@ -44,9 +42,8 @@ def check_key(context: Context) -> Iterator[Finding]:
         return
     if key["KeyState"] != "Enabled":
         steps = ["cancel-key-deletion"] * (key["KeyState"] == "PendingDeletion") + ["enable-key"]
-        yield Finding(
+        yield failure(
             _CHECK,
-            "error",
             f"{names.key_alias} is {key['KeyState']}",
             value=key["KeyState"],
             limit="Enabled",
@@ -56,7 +53,7 @@ def check_key(context: Context) -> Iterator[Finding]:
             ),
         )
     else:
-        yield Finding(_CHECK, "ok", f"{names.key_alias} is enabled", value="Enabled", limit="Enabled")
+        yield passed(_CHECK, f"{names.key_alias} is enabled", value="Enabled", limit="Enabled")
     yield _check_rotation(ask(lambda: kms.get_key_rotation_status(KeyId=key["KeyId"])["KeyRotationEnabled"]))
     yield _check_policy(ask(lambda: kms.get_key_policy(KeyId=key["KeyId"], PolicyName="default")["Policy"]), names)
 
@@ -66,10 +63,9 @@ def _check_rotation(rotated: bool | Unknown) -> Finding:
     if isinstance(rotated, Unknown):
         return rotated.finding(check, why="the stack's key is rotated yearly")
     if rotated:
-        return Finding(check, "ok", "on")
-    return Finding(
+        return passed(check, "on")
+    return warning(
         check,
-        "warning",
         "off, and the stack turns it on: somebody turned it off",
         why="an old key protects ever more data",
         next_step="pulumi up --refresh",
@@ -89,10 +85,9 @@ def _check_policy(policy: str | Unknown, names: StackNames) -> Finding:
     ]
     missing = ", ".join(needed for needed in _NEEDED if not any(_covers(action, needed) for action in granted))
     if not missing:
-        return Finding(check, "ok", f"the key's policy lets {role.rpartition('/')[2]} start nodes")
-    return Finding(
+        return passed(check, f"the key's policy lets {role.rpartition('/')[2]} start nodes")
+    return failure(
         check,
-        "error",
         f"the key's policy does not give {missing} to {role}",
         value=missing,
         # A role that was deleted and made anew is in the policy by its old unique id.
@@ -119,9 +114,8 @@ def check_volume_encryption(context: Context) -> Iterator[Finding]:
     ec2 = context.ec2
     by_default = ec2.get_ebs_encryption_by_default()["EbsEncryptionByDefault"]
     key = ec2.get_ebs_default_kms_key_id()["KmsKeyId"] if by_default else ""
-    yield Finding(
+    yield passed(
         "volume encryption",
-        "ok",
         f"on by default with {key}; the nodes' volumes name the stack's key, which wins"
         if by_default
         else "not on by default; the nodes' volumes are encrypted with the stack's key all the same",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -31,36 +32,32 @@ class Finding:
     Attributes:
         check: subject of the check.
         level: "error" stops the plan; "warning" may cost money, time or capacity; "unknown" could not be checked.
-        text: the answer in words.
-        value, limit: the answer as numbers or names, where it has them; ``text`` has their unit.
+        value, limit: numbers or names of ``text``, in its unit.
         why: consequence for the fleet.
         next_step: command to run or setting to change.
     """
 
     check: str
-    level: Level
     text: str
     _: KW_ONLY
+    level: Level
     value: Value = None
     limit: Value = None
     why: str = ""
     next_step: str = ""
 
 
-def judge(
-    check: str,
-    level: Level,
-    text: str,
-    *,
-    value: Value = None,
-    limit: Value = None,
-    why: str = "",
-    next_step: str = "",
-) -> Finding:
-    """Build a finding whose ``why`` and ``next_step`` are dropped at level "ok"."""
+failure = partial(Finding, level="error")
+warning = partial(Finding, level="warning")
+unknown = partial(Finding, level="unknown")
+passed = partial(Finding, level="ok")
+
+
+def judge(check: str, level: Level, text: str, *, value: Value, limit: Value, why: str, next_step: str) -> Finding:
+    """Return a finding; at level "ok" without ``why`` and ``next_step``."""
     if level == "ok":
-        why = next_step = ""
-    return Finding(check, level, text, value=value, limit=limit, why=why, next_step=next_step)
+        return passed(check, text, value=value, limit=limit)
+    return Finding(check, text, level=level, value=value, limit=limit, why=why, next_step=next_step)
 
 
 def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Iterator[Finding]:
@@ -75,7 +72,7 @@ def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Itera
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackNames:
-    """Physical names of a stack's resources that the checks look for."""
+    """Physical names of a stack's resources."""
 
     bucket: str
     key_alias: str
@@ -87,9 +84,8 @@ class Stack:
     """The Pulumi stack the plan is for.
 
     Attributes:
-        name: its name.
-        tag: key of the tag on its instances and network; the tag's value is ``name``.
-        names: returns its physical names for an account (12 digits) and a partition.
+        tag: key of the tag on its resources; the tag's value is ``name``.
+        names: returns its physical names for an account id and a partition.
     """
 
     name: str
@@ -97,7 +93,7 @@ class Stack:
     names: Callable[[str, str], StackNames]
 
     def owns(self, tags: Any) -> bool:
-        """Return whether ``tags``, as AWS lists them, mark a resource of this stack."""
+        """Return whether a resource with ``tags`` belongs to this stack."""
         return {"Key": self.tag, "Value": self.name} in tags
 
 
@@ -106,19 +102,16 @@ class Target:
     """The plan and the configuration to check.
 
     Attributes:
-        plan: the plan.
-        stack: the stack; None where none was named.
         gang: the nodes train together, hence in one zone and one placement group.
-        zone_id: zone that the configuration names; empty for the plan's first.
-        vpc_id, subnet_ids: an existing network; empty for one of the stack's own.
+        zone_id: the configured zone; empty for the plan's first.
+        vpc_id, subnet_ids: an existing network; empty for the stack's own.
         vpc_cidr: IPv4 range of the stack's own network.
         nat: the stack creates a NAT gateway.
-        endpoints: services ("ec2") with an interface endpoint in the stack's own network; from an existing network the
-            nodes must reach them too.
-        system_nodes: on-demand instances that the stack starts in addition to the nodes, by type.
+        endpoints: services ("ec2") that nodes reach by an interface endpoint.
+        system_nodes: number of a cluster's on-demand system nodes, by type.
         ami_id, ami_name: the image, by one of the two.
-        ami_problem: why there is no image; empty where there is one.
-        ceiling_usd: spend at which the controller drains the fleet; None for no limit.
+        ami_problem: why there is no image.
+        ceiling_usd: spend at which the controller drains the fleet.
     """
 
     plan: FleetPlan
@@ -160,7 +153,7 @@ class Account:
         return self.arn.split(":")[1]
 
 
-# Errors of a call to AWS or of reading its answer: an answer that lacks a field counts as none.
+# Errors of a call to AWS, or of an answer that lacks a field.
 UNREADABLE = (
     ClientError,
     BotoCoreError,
@@ -196,29 +189,17 @@ def iam_action(operation: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unknown:
-    """The reason why AWS did not answer a question.
-
-    Attributes:
-        reason: in words.
-        action: the missing IAM action; empty where permission is not the reason.
-    """
+    """The reason why AWS gave no answer; ``action`` is the missing IAM action, if permission is the reason."""
 
     reason: str
     action: str = ""
 
     def finding(self, check: str, *, about: str = "", why: str = "", next_step: str = "") -> Finding:
-        """Return the finding of a check that got no answer.
-
-        Args:
-            check: subject of the check.
-            about: the part of the answer that is known.
-            why: consequence for the fleet.
-            next_step: by default the remedy for the reason.
-        """
+        """Return the finding of a check that got no answer but ``about``; the default next step removes the reason."""
         if not next_step:
             next_step = f"allow {self.action} (docs/preflight.md)" if self.action else "run gpufleet preflight again"
         text = f"{about}; {self.reason}" if about else self.reason
-        return Finding(check, "unknown", text, why=why, next_step=next_step)
+        return unknown(check, text, why=why, next_step=next_step)
 
 
 def explain(error: BaseException) -> Unknown:
@@ -246,9 +227,8 @@ class Context:
     """The input of every check.
 
     Attributes:
-        target: the plan and the configuration to check.
-        account: the account; None where AWS did not say.
-        ec2, service_quotas: clients of the plan's region, which most checks use.
+        account: None where AWS did not say.
+        ec2, service_quotas: clients of the plan's region.
         open_zones: ids of the zones open to the account.
         subnet_zones: ids of the zones of ``target.subnet_ids``, in their order.
         now: start of the checks, UTC.
@@ -274,11 +254,7 @@ class Context:
 
     @property
     def zone_ids(self) -> tuple[str, ...]:
-        """Ids of the zones the nodes go to, as far as they are known; at most one where all nodes go to one zone.
-
-        The Pulumi program's choice: the zones of the given subnets, else the configured zone, else the plan's zones
-        that are open to the account, of which a gang takes the first.
-        """
+        """Known zone ids of the nodes, as the Pulumi program chooses: the subnets', configured or plan's open zones."""
         target, plan = self.target, self.target.plan
         if target.subnet_ids:
             return () if isinstance(self.subnet_zones, Unknown) else self.subnet_zones
@@ -288,5 +264,5 @@ class Context:
         return wanted[:1] if target.one_zone else wanted
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
-        """Return whether a resource, as AWS describes it, belongs to the target's stack."""
+        """Return whether a resource, as AWS describes it, belongs to the stack."""
         return self.target.stack is not None and self.target.stack.owns(resource.get("Tags", ()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge
+from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown, warning
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.plan import FleetPlan, NodeItem, PlanPrice
 
@@ -21,13 +21,7 @@ QUOTED_MARKETS = ("on-demand", "spot", "reserved-1yr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quote:
-    """Today's price of a node.
-
-    Attributes:
-        planned: the plan's price.
-        usd: today's, per hour.
-        source: source of today's, in words.
-    """
+    """Today's price of a node, USD per hour, beside the plan's."""
 
     planned: PlanPrice
     usd: float
@@ -125,9 +119,8 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, Quote]) -> Finding:
     limits = {"the budget": plan.job.budget_usd, "the ceiling": context.target.ceiling_usd}
     name, limit = min(((n, usd) for n, usd in limits.items() if usd), key=lambda pair: pair[1], default=("", None))
     if limit is None:
-        return Finding(
+        return warning(
             "budget",
-            "warning",
             f"{about}; there is neither a budget nor a ceiling",
             value=round(p95, 2),
             why="nothing ends the spending of a run that never gets done",
@@ -152,7 +145,7 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
     """
     if context.account is None:
         text = "the account's id is not known"
-        yield Finding("AWS budgets", "unknown", text, next_step="aws budgets describe-budgets")
+        yield unknown("AWS budgets", text, next_step="aws budgets describe-budgets")
         return
     pages = clients.budgets().get_paginator("describe_budgets").paginate(AccountId=context.account.id)
     budgets: list[Any] = [budget for page in pages for budget in page.get("Budgets", ())]
@@ -167,9 +160,8 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
         if p95 <= left:
             continue
         exceeded += 1
-        yield Finding(
+        yield warning(
             f"AWS budget {budget['BudgetName']}",
-            "warning",
             f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
             f"run costs {p95:,.2f} at the 95th percentile",
             value=p95,
@@ -180,4 +172,4 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
         )
     if not exceeded:
         some = f"none of the account's {counted} cost budgets is too small for the run"
-        yield Finding("AWS budgets", "ok", some if counted else "the account has none", value=counted)
+        yield passed("AWS budgets", some if counted else "the account has none", value=counted)

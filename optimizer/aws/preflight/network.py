@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge
+from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, failure, judge, passed, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -56,16 +56,15 @@ def check_range(context: Context) -> Iterator[Finding]:
         if own.overlaps(ipaddress.ip_network(block["CidrBlock"]))
     ]
     if overlapping:
-        yield Finding(
+        yield warning(
             "VPC range",
-            "warning",
             f"{own} overlaps {', '.join(overlapping)}",
             value=str(own),
             why="AWS allows it, and the two can never be peered or share a transit gateway",
             next_step="pulumi config set gpufleet:vpcCidr RANGE",
         )
     else:
-        yield Finding("VPC range", "ok", f"{own} overlaps no other VPC of the region", value=str(own))
+        yield passed("VPC range", f"{own} overlaps no other VPC of the region", value=str(own))
 
 
 def check_vpc(context: Context) -> Iterator[Finding]:
@@ -86,12 +85,12 @@ def check_vpc(context: Context) -> Iterator[Finding]:
         return
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
     if not off:
-        yield Finding("VPC", "ok", f"{vpc_id} resolves names", value=vpc_id)
+        yield passed("VPC", f"{vpc_id} resolves names", value=vpc_id)
         return
     yield Finding(
         "VPC",
-        "warning" if support["Value"] else "error",
         f"{vpc_id} has {' and '.join(off)} off",
+        level="warning" if support["Value"] else "error",
         value=vpc_id,
         why="the private names of endpoints need both",
         # The call takes one attribute at a time.
@@ -119,16 +118,15 @@ def check_subnets(context: Context) -> Iterator[Finding]:
 
 
 def _missing(check: str, error: BaseException, next_step: str) -> Finding:
-    return Finding(check, "error", errors.reason(error), why="the nodes start in it", next_step=next_step)
+    return failure(check, errors.reason(error), why="the nodes start in it", next_step=next_step)
 
 
 def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
     target, id_ = context.target, subnet["SubnetId"]
     check = f"subnet {id_}"
     if subnet["VpcId"] != target.vpc_id:
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"{id_} is in {subnet['VpcId']}, and gpufleet:vpcId is {target.vpc_id}",
             value=subnet["VpcId"],
             limit=target.vpc_id,
@@ -136,7 +134,7 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
             next_step=f"pulumi config set gpufleet:vpcId {subnet['VpcId']}",
         )
     if subnet["State"] != "available":
-        yield Finding(check, "error", f"{id_} is {subnet['State']}", value=subnet["State"])
+        yield failure(check, f"{id_} is {subnet['State']}", value=subnet["State"])
     # A node has an address on its first card only; a replacement may start while its predecessor stops.
     free, needed = subnet["AvailableIpAddressCount"], context.plan.node_count
     level: Level = "ok" if free >= 2 * needed else "warning"
@@ -152,9 +150,8 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
         next_step="free addresses, or give a larger subnet in gpufleet:subnetIds",
     )
     if subnet.get("MapPublicIpOnLaunch"):
-        yield Finding(
+        yield warning(
             check,
-            "warning",
             f"{id_} gives public addresses",
             why="a lone node gets none all the same; other machines in the subnet may face the internet",
             next_step="give a private subnet in gpufleet:subnetIds",
@@ -163,12 +160,7 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouteTable:
-    """Routes of a subnet.
-
-    Attributes:
-        id: "rtb-…".
-        leads_out: it has a default route that private addresses can take.
-    """
+    """A route table; ``leads_out``: it has a default route that private addresses can take."""
 
     id: str
     leads_out: bool
@@ -187,7 +179,7 @@ def check_reach(context: Context) -> Iterator[Finding]:
         return
     closed = {subnet_id: table for subnet_id, table in tables.items() if not (table and table.leads_out)}
     if not closed:
-        yield Finding(check, "ok", "the subnets have a way out (NAT or the like)")
+        yield passed(check, "the subnets have a way out (NAT or the like)")
         return
     no_way_out = f"there is no way out of {', '.join(closed)}"
     services = ask(lambda: _endpoint_services(context, {table.id for table in closed.values() if table}))
@@ -196,11 +188,10 @@ def check_reach(context: Context) -> Iterator[Finding]:
         return
     missing = [service for service in ("s3", *target.endpoints) if service not in services]
     if not missing:
-        yield Finding(check, "ok", f"{target.vpc_id} has an endpoint for each service used")
+        yield passed(check, f"{target.vpc_id} has an endpoint for each service used")
         return
-    yield Finding(
+    yield failure(
         check,
-        "error",
         f"{no_way_out}, and no endpoint for {', '.join(missing)}",
         value=", ".join(missing),
         why=why,

@@ -13,7 +13,7 @@ from typing import Any
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
-from optimizer.aws.preflight.model import Context, Finding, Value, problems_or
+from optimizer.aws.preflight.model import Context, Finding, Value, failure, passed, problems_or, unknown, warning
 from optimizer.plan import FleetPlan
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
@@ -33,9 +33,8 @@ def check_reservation(context: Context) -> Iterator[Finding]:
     elif purchase.option == "capacity-block":
         yield _check_offerings(context)
     else:
-        yield Finding(
+        yield unknown(
             "reservation",
-            "unknown",
             f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
             "them shows when it is made",
             why="no call tells: CreateCapacityReservation has a dry run for permission only",
@@ -50,9 +49,8 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
     except Exception as error:
         if not errors.is_not_found(error):
             raise
-        yield Finding(
+        yield failure(
             check,
-            "error",
             f"there is none of that id in {context.region}: {errors.reason(error)}",
             value=reservation_id,
             why="every launch into it is refused",
@@ -68,9 +66,8 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
 
 def _ok(context: Context, check: str, reservation: Any) -> Finding:
     end = reservation.get("EndDate")
-    return Finding(
+    return passed(
         check,
-        "ok",
         f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
         f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
         + (f"until {end.strftime(_TIME)}" if end else "without an end"),
@@ -80,7 +77,7 @@ def _ok(context: Context, check: str, reservation: Any) -> Finding:
 
 
 def _error(check: str, text: str, value: Value, limit: Value, why: str, next_step: str) -> Finding:
-    return Finding(check, "error", text, value=value, limit=limit, why=why, next_step=next_step)
+    return failure(check, text, value=value, limit=limit, why=why, next_step=next_step)
 
 
 def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
@@ -124,9 +121,8 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
             f"pulumi config set gpufleet:zoneId {zone}",
         )
     if not block and reservation.get("InstanceMatchCriteria") == "open":
-        yield Finding(
+        yield warning(
             check,
-            "warning",
             "it is open: any instance of its type and zone in the account takes from it",
             value="open",
             limit="targeted",
@@ -153,8 +149,8 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         stack = context.target.stack
         yield Finding(
             check,
-            "warning" if stack else "error",
             f"{free} of its {total} instances are free, and the plan runs {plan.node_count}",
+            level="warning" if stack else "error",
             value=free,
             limit=plan.node_count,
             why="the others are taken"
@@ -195,9 +191,9 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         below_expected = hours < plan.hours.expected
         yield Finding(
             check,
-            "error" if below_expected else "warning",
             f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
             f"{plan.hours.expected:.1f} h expected, {plan.hours.p95:.1f} h at the 95th percentile",
+            level="error" if below_expected else "warning",
             value=round(hours, 1),
             limit=plan.hours.expected if below_expected else plan.hours.p95,
             why=f"AWS ends a block's instances 30 minutes before its end, and the controller begins to save "

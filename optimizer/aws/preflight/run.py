@@ -22,7 +22,18 @@ from optimizer.aws.preflight import (
     spot,
     zones,
 )
-from optimizer.aws.preflight.model import LEVELS, UNREADABLE, Account, Context, Finding, Target, Unknown, ask, explain
+from optimizer.aws.preflight.model import (
+    LEVELS,
+    UNREADABLE,
+    Account,
+    Context,
+    Finding,
+    Target,
+    Unknown,
+    ask,
+    explain,
+    passed,
+)
 
 Check = Callable[[Context], Iterator[Finding]]
 
@@ -49,20 +60,14 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("prices", money.check_prices),
     ("AWS budgets", money.check_aws_budgets),
 )
-# Twice the calls of the catalog's refresh at once, and well below the rate at which EC2 throttles describe calls by
-# account and region (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
+# EC2 throttles describe calls far above this, by account and region:
+# https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 CHECKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightReport:
-    """The findings, errors first.
-
-    Attributes:
-        account: the account; None where AWS did not say.
-        at: start of the checks, UTC.
-        findings: in the order of printing.
-    """
+    """The findings, errors first, of checks that began ``at`` (UTC); ``account`` is None where AWS did not say."""
 
     account: Account | None
     at: datetime
@@ -74,12 +79,9 @@ class PreflightReport:
 
 
 def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime | None = None) -> PreflightReport:
-    """Check with AWS whether ``target`` can be carried out now. Every call only reads.
+    """Check with AWS whether ``target`` can be carried out ``at`` a time, by default now.
 
-    Args:
-        target: the plan and the configuration to check.
-        offline: findings made without AWS, to report with the others.
-        at: the time to judge by; now by default.
+    ``offline`` are findings made without AWS, to report with the others.
 
     Raises:
         optimizer.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
@@ -90,7 +92,7 @@ def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime |
         first, known_account = account.finding("identity", why="names of buckets and keys hold the account"), None
     else:
         text = f"account {account.id} as {account.arn}"
-        first, known_account = Finding("identity", "ok", text, value=account.id), account
+        first, known_account = passed("identity", text, value=account.id), account
     ec2 = clients.ec2(region)
     context = Context(
         target=target,
@@ -109,7 +111,7 @@ def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime |
 
 
 def run_check(name: str, check: Check, context: Context) -> list[Finding]:
-    """Return the findings of one check: those before AWS failed it, and why it failed."""
+    """Return the findings of one check, the last one why AWS failed it."""
     findings: list[Finding] = []
     try:
         for finding in check(context):

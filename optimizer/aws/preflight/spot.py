@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.preflight.model import Context, Finding, Level
+from optimizer.aws.preflight.model import Context, Finding, Level, unknown
 
 _CHECK = "spot placement score"
 # AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
@@ -47,9 +47,8 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
     place = zone if target.one_zone else context.region
     wanted = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
     if place not in scores:
-        yield Finding(
+        yield unknown(
             _CHECK,
-            "unknown",
             f"AWS gave no score for {wanted}" + (f"; {best} has {scores[best]} of 10" if best else ""),
             why="a zone AWS leaves out is none of its ten best",
             next_step=f"pulumi config set gpufleet:zoneId {best}" if best else "gpufleet preflight another --plan N",
@@ -72,4 +71,4 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
         why += (
             f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
         )
-    yield Finding(_CHECK, level, text, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)
+    yield Finding(_CHECK, text, level=level, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)

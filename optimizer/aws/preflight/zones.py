@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from optimizer.aws.preflight.model import Context, Finding, Unknown
+from optimizer.aws.preflight.model import Context, Finding, Unknown, passed, warning
 from optimizer.catalog.sources import offerings
 
 if TYPE_CHECKING:
@@ -49,20 +49,19 @@ def _check_type(context: Context, name: str, usable: list[str], *, further: bool
     offering = ", ".join(usable) or "no zone"
     if not usable or (wanted and len(missing) == len(wanted)):
         other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
+        # A spot fleet starts without a further type, in fewer pools.
         return Finding(
             check,
-            # A spot fleet starts without a further type, in fewer pools.
-            "warning" if further else "error",
             f"{', '.join(wanted) or 'the region'} does not offer {name} to this account; {offering} does",
+            level="warning" if further else "error",
             value=", ".join(wanted),
             limit=", ".join(usable),
             why=_WHY_ONE if context.target.one_zone else "no node could start there",
             next_step="choose a plan without it in purchase.spot_types" if further else other,
         )
     if missing:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{', '.join(missing)} does not offer {name} to this account; {offering} does",
             value=", ".join(missing),
             limit=", ".join(usable),
@@ -71,4 +70,4 @@ def _check_type(context: Context, name: str, usable: list[str], *, further: bool
         )
     where = f"{', '.join(wanted)} offers {name}" if wanted else f"{offering} offers {name}"
     one = "; all nodes go there" if context.target.one_zone and wanted else ""
-    return Finding(check, "ok", f"{where}{one}", value=", ".join(wanted or usable))
+    return passed(check, f"{where}{one}", value=", ".join(wanted or usable))

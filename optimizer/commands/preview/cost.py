@@ -33,13 +33,10 @@ class CostLine:
 
     Attributes:
         type, name: the billed resource.
-        item: the billed thing.
-        basis: time of billing.
-        quantity: number of units; None for usage.
-        per: the unit of quantity and price ("node-hour", "GB").
-        unit_usd: price of one unit; None where it is not known.
+        quantity: None for usage.
+        per: unit of quantity and price ("node-hour", "GB").
+        unit_usd: None where no price is known.
         source, as_of: of the price.
-        usd_per_hour: quantity times price; None where either is not known.
         note: caveat for the reader.
     """
 
@@ -84,14 +81,9 @@ def cost_lines(
     prices: Sequence[PlanPrice] = (),
     plan: FleetPlan | None,
 ) -> list[CostLine]:
-    """Return a line for everything that is billed, in the resources' order.
+    """Return the lines of a stack's resources, in their order.
 
-    Args:
-        resources: a stack's.
-        catalog: unit prices, and prices of nodes that are not in ``prices``.
-        region: the stack's.
-        prices: the plan's, which come first.
-        plan: has the checkpoints kept; without a plan they are usage.
+    ``prices`` of nodes come before the catalog's. Without ``plan`` the checkpoints kept are usage.
     """
     biller = _Biller(resources, catalog, region, prices, plan)
     return [line for resource in resources for line in biller.lines(resource)]
@@ -111,14 +103,14 @@ class _Biller:
         self._resources, self._catalog, self._region, self._plan = resources, catalog, region, plan
         self._node_prices = {price.node: price for price in prices if price.node}
         self._by_kind: dict[str, Callable[[Resource], Iterator[CostLine]]] = {
-            "Group": self._group,
-            "NodeGroup": self._node_group,
-            "CapacityReservation": self._reservation,
-            "VpcEndpoint": self._endpoint,
             "Bucket": self._bucket,
+            "CapacityReservation": self._reservation,
+            "Function": self._function,
+            "Group": self._group,
             "LogGroup": self._log_group,
             "MetricAlarm": self._alarm,
-            "Function": self._function,
+            "NodeGroup": self._node_group,
+            "VpcEndpoint": self._endpoint,
         }
 
     def lines(self, resource: Resource) -> Iterator[CostLine]:
@@ -131,16 +123,13 @@ class _Biller:
         elif row and row.bills:
             yield from (self._bill(resource, bill) for bill in row.bills)
         else:
-            yield self._unpriced(resource, resource.kind)
+            yield self._line(resource, resource.kind, "unpriced", None, "")
 
     def _bill(self, resource: Resource, bill: Bill) -> CostLine:
         if not bill.unit:
-            return self._unpriced(resource, bill.item)
-        unit = cast("UnitItem", bill.unit)
-        if bill.every == "usage":
-            return self._usage(resource, bill.item, unit, note=bill.note)
-        hours = 1.0 if bill.every == "hour" else HOURS_PER_MONTH
-        return self._unit_line(resource, bill.item, unit, "always", 1, hours=hours, note=bill.note)
+            return self._line(resource, bill.item, "unpriced", None, "")
+        quantity = None if bill.every == "usage" else 1
+        return self._unit_line(resource, bill.item, cast("UnitItem", bill.unit), quantity, note=bill.note)
 
     def _line(
         self,
@@ -155,42 +144,31 @@ class _Biller:
         note: str = "",
     ) -> CostLine:
         """Return a line of ``quantity`` units every ``hours``; unpriced without ``price``."""
-        line = CostLine(
+        return CostLine(
             type=resource.type,
             name=resource.name,
             item=item,
-            basis="unpriced",
+            basis=basis if price else "unpriced",
             quantity=quantity,
             per=per,
-            unit_usd=None,
+            unit_usd=price.usd if price else None,
+            source=price.source if price else "",
+            as_of=price.as_of if price else None,
+            usd_per_hour=quantity * price.usd / hours if price and quantity is not None else None,
             note=note,
         )
-        if price is None:
-            return line
-        usd_per_hour = None if quantity is None else quantity * price.usd / hours
-        return replace(
-            line,
-            basis=basis,
-            unit_usd=price.usd,
-            source=price.source,
-            as_of=price.as_of,
-            usd_per_hour=usd_per_hour,
-        )
-
-    def _unpriced(self, resource: Resource, item: str, quantity: float | None = None, per: str = "") -> CostLine:
-        return self._line(resource, item, "unpriced", None, per, quantity)
 
     def _unit_line(
         self,
         resource: Resource,
         item: str,
         unit: UnitItem,
-        basis: Basis,
         quantity: float | None = None,
         *,
-        hours: float = 1.0,
+        basis: Basis = "always",
         note: str = "",
     ) -> CostLine:
+        """Return a line of ``quantity`` units, by the hour where the unit is one, else by the month; None for usage."""
         from optimizer.catalog.model import UNIT_PER
 
         try:
@@ -198,25 +176,10 @@ class _Biller:
         except DataMissingError:
             price = None
         per = price.per if price else UNIT_PER[unit]
+        hours = 1.0 if per.endswith("-hour") else HOURS_PER_MONTH
+        if quantity is None:
+            basis = "usage"
         return self._line(resource, item, basis, price, per, quantity, hours=hours, note=note)
-
-    def _hourly(self, resource: Resource, item: str, unit: UnitItem, quantity: float) -> CostLine:
-        return self._unit_line(resource, item, unit, "always", quantity)
-
-    def _monthly(
-        self,
-        resource: Resource,
-        item: str,
-        unit: UnitItem,
-        quantity: float,
-        *,
-        basis: Basis = "always",
-        note: str = "",
-    ) -> CostLine:
-        return self._unit_line(resource, item, unit, basis, quantity, hours=HOURS_PER_MONTH, note=note)
-
-    def _usage(self, resource: Resource, item: str, unit: UnitItem, *, note: str = "") -> CostLine:
-        return self._unit_line(resource, item, unit, "usage", note=note)
 
     def _group(self, group: Resource) -> Iterator[CostLine]:
         count = int(group.inputs["maxSize"])
@@ -244,7 +207,7 @@ class _Biller:
         yield from self._volumes(group, template, pool, "always", note="of stopped nodes of the warm pool")
         if any(self._of_kind("Function")):
             item, quantity = "metrics published, once a minute each node", count * MINUTES_PER_MONTH
-            yield self._monthly(group, item, "metric-request", quantity, basis="nodes")
+            yield self._unit_line(group, item, "metric-request", quantity, basis="nodes")
 
     def _template(self, specification: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the launch template that a group names by its id."""
@@ -290,16 +253,16 @@ class _Biller:
             parts += [("gp3 IOPS", "gp3-iops", iops)] * (iops > 0)
             parts += [("gp3 throughput", "gp3-throughput", throughput)] * (throughput > 0)
             for item, unit, amount in parts:
-                yield self._monthly(resource, item, unit, count * amount, basis=basis, note=note)
+                yield self._unit_line(resource, item, unit, count * amount, basis=basis, note=note)
 
     def _node_group(self, group: Resource) -> Iterator[CostLine]:
         count = int(group.inputs["scalingConfig"]["desiredSize"])
         (instance_type,) = group.inputs["instanceTypes"]
         item = f"{instance_type}, on-demand"
         if instance_type == "t4g.small":
-            yield self._hourly(group, item, "system-node", count)
+            yield self._unit_line(group, item, "system-node", count)
         else:
-            yield self._unpriced(group, item, count, "node-hour")
+            yield self._line(group, item, "unpriced", None, "node-hour", count)
         yield from self._volumes(group, self._template(group.inputs["launchTemplate"]), count, "always")
 
     def _reservation(self, reservation: Resource) -> Iterator[CostLine]:
@@ -312,42 +275,42 @@ class _Biller:
     def _endpoint(self, endpoint: Resource) -> Iterator[CostLine]:
         if endpoint.inputs["vpcEndpointType"] == "Interface":
             zones = len(endpoint.inputs.get("subnetIds", []))
-            yield self._hourly(endpoint, "interface endpoint", "vpc-endpoint", zones)
-            yield self._usage(endpoint, "data through it", "vpc-endpoint-data")
+            yield self._unit_line(endpoint, "interface endpoint", "vpc-endpoint", zones)
+            yield self._unit_line(endpoint, "data through it", "vpc-endpoint-data")
 
     def _bucket(self, bucket: Resource) -> Iterator[CostLine]:
         if self._plan is None:
-            yield self._usage(bucket, "checkpoints kept", "s3-standard-storage")
+            yield self._unit_line(bucket, "checkpoints kept", "s3-standard-storage")
         else:
             job = self._plan.job
             item, gib = f"{job.checkpoints_kept} checkpoints kept", job.checkpoint_gib * job.checkpoints_kept
-            yield self._monthly(bucket, item, "s3-standard-storage", gib, note="once they are written")
-        yield self._usage(bucket, "writes", "s3-write-request")
+            yield self._unit_line(bucket, item, "s3-standard-storage", gib, note="once they are written")
+        yield self._unit_line(bucket, "writes", "s3-write-request")
 
     def _log_group(self, group: Resource) -> Iterator[CostLine]:
         # Flow logs are billed as the FlowLog's.
         if any(f":{group.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
             return
         vended = str(group.inputs["name"]).startswith("/aws/eks/")
-        yield self._usage(group, "log data", "vended-log-ingestion" if vended else "log-ingestion")
+        yield self._unit_line(group, "log data", "vended-log-ingestion" if vended else "log-ingestion")
 
     def _alarm(self, alarm: Resource) -> Iterator[CostLine]:
         # An alarm on an expression is billed for each metric in it.
         metrics = sum("metric" in query for query in alarm.inputs.get("metricQueries", [])) or 1
-        yield self._monthly(alarm, "metric alarm", "alarm", metrics)
+        yield self._unit_line(alarm, "metric alarm", "alarm", metrics)
 
     def _function(self, function: Resource) -> Iterator[CostLine]:
         seconds, gib = function.inputs["timeout"], function.inputs["memorySize"] / 1024
         rules = self._of_kind("EventRule")
         if not any(rule.inputs.get("scheduleExpression") == "rate(1 minute)" for rule in rules):
-            yield self._usage(function, "runs", "lambda-request")
+            yield self._unit_line(function, "runs", "lambda-request")
             return
         runs = MINUTES_PER_MONTH
         note = f"at most: as if each run took its {seconds:g} s"
-        yield self._monthly(function, "runs, one a minute", "lambda-request", runs)
-        yield self._monthly(function, "time of its runs", "lambda-compute", runs * seconds * gib, note=note)
-        yield self._monthly(function, "own metrics", "custom-metric", len(self._own_metrics()))
-        yield self._monthly(function, "metrics published, once a minute", "metric-request", runs)
+        yield self._unit_line(function, "runs, one a minute", "lambda-request", runs)
+        yield self._unit_line(function, "time of its runs", "lambda-compute", runs * seconds * gib, note=note)
+        yield self._unit_line(function, "own metrics", "custom-metric", len(self._own_metrics()))
+        yield self._unit_line(function, "metrics published, once a minute", "metric-request", runs)
 
     def _own_metrics(self) -> set[str]:
         """Return the metrics of gpufleet's namespace in dashboard and alarms: AWS bills them as custom metrics."""

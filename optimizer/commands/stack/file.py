@@ -24,9 +24,7 @@ class StackFile:
 
     Attributes:
         stack: the stack's name.
-        path: the file.
-        plan: the plan it carries out.
-        config: its whole configuration, with the plan.
+        config: the whole configuration, also the plan.
     """
 
     stack: str
