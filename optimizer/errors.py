@@ -1,12 +1,12 @@
-"""Every error gpufleet raises on purpose, and the exit code each one ends a command with.
+"""Every error that gpufleet raises on purpose, with the exit code of the command.
 
     GpufleetError               1  something failed while doing what was asked
     ├── InvalidInputError       2  the request, plan or file is wrong; the user must change it
     ├── NothingFeasibleError    3  the request is sound, and no fleet meets it
     └── DataMissingError        4  a price, a fact or a calibration is absent
-        └── DataStaleError      4  it is there, and too old to spend money on
+        └── DataStaleError      4  the fact is there, and too old to spend money on
 
-A message has four parts: what was got, the limit it broke, why the limit exists, and the next command to run.
+A message has four parts: the value got, the limit it broke, why the limit exists, and the next command to run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class GpufleetError(Exception):
     """Base of all errors meant for the user; ``exit_code`` is the process's exit status.
 
     Args:
-        got: what was found, with its value ("--budget is -5 USD").
-        limit: what would have been accepted ("a budget is above 0 USD").
-        why: the reason the limit exists; empty where the limit says it.
+        got: the wrong thing and its value ("--budget is -5 USD").
+        limit: the values that are accepted ("a budget is above 0 USD").
+        why: the reason for the limit; empty where the limit says it.
         next_step: a command or edit that helps; empty where there is none.
     """
 

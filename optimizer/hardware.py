@@ -1,4 +1,4 @@
-"""What a GPU and an instance type are, and what an offer costs: the facts the catalog holds and the estimator reads."""
+"""GPUs, instance types and offers: facts that the catalog holds and the estimator reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Interconnect = Literal["none", "pcie", "nvlink", "nvswitch"]
 CpuArchitecture = Literal["x86_64", "arm64"]
 
-# Source of a spot price nobody quoted: on-demand price x (1 - the Spot Advisor's saving).
+# Source of a derived spot price: on-demand price x (1 - the Spot Advisor's saving).
 DERIVED_SPOT = "advisor-derived"
 
 
@@ -26,11 +26,9 @@ class Gpu:
         architecture: NVIDIA's name ("Ampere").
         memory_gib: memory as EC2 reports it, GiB (SizeInMiB / 1024).
         memory_bandwidth_gb_per_s: HBM or GDDR bandwidth, GB/s (10^9 bytes).
-        peak_tflop_per_s: dense peak by precision, TFLOP/s (10^12), without sparsity; a precision the GPU's matrix or
-            vector units do not run is absent.
+        peak_tflop_per_s: dense peak by precision, TFLOP/s (10^12); only precisions that its matrix or vector units run.
         nvlink_gb_per_s: NVLink bandwidth of one GPU, both directions together, GB/s; 0 without NVLink.
-        source: the datasheet's address.
-        as_of: when it was read.
+        source, as_of: the datasheet's address, and when it was read.
     """
 
     key: str
@@ -58,9 +56,9 @@ class InstanceType:
         network_gbit_per_s: baseline network bandwidth of one instance, all cards together, Gbit/s.
         network_cards: network cards.
         efa_cards: EFA interfaces the type can have (MaximumEfaInterfaces); 0 without EFA.
-        interconnect: how the instance's GPUs are linked.
+        interconnect: link between the instance's GPUs.
         cpu_architecture: "x86_64" or "arm64".
-        source, as_of: where the row comes from, and when it was read.
+        source, as_of: source of the row, and when it was read.
     """
 
     name: str
@@ -80,15 +78,17 @@ class InstanceType:
 
     @property
     def ranks(self) -> int:
-        """Processes one instance trains with: one a GPU, and one where it has a fraction of a GPU."""
+        """Ranks of one instance: one a GPU, and one for a fraction of a GPU."""
         return max(1, math.floor(self.gpu_count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HourlyPrice:
-    """A price in USD per instance-hour, with where and when it was read.
+    """A price in USD per instance-hour.
 
-    ``zone_id`` is the zone it holds in ("use1-az6"); empty for a price of the whole region.
+    Attributes:
+        source, as_of: source, and when it was read.
+        zone_id: the zone of the price ("use1-az6"); empty for the whole region.
     """
 
     usd_per_hour: float
@@ -99,7 +99,7 @@ class HourlyPrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """One instance type in one region with its prices; a price nobody published is None, never a guess.
+    """One instance type in one region with its prices; an unpublished price is None, never a guess.
 
     Attributes:
         instance: the type.

@@ -1,4 +1,4 @@
-"""FleetRequest: what the user wants trained, and within which limits. Read from YAML, or built from flags."""
+"""``FleetRequest``: a model, an amount of training, limits and an objective, read from YAML or built from flags."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _no_bool(value: Any) -> Any:
 
 # Far above any run: Llama 3 was trained on 1.56e13 tokens (arXiv:2407.21783).
 MOST_SAMPLES = 10**15
-# And far more than any useful batch.
+# Far above any useful batch.
 MOST_BATCH = 10**9
 
 Number = BeforeValidator(_no_bool)
 Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
-Amount = Annotated[Samples, Field(le=MOST_SAMPLES)]
+AllSamples = Annotated[Samples, Field(le=MOST_SAMPLES)]
 Hours = Annotated[float, BeforeValidator(lambda value: value if value is None else parse_hours(value)), Number]
 Usd = Annotated[
     float,
@@ -46,16 +46,16 @@ class _Model(BaseModel):
 
 
 def matches_type(name: str, pattern: str) -> bool:
-    """Whether an instance type is the type, of the family (p5), or matches the pattern (g6*)."""
+    """True for the type itself, a type of the family (p5), and a match of the pattern (g6*)."""
     return fnmatchcase(name, pattern) or name.split(".")[0] == pattern
 
 
 class Workload(_Model):
-    """How much to train, and in what shape; exactly one of tokens, samples and steps is given."""
+    """The training to do; exactly one of tokens, samples and steps is given."""
 
-    tokens: Amount | None = Field(default=None, description="Tokens to train on (samples for a CNN).")
-    samples: Amount | None = Field(default=None, description="Sequences (or images) to train on.")
-    steps: Amount | None = Field(default=None, description="Optimizer steps; needs global_batch.")
+    tokens: AllSamples | None = Field(default=None, description="Tokens to train on (samples for a CNN).")
+    samples: AllSamples | None = Field(default=None, description="Sequences (or images) to train on.")
+    steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
     seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of one sequence; none for a CNN.")
     global_batch: Samples | None = Field(
         default=None,
@@ -99,7 +99,7 @@ class Reservation(_Model):
 
     @property
     def option(self) -> PurchaseOption:
-        """The purchase option that uses it."""
+        """The purchase option of its nodes."""
         return "capacity-block" if self.capacity_block else "reserved"
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class Reservation(_Model):
 
 
 class Constraints(_Model):
-    """Hard limits. Budget and deadline bind the 95th percentile, so that a plan that is picked keeps them."""
+    """Hard limits. Budget and deadline bind the 95th percentile, so that a plan keeps them."""
 
     budget_usd: Usd | None = None
     deadline_hours: Hours | None = None
@@ -154,7 +154,7 @@ class Constraints(_Model):
         return tuple(owned for owned in self.existing_reservations if owned.option in self.purchase_options)
 
     def allows_type(self, name: str) -> bool:
-        """Whether an instance type matches a type, family (p5) or pattern (g6*) asked for; true where none is."""
+        """True for an instance type that matches ``instance_types``, and for every type where that is empty."""
         return not self.instance_types or any(matches_type(name, pattern) for pattern in self.instance_types)
 
 
@@ -170,7 +170,7 @@ class FleetRequest(_Model):
 
 
 def shown(value: Any) -> str:
-    """The beginning of a wrong value, for an error: seven lines of YAML aliases hold a million."""
+    """The beginning of a wrong value, for an error: seven lines of YAML aliases can hold a million values."""
     short = reprlib.Repr()
     short.maxlevel, short.maxstring = 2, 100
     return short.repr(value)
@@ -188,7 +188,7 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
         lines = []
         for problem in error.errors():
             if problem["type"] == "too_short" and problem["input"]:
-                continue  # its items were wrong, and are told of
+                continue  # its items were wrong, and have lines of their own
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
             got = "" if isinstance(value, dict) else f" (got {shown(value)})"
@@ -205,7 +205,7 @@ def read_request_file(path: Path) -> dict[str, Any]:
     Raises:
         InvalidInputError: the file cannot be read, is not YAML, or holds no mapping.
     """
-    # Here, so that a request made of flags does not pay for it.
+    # Imported here: a request made of flags does not need them.
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

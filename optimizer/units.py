@@ -1,4 +1,4 @@
-"""Numbers as people write them (2B, 500M, 3d, 48h) and as gpufleet keeps them."""
+"""Numbers: read as people write them (2B, 500M, 3d, 48h), and rounded for answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_usd(text: str) -> float:
 
 
 def _suffixed(text: str | float) -> float | None:
-    """A number with an optional suffix of _COUNT; None for what is none."""
+    """Read a number with an optional suffix of _COUNT; None where the text is none."""
     match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
     return float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]] if match else None
 
