@@ -1,4 +1,4 @@
-"""``gpufleet calibrate``: fit the speed model to one's own measured runs, and see what that is worth."""
+"""``gpufleet calibrate``: fit the speed model to a user's measured runs, and report the errors before and after."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
-    from optimizer.performance.user_runs import Report
+    from optimizer.performance.user_runs import CalibrationReport
 
-# Rows from which a calibration is worth having, from the benchmark that docs/calibration.md quotes.
+# Rows from which a calibration is worth much, from the benchmark in docs/calibration.md.
 FEW = 5
 
 COLUMNS = {
@@ -107,7 +107,7 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
 
 
 def _shipped(*, needed: bool) -> Calibration | None:
-    """The shipped calibration; None where it is broken and not ``needed``: this command is what mends it."""
+    """Read the shipped calibration; None if it is broken and not ``needed``: this command mends it."""
     from optimizer.performance.calibration import load
 
     try:
@@ -120,15 +120,15 @@ def _shipped(*, needed: bool) -> Calibration | None:
 
 
 def _template() -> str:
-    """Header and first row of the shipped runs."""
+    """Read header and first row of the shipped runs."""
     from optimizer.performance.measured_runs import RUNS
 
     with RUNS.open(encoding="utf-8") as file:
         return file.readline() + file.readline()
 
 
-def _rows(report: Report) -> list[dict[str, Any]]:
-    """One entry a run that was used; errors are relative, of throughput, above 0 where predicted too fast."""
+def _rows(report: CalibrationReport) -> list[dict[str, Any]]:
+    """List the usable runs; errors are relative, of throughput, above 0 if predicted too fast."""
     from optimizer.performance.measured_runs import throughput_error
 
     before, after, left_out = (
@@ -155,30 +155,31 @@ def _rows(report: Report) -> list[dict[str, Any]]:
 
 
 def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean absolute error and mean error, per cent, by GPU and of all rows."""
-    gpus = sorted({row["gpu"] for row in rows})
-    named = [(gpu, [row for row in rows if row["gpu"] == gpu]) for gpu in gpus]
-    return [_group(name, mine) for name, mine in (named if len(gpus) > 1 else []) + [("all", rows)]]
+    """Mean absolute error and mean error (bias), per cent, by GPU and of all rows."""
+    import pandas as pd
 
+    table = pd.DataFrame(rows)
+    groups = [(str(gpu), own) for gpu, own in table.groupby("gpu")] if table.gpu.nunique() > 1 else []
 
-def _group(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    def mean(column: str, absolute: bool) -> float | None:
-        values = [abs(row[column]) if absolute else row[column] for row in rows if row[column] is not None]
-        return round(100 * sum(values) / len(values), 1) if values else None
+    def mean(errors: pd.Series[float]) -> float | None:
+        return None if errors.isna().all() else round(100 * float(errors.mean()), 1)
 
-    return {
-        "group": name,
-        "rows": len(rows),
-        "before": mean("error_before", True),
-        "bias_before": mean("error_before", False),
-        "after": mean("error_after", True),
-        "left_out": mean("error_left_out", True),
-        "bias_left_out": mean("error_left_out", False),
-    }
+    return [
+        {
+            "group": name,
+            "rows": len(own),
+            "before": mean(own.error_before.abs()),
+            "bias_before": mean(own.error_before),
+            "after": mean(own.error_after.abs()),
+            "left_out": mean(own.error_left_out.abs()),
+            "bias_left_out": mean(own.error_left_out),
+        }
+        for name, own in [*groups, ("all", table)]
+    ]
 
 
 def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Error of predicted peak memory, per cent, over the rows that measured it."""
+    """Error of predicted peak memory, per cent, over the rows with a measured peak."""
     errors = [
         100 * (row["predicted_peak_memory_gib"] / row["measured_peak_memory_gib"] - 1)
         for row in rows
@@ -194,7 +195,7 @@ def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _as_json(report: Report, out: Path | None) -> dict[str, Any]:
+def _as_json(report: CalibrationReport, out: Path | None) -> dict[str, Any]:
     rows = _rows(report)
     return {
         "written": None if out is None else str(out),
@@ -208,7 +209,7 @@ def _as_json(report: Report, out: Path | None) -> dict[str, Any]:
     }
 
 
-def _print(report: Report) -> None:
+def _print(report: CalibrationReport) -> None:
     rows = _rows(report)
     click.echo(f"error of predicted throughput, runs: {len(rows)} (a bias above 0: predicted too fast)")
     write_table(_groups(rows), COLUMNS)
@@ -221,8 +222,8 @@ def _print(report: Report) -> None:
         )
 
 
-def _remarks(report: Report, out: Path | None) -> None:
-    """Say on standard error what was refused, what it is worth, and what to do next."""
+def _remarks(report: CalibrationReport, out: Path | None) -> None:
+    """Write refused lines, limits of the result and next steps to standard error."""
     for refused in report.refused:
         click.echo(f"line {refused.line} refused: {refused.reason}", err=True)
     if report.unread_columns:
@@ -247,12 +248,12 @@ def _remarks(report: Report, out: Path | None) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing: a calibration cut short must not take a good one's place.
+    """Write the whole file or nothing: a calibration cut short must not replace a good one.
 
     Raises:
-        GpufleetError: it cannot be written.
+        GpufleetError: the file cannot be written.
     """
-    path = path.resolve()  # a link stays, and what it leads to is written
+    path = path.resolve()  # a link stays, and its target is written
     temporary = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:

@@ -38,7 +38,7 @@ from optimizer.workload.resolve import resolve_model
 
 
 def _whole(value: str) -> int:
-    """A whole number above 0, with suffixes (2k)."""
+    """Parse a whole number above 0, with suffixes (2k)."""
     try:
         count = parse_count(value)
     except ValueError as error:
@@ -49,7 +49,7 @@ def _whole(value: str) -> int:
 
 
 def _bandwidth(value: str) -> float:
-    """A number above 0; NaN is none."""
+    """Parse a number above 0; NaN is refused."""
     try:
         number = float(value)
     except ValueError:
@@ -59,7 +59,7 @@ def _bandwidth(value: str) -> float:
     return number
 
 
-_whole.__name__ = "count"  # what click's help shows as the type
+_whole.__name__ = "count"  # the type in click's help
 _bandwidth.__name__ = "number"
 
 

@@ -1,4 +1,4 @@
-"""``gpufleet estimate --batch``: read a table of runs, estimate every row, write the table with what was estimated."""
+"""``gpufleet estimate --batch``: read a table of runs, estimate every row, write the table with the estimates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as
 
     Raises:
         InvalidInputError: the table cannot be read as a CSV with one column a name.
-        GpufleetError: no row could be estimated (they are written all the same), or ``out`` cannot be written.
+        GpufleetError: no row could be estimated (the table is written all the same), or ``out`` cannot be written.
     """
     from optimizer.catalog.gpus import gpu_table
 
@@ -48,7 +48,7 @@ def _read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
             text = sys.stdin.buffer.read().decode("utf-8-sig")
         else:
             text = path.read_bytes().decode("utf-8-sig")
-        # Cells beyond the header's gather under no name; such a row is told so below.
+        # Cells beyond the header gather under no name; the row then gets an error.
         reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="")
         columns = list(reader.fieldnames or [])
         rows = list(reader)
@@ -88,7 +88,7 @@ def _csv(names: list[str], rows: list[dict[str, Any]], results: list[dict[str, A
 
 
 def _json(names: list[str], rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
-    """What was read stays text; what was estimated is a number, true, false or null."""
+    """Format as JSON: cells stay text, estimates are a number, true, false or null."""
     table = [
         {name: (row | result).get(name) for name in names if name} for row, result in zip(rows, results, strict=True)
     ]

@@ -1,8 +1,7 @@
 """Calibration: the fitted numbers of the time model, how well they fit, and on how many measured rows.
 
-`gpufleet calibrate` writes data/calibration.json, and a user's own; nothing else does. A GPU or framework that no
-measured run used has the pooled value of those that have, zero rows, and the error that leaving one whole GPU out of
-the fit makes when that GPU is then predicted.
+Only `gpufleet calibrate` writes data/calibration.json, or a user's own. A GPU or framework without a measured run has
+the pooled value of the others, zero rows, and the error of predicting a GPU that was left out of the fit.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ from optimizer.workload.model import ModelSpec
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
-# Kinds of models whose runs are off by more than others' on the same GPU, each with a residual of its own.
+# Kinds of models with larger errors than others on the same GPU, each with a residual of its own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
 
-# GPUs that are one processor with another memory share its efficiency of arithmetic: the H200's datasheet gives the
-# H100's rates.
+# GPUs that share a processor share its efficiency of arithmetic: the H200's datasheet gives the H100's rates.
 DIES = {"H200": "H100"}
 
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -40,7 +38,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Residual(BaseModel):
-    """How far predictions are from measurements on one group of rows."""
+    """Distance of predictions from measurements on one group of rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +47,7 @@ class Residual(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What a calibration was fitted to, and by which code."""
+    """Rows that a calibration was fitted to, and the versions of the code."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +60,7 @@ class Provenance(BaseModel):
 
 
 class Calibration(BaseModel):
-    """Fitted numbers. A mapping has one value a GPU name or framework, and "pooled" for every other."""
+    """Fitted numbers: mappings from a GPU name or framework to a value, with "pooled" for all others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -113,52 +111,53 @@ class Calibration(BaseModel):
         return self
 
     def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
-        """The numbers of one GPU and one run."""
+        """Look up the coefficients of one GPU and recipe."""
         framework = framework_name(recipe.framework)
-        # Code that no measured run used may be made of the kernels of code that one did.
+        # Code without a measured run may use the kernels of code that has some.
         known = framework in self.elementwise_traffic
         framework = framework if known else frameworks()[framework].fitted_as or framework
+        processor = die(gpu)
         factor = self.precision_efficiency.get(recipe.precision, 1.0)
         attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
+        attention = _lookup(self.attention_efficiency, f"{processor} {framework}", processor)
         return Coefficients(
-            matmul_efficiency=_of(self.matmul_efficiency, die(gpu)) * factor,
-            matmul_traffic=_of(self.matmul_traffic, die(gpu)),
-            attention_efficiency=_of(self.attention_efficiency, f"{die(gpu)} {framework}", die(gpu)) * attention_factor,
-            elementwise_traffic=_of(self.elementwise_traffic, framework),
-            overhead=_of(self.overhead, framework),
-            kernel_s=_of(self.kernel_s, framework),
-            host_s_per_layer=_of(self.host_s_per_layer, framework),
-            host_s_per_step=_of(self.host_s_per_step, framework),
-            exposed_communication=_of(self.exposed_communication, framework),
-            network_efficiency=_of(self.network_efficiency, framework),
+            matmul_efficiency=_lookup(self.matmul_efficiency, processor) * factor,
+            matmul_traffic=_lookup(self.matmul_traffic, processor),
+            attention_efficiency=attention * attention_factor,
+            elementwise_traffic=_lookup(self.elementwise_traffic, framework),
+            overhead=_lookup(self.overhead, framework),
+            kernel_s=_lookup(self.kernel_s, framework),
+            host_s_per_layer=_lookup(self.host_s_per_layer, framework),
+            host_s_per_step=_lookup(self.host_s_per_step, framework),
+            exposed_communication=_lookup(self.exposed_communication, framework),
+            network_efficiency=_lookup(self.network_efficiency, framework),
         )
 
     def residual(
         self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None
     ) -> Residual:
-        """Rows behind this GPU's speed in 16 or 32 bits, and their error.
+        """Rows behind this GPU's speed in the precision's width, and their error.
 
-        A GPU without rows has 0 of them and the error of predicting a processor that was left out of the fit; with rows
-        in the other width only, the same error. Training code that no measured run used has at least the error of
-        predicting a framework that was left out, and a model of a kind (``model_kind``) at least that of measured ones
-        of its kind left out.
+        A GPU without rows in that width has the error of predicting a processor left out of the fit. A framework
+        without measured runs has at least the error of predicting a framework left out, and a model of a kind
+        (``model_kind``) at least the error of left-out models of that kind.
         """
         if kind:
             any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
             return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
-        pooled = self.residuals[POOLED].relative_error
-        found = self.residuals.get(residual_key(gpu, precision, framework)) or Residual(rows=0, relative_error=pooled)
+        unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
+        residual = self.residuals.get(residual_key(gpu, precision, framework), unknown)
         if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
-            return found
-        new = self.residuals.get(NEW_FRAMEWORK) or Residual(rows=0, relative_error=pooled)
-        return Residual(rows=found.rows, relative_error=max(found.relative_error, new.relative_error))
+            return residual
+        new = self.residuals.get(NEW_FRAMEWORK, unknown)
+        return Residual(rows=residual.rows, relative_error=max(residual.relative_error, new.relative_error))
 
     def _of_kind(self, kind: str) -> Residual:
-        """Of one kind of models; a factor of two where none was measured."""
+        """Residual of one kind of models; a factor of two if none was measured."""
         return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
     def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None) -> str:
-        """One sentence for a plan: where the speed of this GPU comes from."""
+        """Source of this GPU's speed in one sentence, for a plan."""
         if kind:
             return (
                 f"{self.describe(gpu, precision, framework)}; {self._of_kind(kind).rows or 'no'} measured runs of a "
@@ -180,16 +179,16 @@ class Calibration(BaseModel):
 
 
 def model_kind(model: ModelSpec) -> str | None:
-    """The kind of KINDS that a model is of, if any."""
+    """Kind of KINDS of a model, if any."""
     if model.experts:
         return MIXTURE
     return CONVOLUTIONAL if model.convolutional else None
 
 
 def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
-    """What a GPU's residual is kept under: its name, for widths other than 16 bits with that added.
+    """Key of a GPU's residual: its name, and the width if not 16 bits.
 
-    Plain PyTorch's 8 bits (torchao) say nothing of those of fused kernels (Transformer Engine).
+    8 bits in plain PyTorch (torchao) and in fused kernels (Transformer Engine) have different keys.
     """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
     fused = precision == "fp8" and frameworks()[framework_name(framework)].fused_kernels
@@ -197,17 +196,17 @@ def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
 
 
 def die(gpu: Gpu) -> str:
-    """The processor of ``gpu``, under which its efficiencies are kept."""
+    """Processor of ``gpu``, the key of its efficiencies."""
     return DIES.get(gpu.name, gpu.name)
 
 
 def attention_precision(precision: str) -> str:
-    """The key of attention's factor: flash kernels take 16-bit numbers only, others run a slower one."""
+    """Key of attention's factor: flash kernels take 16-bit numbers only, 32 bits run a slower kernel."""
     return "32-bit attention" if precision in ("fp32", "tf32") else "16-bit attention"
 
 
-def _of(values: Mapping[str, float], *names: str) -> float:
-    """The value of the first name that has one, else the pooled one."""
+def _lookup(values: Mapping[str, float], *names: str) -> float:
+    """Value of the first name that has one, else the pooled value."""
     return next((values[name] for name in names if name in values), values[POOLED])
 
 
@@ -215,7 +214,7 @@ def read_calibration(path: Path) -> Calibration:
     """Read a calibration file.
 
     Raises:
-        DataMissingError: it is missing or not a calibration.
+        DataMissingError: the file is missing or no calibration.
     """
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
@@ -229,7 +228,7 @@ def read_calibration(path: Path) -> Calibration:
 
 @functools.cache
 def load() -> Calibration:
-    """The calibration that ships with gpufleet.
+    """Read the calibration that ships with gpufleet.
 
     Raises:
         DataMissingError: the file is missing or broken.

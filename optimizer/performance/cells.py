@@ -38,7 +38,7 @@ class Row:
             )
 
     def given(self, column: str) -> bool:
-        """Whether the column has a value."""
+        """Tell if the column has a value."""
         return self.text(column) != ""
 
     def text(self, column: str) -> str:
@@ -86,7 +86,7 @@ class Row:
         return round(value)
 
     def flag(self, column: str, *, default: bool = False) -> bool:
-        """Whether the number is above 0."""
+        """Tell if the number is above 0."""
         return self.number(column, default=float(default)) > 0
 
     def word(self, column: str, known: Mapping[str, str], *, default: str) -> str:

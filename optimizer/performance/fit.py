@@ -121,7 +121,7 @@ class _Problem:
         self.parameters = sorted(factor for factor in used if self._spread(*factor))
         self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
         place = {factor: index for index, factor in enumerate(self.parameters)}
-        # Which parameters each row's coefficients are a product of: rows x parameters, 0 or 1.
+        # Parameters in the product of each row's coefficients: rows x parameters, 0 or 1.
         self.products = {name: np.zeros((len(setups), len(self.parameters))) for name in _COEFFICIENTS}
         for name, matrix in self.products.items():
             for index, row in enumerate(products):

@@ -17,8 +17,8 @@ FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 
 DEFAULT = "torch"
 CNN_DEFAULT = "torchvision"
-# Other names of the same code, and libraries on top of it: Hugging Face's trainers run its modules, torchtune has
-# torchtitan's kind of modules under FSDP2, NeMo is Megatron Core, GPT-NeoX Megatron under DeepSpeed.
+# Other names of the same code, and libraries on top: Hugging Face's trainers run its modules, torchtune has modules
+# like torchtitan's under FSDP2, NeMo is Megatron Core, GPT-NeoX Megatron under DeepSpeed.
 ALIASES = {
     "transformers": "torch",
     "pytorch": "torch",
@@ -70,15 +70,15 @@ class Framework(BaseModel):
 
 @functools.cache
 def frameworks() -> dict[str, Framework]:
-    """All profiles by name."""
+    """Read all profiles, by name."""
     return {name: Framework.model_validate(entry) for name, entry in read_entries(FRAMEWORKS).items()}
 
 
 def framework_name(name: str, *, cnn: bool = False) -> str:
-    """The profile for a framework's name; an unknown or empty one is plain PyTorch, the most memory-hungry.
+    """Find the profile of a framework's name; an unknown or empty name is plain PyTorch, the most memory-hungry.
 
     Args:
-        name: as a table or a user writes it.
+        name: as a table or a user spells it.
         cnn: the model is a CNN; plain PyTorch then means torchvision.
     """
     name = name.strip().lower()
@@ -88,7 +88,7 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
 
 
 def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
-    """What to know of 8 bits where they are slower than 16 (docs/estimator.md); empty elsewhere."""
+    """Note for recipes that are slower in 8 bits than in 16 (docs/estimator.md); empty for others."""
     if precision != "fp8" or compiled or frameworks()[framework_name(framework)].fused_kernels:
         return ""
     return (
@@ -98,9 +98,7 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 
 
 def check_framework(name: str, model: ModelSpec) -> None:
-    """Refuse training code that does not train a model of this kind: its profile would say nothing of the run.
-
-    A profiled module is checked where its profile is read (``inputs_builder``).
+    """Refuse training code that does not train this kind of model; ``inputs_builder`` checks profiled modules.
 
     Raises:
         InvalidInputError: a language model's framework for a CNN, or the other way round.

@@ -1,9 +1,9 @@
-"""Which configurations training code accepts: one table of rules for `estimate`, `estimate --batch` and the search.
+"""Rules of the configurations that training code accepts, for `estimate`, `estimate --batch` and the search.
 
 The rules are those of Megatron-LM's TransformerConfig and arguments (https://github.com/NVIDIA/Megatron-LM,
 megatron/core/transformer/transformer_config.py, megatron/training/arguments.py), which PyTorch's tensor, pipeline and
-context parallelism share but for padding. A layer count that the stages do not divide is legal: some stages then have a
-layer less, and memory and time are those of the fullest.
+context parallelism share but for padding. Stages need not divide the layers: some then have a layer less, and memory
+and time are the fullest stage's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from optimizer.workload.model import ModelSpec
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
-# Architectures whose matrix units lack a precision, whatever a datasheet says of it; what else the GPU table lacks is a
-# figure nobody published. Input types by compute capability (7.0 and 7.5; 8.0 and 8.6):
+# Architectures whose matrix units lack a precision, even if a datasheet lists one; other gaps of the GPU table are
+# figures that nobody published. Input types by compute capability (7.0 and 7.5; 8.0 and 8.6):
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications
 WITHOUT: dict[Precision, tuple[str, ...]] = {
     "tf32": ("Volta", "Turing"),
@@ -55,8 +55,8 @@ class Rule:
 
     Attributes:
         setting: the field of Grid that breaks it.
-        holds: whether each configuration keeps it; of the shape of the settings it looks at.
-        limit: what would be accepted, for the configuration of a scalar Layout.
+        holds: flags the configurations that keep the rule, in the shape of its settings.
+        limit: values that would be accepted, for a Layout of one configuration.
         why: the reason.
     """
 
@@ -167,21 +167,21 @@ RULES: tuple[Rule, ...] = (
 
 
 def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
-    """Which configurations of ``grid`` training code accepts, and why not the others.
+    """Check each configuration of ``grid``.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         recipe: its sequence length, and its framework's default of ``sequence_parallel``.
         grid: configurations; whole numbers.
 
     Returns:
-        Of the grid's shape: whether each is legal; and 0 for those that are, else 1 + the position in RULES of the
-        first rule that it breaks (``RULES[code - 1].why``).
+        In the grid's shape: flags of legal configurations; and codes, 0 for legal, else 1 + the position in RULES of
+        the first broken rule (``RULES[code - 1].why``).
     """
     layout = _layout(recipe, grid)
     shape = np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in (*_COUNTS, "sequence_parallel")))
     codes: Codes = np.zeros(shape, dtype=np.uint8)
-    with np.errstate(divide="ignore"):  # a count of 0 is refused by a rule of its own
+    with np.errstate(divide="ignore"):  # a rule of its own refuses a count of 0
         for number, rule in reversed(list(enumerate(RULES, start=1))):
             holds = np.asarray(rule.holds(model, layout))
             if not holds.all():
@@ -190,7 +190,7 @@ def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
 
 
 def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Refuse a grid of one that is not legal.
+    """Refuse an illegal configuration (a grid of one).
 
     Raises:
         InvalidInputError: the setting, its value, its limit and why; or a sequence longer than the model's positions.
@@ -210,7 +210,7 @@ def check_precision(gpu: Gpu, precision: Precision) -> None:
     """Refuse a precision that a GPU does not compute in.
 
     Raises:
-        InvalidInputError: naming those it does.
+        InvalidInputError: naming the precisions that it has.
     """
     if gpu.architecture in WITHOUT.get(precision, ()):
         raise InvalidInputError(

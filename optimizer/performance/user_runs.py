@@ -1,4 +1,4 @@
-"""From a file of measured runs to a calibration, and to how well it predicts them: what `gpufleet calibrate` does."""
+"""Calibrate to a user's file of measured runs, and report how well the result predicts them: `gpufleet calibrate`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from optimizer.performance.calibration import Calibration, Provenance
 from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, read_usable_runs
 from optimizer.performance.types import Bools, Floats
 
-# Fewest rows a calibration is fitted to with nothing else known.
+# Fewest rows to fit a calibration to without a base.
 LEAST_ALONE = 2
-# Least share of the GPU's peak that a run of a few tokens still reaches: 1% is the lowest of the shipped rows.
+# Least share of the GPU's peak that a run of a few tokens reaches; the lowest of the shipped rows is 1%.
 LEAST_MFU = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """A calibration and the errors before and after, one entry a row used.
+class CalibrationReport:
+    """A calibration, and errors before and after, one entry a usable row.
 
     Attributes:
-        calibration: what was fitted.
-        rows: the runs it was fitted to.
-        refused: lines that could not be used, with the reason.
-        unread_columns: columns of the file that nothing reads.
-        before: log(predicted / measured) step time with the base calibration; None without one.
-        after: with the new one, which has seen the row.
-        left_out: with one fitted to the other models' rows (other runs where there is one model).
-        left_out_by: "model" or "run", what was left out.
+        calibration: the fitted calibration.
+        rows: the runs that it was fitted to.
+        refused: unusable lines, with the reason.
+        unread_columns: columns of the file that are never read.
+        before: log(predicted / measured) step time with the base calibration; None without a base.
+        after: the same with the new calibration, which has seen the row.
+        left_out: the same with a calibration fitted to the other models' rows (the other runs of a single model).
+        left_out_by: the unit left out, "model" or "run".
         peak_memory_gib: predicted peak; a calibration does not change it.
-        fits: whether the run is predicted to fit its GPU.
+        fits: the run is predicted to fit its GPU.
         seen_before: the base calibration was fitted to this very file, so ``before`` flatters it.
     """
 
@@ -59,23 +59,23 @@ class Report:
 
 def calibrate(
     path: Path, gpus: Mapping[str, Gpu], base: Calibration | None, *, as_of: date, command: str, alone: bool = False
-) -> Report:
+) -> CalibrationReport:
     """Fit a calibration to the runs of a file.
 
     Args:
         path: CSV with the columns of data/measured_runs.csv; a subset suffices.
         gpus: the GPU table by key.
-        base: the calibration to start from, and to compare with; None fits to the file's rows and nothing else.
+        base: the calibration to start from and compare with; None to fit the file's rows alone.
         as_of: the date to record.
         command: the command to record.
-        alone: only compare with ``base``; fit to the file's rows and nothing else.
+        alone: fit the file's rows alone, and only compare with ``base``.
 
     Raises:
         InvalidInputError: the file cannot be read, or no row (fewer than LEAST_ALONE with ``alone``) can be used.
     """
     rows, refused, unread = read_usable_runs(path, gpus)
     rows, impossible = _possible(rows, base)
-    refused = sorted([*refused, *impossible], key=lambda found: found.line)
+    refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)
     least = LEAST_ALONE if alone or base is None else 1
     if len(rows) < least:
         first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
@@ -112,7 +112,7 @@ def calibrate(
     )
     estimates = predict(rows, fitted)
     models = {(row.suite, row.setup.model.name) for row in rows}
-    return Report(
+    return CalibrationReport(
         calibration=fitted.model_copy(update={"provenance": provenance}),
         rows=rows,
         refused=refused,
@@ -128,12 +128,12 @@ def calibrate(
 
 
 def _possible(rows: list[MeasuredRun], base: Calibration | None) -> tuple[list[MeasuredRun], list[Refused]]:
-    """The rows that are possible, and those whose throughput is above the GPU's peak or next to nothing."""
+    """Part the rows into possible ones, and those with a throughput above the GPU's peak or next to nothing."""
     if not rows:
         return [], []
-    # Useful FLOPs over the peak: MFU x step time is the same whatever the calibration.
-    found = predict(rows, base or fit_rows(rows))
-    mfu = found.mfu * found.step_time_s / np.array([row.step_time_s for row in rows])
+    # Useful FLOPs over the peak: MFU x step time does not depend on the calibration.
+    estimates = predict(rows, base or fit_rows(rows))
+    mfu = estimates.mfu * estimates.step_time_s / np.array([row.step_time_s for row in rows])
     possible, refused = [], []
     for row, share in zip(rows, mfu, strict=True):
         if LEAST_MFU <= share <= 1:
