@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.naming import Names
+from infra.policies.statements import Policy
 from infra.settings import Settings
 
 LOG_RETENTION_DAYS = 30
@@ -74,6 +76,35 @@ class Component(pulumi.ComponentResource):
 
     def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
         return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)
+
+    def _policy(self, build: Callable[..., Policy], key_arn: pulumi.Input[str], **options: bool) -> pulumi.Output[str]:
+        """The document, as JSON, that ``build`` makes of the names and the key's ARN."""
+        names = self._names
+        return pulumi.Output.from_input(key_arn).apply(lambda arn: json.dumps(build(names, key_arn=arn, **options)))
+
+    def _rule(
+        self,
+        kind: type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule],
+        name: str,
+        group_id: pulumi.Input[str],
+        description: str,
+        *,
+        protocol: str = "tcp",
+        port: int | None = 443,
+        **peer: pulumi.Input[str] | None,
+    ) -> None:
+        """A rule of a security group; ``peer`` is the other end, as an argument of the provider's."""
+        kind(
+            f"{self._prefix}-{name}",
+            security_group_id=group_id,
+            description=description,
+            ip_protocol=protocol,
+            from_port=port,
+            to_port=port,
+            tags=self._tags,
+            opts=self._own,
+            **peer,
+        )
 
     def _object(
         self,

@@ -1,4 +1,4 @@
-"""Where the nodes run: private subnets with private doors to the AWS services, and a way to the internet if asked."""
+"""The nodes' network: private subnets, VPC endpoints to AWS services, and a NAT gateway where the user asks for one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import Component, ComponentArgs
 from infra.kubernetes import constants as kubernetes
+from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
+from infra.policies.statements import Policy
 from infra.settings import ConfigError, Settings
 from optimizer.plan import INTERFACE_ENDPOINTS
 
-# EKS puts its side of a cluster into subnets of two zones, and into none of these:
+# EKS puts a cluster's control plane into subnets of two zones, and into none of the zones below:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
 CONTROL_PLANE_ZONES = 2
 NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
@@ -25,60 +26,60 @@ NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zone:
-    """One availability zone as this account sees it ("us-east-1a" is another zone in another account)."""
+    """An availability zone as this account names it ("us-east-1a" is another zone in another account)."""
 
     name: str
     id: str
 
 
 def choose_zones(settings: Settings) -> list[Zone]:
-    """Zones to put subnets in: one for a fleet that trains together or has a reservation, else all of the plan's.
+    """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's.
 
     Traffic between zones is slow and billed by the GB, and EFA does not cross them:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
 
     Raises:
-        ConfigError: none of the plan's zones is open to this account, or no zone offers the type.
+        ConfigError: this account has none of the plan's zones, or no zone offers the instance type.
     """
     plan = settings.plan
     wanted = (settings.zone_id,) if settings.zone_id else plan.zone_ids
-    zones = _zones_of_account()
+    zones = _account_zones()
     if not wanted:
         offers = aws.ec2.get_instance_type_offerings(
             location_type="availability-zone-id",
             filters=[aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[plan.instance_type])],
         )
         wanted = tuple(sorted(offers.locations))
-    found = [zones[zone_id] for zone_id in wanted if zone_id in zones]
-    if not found:
+    chosen = [zones[zone_id] for zone_id in wanted if zone_id in zones]
+    if not chosen:
         raise ConfigError(
             f"{plan.instance_type} is wanted in zones {', '.join(wanted) or '(none offers it)'}, and this account has "
             f"{', '.join(sorted(zones))} in {plan.region}: set gpufleet:zoneId, or choose another plan"
         )
-    return found[:1] if settings.one_zone else found
+    return chosen[:1] if settings.one_zone else chosen
 
 
 def control_plane_zones(first: Zone) -> list[Zone]:
-    """The zones of a Kubernetes control plane: the nodes' first and the next that EKS takes.
+    """Zones of a Kubernetes control plane: the nodes' first zone and the next zone that EKS takes.
 
     Raises:
-        ConfigError: the account has too few in this region.
+        ConfigError: this account has too few such zones in the region.
     """
-    others = [zone for zone in _zones_of_account().values() if zone.id != first.id]
-    found = [zone for zone in (first, *others) if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
-    if len(found) < CONTROL_PLANE_ZONES:
+    others = [zone for zone in _account_zones().values() if zone.id != first.id]
+    zones = [zone for zone in (first, *others) if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
+    if len(zones) < CONTROL_PLANE_ZONES:
         raise ConfigError(
             f"gpufleet:platform eks needs {CONTROL_PLANE_ZONES} zones for the cluster's control plane, and of this "
-            f"account's EKS takes {', '.join(zone.id for zone in found) or 'none'} in this region: use platform ec2, "
+            f"account's EKS takes {', '.join(zone.id for zone in zones) or 'none'} in this region: use platform ec2, "
             "or choose another plan"
         )
-    return found
+    return zones
 
 
-def _zones_of_account() -> dict[str, Zone]:
+def _account_zones() -> dict[str, Zone]:
     available = aws.get_availability_zones(
         state="available",
-        # Leaves out Local and Wavelength Zones, which have no cluster placement groups.
+        # No Local and Wavelength Zones, which have no cluster placement groups.
         filters=[aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])],
     )
     return {
@@ -90,10 +91,10 @@ class Network(Component):
     """VPC with private subnets and endpoints, or an existing one; and the placement group.
 
     Attributes:
-        vpc_id, subnet_ids: where the nodes go.
-        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; none on platform ec2.
-        own_vpc_id: the VPC this made; None for an existing one.
-        zone_name: the one zone of a fleet that has one, for a capacity reservation.
+        vpc_id, subnet_ids: VPC and subnets of the nodes.
+        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; empty on platform ec2.
+        own_vpc_id: the VPC that the stack creates; None for an existing one.
+        zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
         endpoint_group_id: security group of the interface endpoints; None in an existing VPC.
         s3_prefix_list_id: S3's addresses in this region; None in an existing VPC.
         placement_group: cluster placement group; None for a lone node.
@@ -124,25 +125,26 @@ class Network(Component):
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
         endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
-        # Only a node's first interface has an address (the other EFA cards are efa-only), twice over for replacements
-        # that start while their predecessors stop; endpoints take one each in the first subnet.
+        # A node has one address (its other EFA cards are efa-only). Twice as many, for replacements that start while
+        # their predecessors stop. An endpoint takes one address, in the first subnet.
         nodes = 2 * plan.node_count
         addresses = (nodes + kubernetes.SYSTEM_NODES) * kubernetes.NODE_ADDRESSES if eks else nodes
         ranges = subnet_ranges(settings.vpc_cidr, ZONES, addresses + len(endpoints))
-        # Always all, so that turning the gateway or the platform changes no other subnet's range.
+        # Ranges of the gateway and the control plane are always set aside, so that turning either on or off changes
+        # no other subnet's range.
         services = service_ranges(settings.vpc_cidr, ZONES, 2 * ZONES)
         nat_ranges, control_plane_ranges = services[:ZONES], services[ZONES:]
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
             cidr_block=str(settings.vpc_cidr),
-            # Both are needed for the endpoints' private names.
+            # The endpoints' private names need both.
             enable_dns_support=True,
             enable_dns_hostnames=True,
             tags=self._named(prefix),
             opts=self._own,
         )
         self.vpc_id = self.own_vpc_id = vpc.id
-        # A VPC's default group lets its members talk to each other and out; adopted without rules, it lets nothing.
+        # A VPC's default group lets its members talk to each other and out; adopted without rules, it closes both.
         aws.ec2.DefaultSecurityGroup(f"{prefix}-default-group", vpc_id=vpc.id, tags=tags, opts=self._own)
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
@@ -161,24 +163,24 @@ class Network(Component):
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
     ) -> pulumi.Output[str]:
-        prefix = self._prefix
+        name = f"{self._prefix}-{name}"
         subnet = aws.ec2.Subnet(
-            f"{prefix}-{name}",
+            name,
             vpc_id=self.vpc_id,
             availability_zone=zone.name,
             cidr_block=str(addresses),
             map_public_ip_on_launch=False,
-            tags=self._named(f"{prefix}-{name}"),
+            tags=self._named(name),
             opts=self._own,
         )
-        aws.ec2.RouteTableAssociation(f"{prefix}-{name}", subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
+        aws.ec2.RouteTableAssociation(name, subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
         return subnet.id
 
     def _nat(self, private: aws.ec2.RouteTable, zone: Zone, addresses: ipaddress.IPv4Network) -> None:
-        """A way out, for packages, images and data sets; nothing can begin a connection the other way.
+        """Declare a NAT gateway, through which nodes fetch packages, images and data sets; nothing connects inwards.
 
-        One gateway, in the fleet's first zone: a lone node in another zone pays for crossing over, and a second gateway
-        would cost more. AWS's own services stay on the endpoints, whose routes and names come first.
+        One gateway, in the fleet's first zone: a lone node in another zone pays for traffic between zones, and a second
+        gateway would cost more. AWS's own services stay on the endpoints, whose routes and names come first.
         """
         prefix, vpc_id = self._prefix, self.vpc_id
         internet = aws.ec2.InternetGateway(
@@ -198,7 +200,7 @@ class Network(Component):
             f"{prefix}-nat-address",
             domain="vpc",
             tags=self._named(f"{prefix}-nat"),
-            # The internet gateway cannot be detached while the VPC has a public address, so it goes last.
+            # The internet gateway cannot be detached while the VPC has a public address.
             opts=self._after(internet),
         )
         gateway = aws.ec2.NatGateway(
@@ -206,7 +208,7 @@ class Network(Component):
             allocation_id=address.id,
             subnet_id=self._subnet("public", zone, addresses, public),
             tags=self._named(prefix),
-            # In another zone it is another gateway, and two cannot have the one address.
+            # A change of zone replaces the gateway, and two gateways cannot share the address.
             opts=self._after(out, delete_before_replace=True),
         )
         aws.ec2.Route(
@@ -222,60 +224,56 @@ class Network(Component):
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = self._endpoint(
             "s3",
-            policies.s3_endpoint_policy(self._names, image_layers=settings.platform == "eks", internet=settings.nat),
+            s3_endpoint_policy(self._names, image_layers=settings.platform == "eks", internet=settings.nat),
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
         )
         self.s3_prefix_list_id = s3.prefix_list_id
 
     def _interface_endpoints(self, services: tuple[str, ...]) -> None:
-        prefix, tags = self._prefix, self._tags
+        name = f"{self._prefix}-endpoints"
         group = aws.ec2.SecurityGroup(
-            f"{prefix}-endpoints",
+            name,
             description="Interface endpoints: HTTPS from inside the VPC",
             vpc_id=self.vpc_id,
-            tags=self._named(f"{prefix}-endpoints"),
+            tags=self._named(name),
             opts=self._own,
         )
-        aws.vpc.SecurityGroupIngressRule(
-            f"{prefix}-endpoints-https",
-            security_group_id=group.id,
-            description="HTTPS from inside the VPC",
-            ip_protocol="tcp",
-            from_port=443,
-            to_port=443,
+        self._rule(
+            aws.vpc.SecurityGroupIngressRule,
+            "endpoints-https",
+            group.id,
+            "HTTPS from inside the VPC",
             cidr_ipv4=str(self._settings.vpc_cidr),
-            tags=tags,
-            opts=self._own,
         )
         self.endpoint_group_id = group.id
         for service in services:
             self._endpoint(
                 service,
-                policies.interface_endpoint_policy(self._names, service),
+                interface_endpoint_policy(self._names, service),
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
-                # One subnet serves the whole VPC: a second would double the hourly price for the same few calls.
+                # One subnet serves the whole VPC; a second would double the hourly price.
                 subnet_ids=self.subnet_ids[:1],
                 security_group_ids=[group.id],
             )
 
-    def _endpoint(self, service: str, policy: dict[str, Any], **arguments: Any) -> aws.ec2.VpcEndpoint:
-        names = self._names
+    def _endpoint(self, service: str, policy: Policy, **arguments: Any) -> aws.ec2.VpcEndpoint:
+        name = f"{self._prefix}-{service}"
         return aws.ec2.VpcEndpoint(
-            f"{names.prefix}-{service}",
+            name,
             vpc_id=self.vpc_id,
-            service_name=f"com.amazonaws.{names.region}.{service}",
+            service_name=f"com.amazonaws.{self._names.region}.{service}",
             policy=json.dumps(policy),
-            tags=self._named(f"{names.prefix}-{service}"),
+            tags=self._named(name),
             opts=self._own,
             **arguments,
         )
 
     def _placement_group(self) -> aws.ec2.PlacementGroup | None:
         settings = self._settings
-        # An existing reservation may belong to a placement group of its owner's; instances of another group could not
-        # use it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+        # An existing reservation may belong to its owner's placement group, and instances of another group cannot use
+        # it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         if not settings.gang or settings.plan.purchase.capacity_reservation_id:
             return None
         return aws.ec2.PlacementGroup(f"{self._prefix}-cluster", strategy="cluster", tags=self._tags, opts=self._own)

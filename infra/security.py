@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
+from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
 
-from infra import policies
 from infra.component import Component, ComponentArgs
+from infra.policies.resources import key_policy
+from infra.policies.roles import assume_role, node_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,8 @@ class Security(Component):
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
     def _service_role(self) -> pulumi.Output[str]:
-        # A role of the stack's own, not the account's AWSServiceRoleForAutoScaling: only this stack's group can then
-        # use the key, and an account that never had a group (so lacks that role) can deploy:
+        # The stack has a role of its own beside the account's AWSServiceRoleForAutoScaling: only this stack's group can
+        # use the key, and an account that never had a group, and so lacks that role, can deploy:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/autoscaling-service-linked-role.html
         role = aws.iam.ServiceLinkedRole(
             f"{self._prefix}-auto-scaling",
@@ -63,9 +65,7 @@ class Security(Component):
             # The longest wait: without the key no checkpoint can be read.
             deletion_window_in_days=7 if settings.force_destroy else 30,
             policy=self.service_role_arn.apply(
-                lambda arn: json.dumps(
-                    policies.key_policy(names, service_role_arn=arn, alarms=bool(settings.alarm_email))
-                )
+                lambda arn: json.dumps(key_policy(names, service_role_arn=arn, alarms=bool(settings.alarm_email)))
             ),
             tags=self._tags,
             opts=pulumi.ResourceOptions(parent=self, protect=not settings.force_destroy),
@@ -74,71 +74,40 @@ class Security(Component):
         return key
 
     def _instance_profile(self) -> pulumi.Output[str]:
-        names, workers, name = self._names, self._settings.mode == "workers", f"{self._prefix}-node"
-        role = self._role(
-            name,
-            policies.assume_role("ec2.amazonaws.com"),
-            physical=names.role,
-            description=f"Nodes of gpufleet stack {names.stack}",
-        )
-        policy = self.key_arn.apply(lambda arn: json.dumps(policies.node_policy(names, key_arn=arn, workers=workers)))
+        names, name = self._names, f"{self._prefix}-node"
+        description = f"Nodes of gpufleet stack {names.stack}"
+        role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
+        policy = self._policy(node_policy, self.key_arn, workers=self._settings.mode == "workers")
         granted = self._role_policy(name, role, policy)
-        # A node asks for its bundle within seconds of starting: the permission must be there before the profile.
+        # A node fetches its bundle within seconds of its start, so the permission exists before the profile.
         profile = aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(granted))
         return profile.arn
 
     def _node_group(self, args: SecurityArgs) -> pulumi.Output[str]:
-        prefix, tags = self._prefix, self._tags
+        name = f"{self._prefix}-nodes"
         group = aws.ec2.SecurityGroup(
-            f"{prefix}-nodes",
+            name,
             description="GPU nodes: all traffic among themselves, nothing from outside",
             vpc_id=args.vpc_id,
-            tags=self._named(f"{prefix}-nodes"),
+            tags=self._named(name),
             opts=self._own,
         )
         # EFA needs both directions, all protocols, to and from the same group:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html#nccl-start-base-setup
-        aws.vpc.SecurityGroupIngressRule(
-            f"{prefix}-from-nodes",
-            security_group_id=group.id,
-            description="From the other nodes",
-            ip_protocol="-1",
-            referenced_security_group_id=group.id,
-            tags=tags,
-            opts=self._own,
-        )
-        aws.vpc.SecurityGroupEgressRule(
-            f"{prefix}-to-nodes",
-            security_group_id=group.id,
-            description="To the other nodes",
-            ip_protocol="-1",
-            referenced_security_group_id=group.id,
-            tags=tags,
-            opts=self._own,
-        )
-        own_vpc = args.endpoint_group_id is not None and args.s3_prefix_list_id is not None
-        if own_vpc:
-            self._https("to-s3", group, "S3 gateway endpoint", prefix_list_id=args.s3_prefix_list_id)
-            self._https(
-                "to-endpoints", group, "Interface endpoints", referenced_security_group_id=args.endpoint_group_id
+        for kind, rule, description in (
+            (SecurityGroupIngressRule, "from-nodes", "From the other nodes"),
+            (SecurityGroupEgressRule, "to-nodes", "To the other nodes"),
+        ):
+            self._rule(
+                kind, rule, group.id, description, protocol="-1", port=None, referenced_security_group_id=group.id
             )
-        if self._settings.nat or not own_vpc:
+        out, endpoints, s3 = SecurityGroupEgressRule, args.endpoint_group_id, args.s3_prefix_list_id
+        if s3 is not None:
+            self._rule(out, "to-s3", group.id, "S3 gateway endpoint", prefix_list_id=s3)
+        if endpoints is not None:
+            self._rule(out, "to-endpoints", group.id, "Interface endpoints", referenced_security_group_id=endpoints)
+        if self._settings.nat or endpoints is None:
             # Through the NAT gateway that the user asked for; or in an existing VPC, whose owner decides where its
             # endpoints or proxy are, and bounds this by routes and network ACLs.
-            self._https("to-https", group, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
+            self._rule(out, "to-https", group.id, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
         return group.id
-
-    def _https(
-        self, name: str, group: aws.ec2.SecurityGroup, description: str, **target: pulumi.Input[str] | None
-    ) -> None:
-        aws.vpc.SecurityGroupEgressRule(
-            f"{self._prefix}-{name}",
-            security_group_id=group.id,
-            description=description,
-            ip_protocol="tcp",
-            from_port=443,
-            to_port=443,
-            tags=self._tags,
-            opts=self._own,
-            **target,
-        )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
 from infra.bundle import Bundle
 from infra.component import Component, ComponentArgs
+from infra.policies.resources import bucket_policy
 
 # A deleted or overwritten object can be restored for a day, S3's shortest; longer would bill every pruned checkpoint,
 # and a version a minute of the controller's state.
@@ -31,14 +30,14 @@ class StorageArgs(ComponentArgs):
 class Storage(Component):
     """The checkpoint bucket and the bootstrap bundle in it.
 
-    Unless gpufleet:forceDestroy is set, the bucket and what guards it are protected: `pulumi destroy` says so instead
-    of deleting checkpoints that cost a training run, and `pulumi destroy --exclude-protected` deletes the rest.
+    Unless gpufleet:forceDestroy is set, the bucket and its settings are protected: `pulumi destroy` refuses to delete
+    the checkpoints of a training run, and `pulumi destroy --exclude-protected` deletes the rest of the stack.
 
     Attributes:
-        bucket: the bucket's name.
-        bundle_key: the bundle's key in it.
-        train_archive: the training code's key in it; empty without one.
-        node_files: every object a node fetches when it starts.
+        bucket: name of the bucket.
+        bundle_key: key of the bundle in the bucket.
+        train_archive: key of the training code in the bucket; empty without training code.
+        node_files: every object that a node fetches when it starts.
     """
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -90,7 +89,7 @@ class Storage(Component):
                             sse_algorithm="aws:kms", kms_master_key_id=self._key_arn
                         )
                     ),
-                    # One KMS request a bucket and a while instead of one a shard:
+                    # KMS is called once in a while for the bucket instead of once a shard:
                     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
                     bucket_key_enabled=True,
                 )
@@ -99,7 +98,6 @@ class Storage(Component):
         )
 
     def _access(self) -> pulumi.Resource:
-        names = self._names
         ownership = aws.s3.BucketOwnershipControls(
             self._logical,
             bucket=self.bucket,
@@ -118,9 +116,7 @@ class Storage(Component):
         return aws.s3.BucketPolicy(
             self._logical,
             bucket=self.bucket,
-            policy=pulumi.Output.from_input(self._key_arn).apply(
-                lambda arn: json.dumps(policies.bucket_policy(names, key_arn=arn))
-            ),
+            policy=self._policy(bucket_policy, self._key_arn),
             # S3 refuses two changes of a bucket's access at once with OperationAborted.
             opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[block, ownership])),
         )
@@ -139,7 +135,6 @@ class Storage(Component):
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="old-versions",
                     status="Enabled",
-                    # The whole bucket.
                     filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
                     noncurrent_version_expiration=(
                         aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
@@ -147,7 +142,7 @@ class Storage(Component):
                         )
                     ),
                     expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True),
-                    # A killed node leaves parts of an upload, billed until removed.
+                    # A killed node leaves parts of an upload, which are billed until they are removed.
                     abort_incomplete_multipart_upload=(
                         aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
                             days_after_initiation=ABANDONED_UPLOAD_DAYS
@@ -155,7 +150,7 @@ class Storage(Component):
                     ),
                 )
             ],
-            # Rules on noncurrent versions need versioning first.
+            # Rules on noncurrent versions need versioning.
             opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[versioning])),
         )
         return versioning

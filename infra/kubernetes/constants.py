@@ -1,4 +1,4 @@
-"""Version and size of the cluster of platform eks, which images, network and the meter need as well."""
+"""Facts of platform eks that several files need: version and size of the cluster, names of its objects."""
 
 # Amazon Linux 2023 with driver 580.159.03, container toolkit 1.19.1, EFA's kernel module and the AWS CLI; kubelet
 # 1.35.6. Kubernetes 1.35 has EKS's standard support until 2027-03-27; the newest release whose notes were at hand, read
@@ -7,14 +7,20 @@
 KUBERNETES_VERSION = "1.35"
 EKS_RELEASE_VERSION = "1.35.6-20260714"
 
-# CoreDNS and controllers run on two nodes, so that one may go. Arm, as the cheapest with the 2 GiB they need.
+# CoreDNS and controllers run on two nodes, so that one may fail. Arm is the cheapest with the 2 GiB that they need.
 SYSTEM_NODES = 2
 SYSTEM_INSTANCE_TYPE = "t4g.small"
 SYSTEM_VOLUME_GIB = 20
 
-# Addresses of one node: its own, and those its CNI keeps for pods.
+# Addresses of a node: its own, and the addresses that its CNI keeps for pods.
 NODE_ADDRESSES = 6
 
-# Services that Kubernetes nodes call beside the others': their images' registry, and EKS for the roles of service
-# accounts (Pod Identity): https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
+# Endpoints that only Kubernetes nodes need: the registry of their images, and EKS for the roles of service accounts
+# (Pod Identity): https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
 ENDPOINTS = ("ecr.api", "ecr.dkr", "eks-auth")
+
+NAMESPACE = "gpufleet"
+SERVICE_ACCOUNT = "gpufleet-train"
+# Label and taint of the GPU nodes; pods without GPUs stay away.
+STACK_LABEL = "gpufleet/stack"
+GPU_TAINT = ("nvidia.com/gpu", "present", "NoSchedule")

@@ -5,6 +5,30 @@ from __future__ import annotations
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, document
 
+# Statements of node_policy on platform eks, where the training container has a role of its own.
+_GPU_NODE = (
+    "ReadBootstrap",
+    "ReportRun",
+    "SeeController",
+    "UseKeyThroughServices",
+    "ActInOwnGroup",
+    "WriteLogs",
+    "PublishMetrics",
+    "SessionManagerChannels",
+    "SessionManagerRegisters",
+)
+_TRAINING = (
+    "ReadBootstrap",
+    "KeepCheckpoints",
+    "ListCheckpoints",
+    "ReportRun",
+    "UseKeyThroughServices",
+    "WriteLogs",
+    "PublishMetrics",
+    "ReadParameters",
+)
+_SYSTEM_NODE = ("SessionManagerChannels", "SessionManagerRegisters")
+
 
 def assume_role(service: str, condition: Statement | None = None, actions: Values = "sts:AssumeRole") -> Policy:
     """Trust policy of a role for one AWS service.
@@ -122,6 +146,26 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
     )
+
+
+def gpu_node_policy(names: Names, *, key_arn: str) -> Policy:
+    """Policy of a GPU node's role on platform eks, with no permission on checkpoints."""
+    return _select(node_policy(names, key_arn=key_arn), _GPU_NODE)
+
+
+def training_policy(names: Names, *, key_arn: str) -> Policy:
+    """Policy of the training container's role on platform eks."""
+    return _select(node_policy(names, key_arn=key_arn), _TRAINING)
+
+
+def system_node_policy(names: Names, *, key_arn: str) -> Policy:
+    """Policy of a system node's role on platform eks: Session Manager alone."""
+    return _select(node_policy(names, key_arn=key_arn), _SYSTEM_NODE)
+
+
+def _select(policy: Policy, sids: tuple[str, ...]) -> Policy:
+    statements = {statement["Sid"]: statement for statement in policy["Statement"]}
+    return document(*(statements[sid] for sid in sids))
 
 
 def controller_policy(names: Names, *, key_arn: str) -> Policy:
