@@ -11,7 +11,7 @@ from infra.configuration import load
 from infra.controller import Controller, ControllerArgs
 from infra.fleet import Fleet, FleetArgs
 from infra.kubernetes.cluster import Cluster, ClusterArgs
-from infra.kubernetes.manifests import plan_digest
+from infra.kubernetes.cluster_facts import plan_digest
 from infra.naming import Names, tags
 from infra.network import Network
 from infra.observability import Observability, ObservabilityArgs
@@ -142,7 +142,7 @@ def main(*, starts_nodes: bool = True) -> None:
     pulumi.export("log_group", observability.log_group)
     pulumi.export("image", {"id": image.id, "name": image.name})
     if cluster:
-        # infra.kubernetes.manifests.ClusterFacts, for `gpufleet manifest`.
+        # infra.kubernetes.cluster_facts.ClusterFacts, for `gpufleet manifest`.
         pulumi.export(
             "kubernetes",
             {

@@ -14,6 +14,10 @@ from infra.naming import Names
 from infra.policies.statements import Policy
 from infra.settings import Settings
 
+RuleKind = type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule]
+# An attribute of an attribute, as of EKS's cluster, is optional in the provider's types.
+Id = pulumi.Input[str] | pulumi.Output[str | None]
+
 LOG_RETENTION_DAYS = 30
 # A token is required, and answers travel one hop: a container or a forged request cannot read the role's credentials.
 METADATA_OPTIONS = aws.ec2.LaunchTemplateMetadataOptionsArgs(
@@ -84,14 +88,14 @@ class Component(pulumi.ComponentResource):
 
     def _rule(
         self,
-        kind: type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule],
+        kind: RuleKind,
         name: str,
-        group_id: pulumi.Input[str],
+        group_id: Id,
         description: str,
         *,
         protocol: str = "tcp",
         port: int | None = 443,
-        **peer: pulumi.Input[str] | None,
+        **peer: Id,
     ) -> None:
         """A rule of a security group; ``peer`` is the other end, as an argument of the provider's."""
         kind(

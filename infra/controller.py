@@ -11,9 +11,10 @@ import pulumi_aws as aws
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE
-from infra import bundle, policies
+from infra import bundle
 from infra.component import Component, ComponentArgs
 from infra.control_settings import control_settings
+from infra.policies.roles import assume_role, controller_policy
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
 TIMEOUT_S = 55
@@ -48,11 +49,8 @@ class Controller(Component):
 
     def _function(self) -> aws.lambda_.Function:
         args, names = self._args, self._names
-        role = self._role(self._name, policies.assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        policy = pulumi.Output.from_input(args.key_arn).apply(
-            lambda arn: json.dumps(policies.controller_policy(names, key_arn=arn))
-        )
-        permissions = self._role_policy(self._name, role, policy)
+        role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
+        permissions = self._role_policy(self._name, role, self._policy(controller_policy, args.key_arn))
         code = bundle.controller()
         archive = self._object(
             self._name,

@@ -19,7 +19,7 @@ import pulumi_aws as aws
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.request import FILE, PersonRequest
-from infra.component import METADATA_OPTIONS, Component, ComponentArgs, launch_tags
+from infra.component import METADATA_OPTIONS, Component, ComponentArgs, Id, RuleKind, launch_tags
 from infra.kubernetes.constants import (
     EKS_RELEASE_VERSION,
     KUBERNETES_VERSION,
@@ -313,7 +313,7 @@ class Cluster(Component):
             ("dns-tcp", "tcp", 53, nodes, cluster, "CoreDNS, from GPU nodes"),
             ("kubelet", "tcp", 10250, cluster, nodes, "kubelet, from the control plane"),
         ):
-            sides = [(aws.vpc.SecurityGroupIngressRule, target, source)]
+            sides: list[tuple[RuleKind, Id, Id]] = [(aws.vpc.SecurityGroupIngressRule, target, source)]
             if source is nodes:
                 # The cluster's own group already lets connections out to anywhere.
                 sides.append((aws.vpc.SecurityGroupEgressRule, source, target))

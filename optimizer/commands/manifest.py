@@ -14,7 +14,8 @@ from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
-    from infra.kubernetes.manifests import ClusterFacts, Kind
+    from infra.kubernetes.cluster_facts import ClusterFacts
+    from infra.kubernetes.manifests import Kind
 
 
 @click.command(
@@ -51,7 +52,9 @@ def command(
     chosen = read_plan_argument(plan, plan_number)
     facts = _read_facts(_outputs(stack, outputs))
 
-    from infra.kubernetes.manifests import default_image, manifests, plan_digest
+    from infra.kubernetes.cluster_facts import plan_digest
+    from infra.kubernetes.container_images import default_image
+    from infra.kubernetes.manifests import manifests
 
     if plan_digest(chosen) != facts.plan_sha256:
         raise InvalidInputError(
@@ -113,7 +116,7 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
 def _read_facts(outputs: Any) -> ClusterFacts:
     from pydantic import ValidationError
 
-    from infra.kubernetes.manifests import ClusterFacts
+    from infra.kubernetes.cluster_facts import ClusterFacts
 
     facts = outputs.get("kubernetes") if isinstance(outputs, dict) else None
     if facts is None:

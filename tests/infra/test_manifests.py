@@ -18,20 +18,11 @@ import moto
 import pytest
 
 from infra import bundle
-from infra.kubernetes.manifests import (
-    FETCH,
-    GAVE_UP,
-    GPU_TAINT,
-    LEFT,
-    NAMESPACE,
-    SERVICE_ACCOUNT,
-    STACK_LABEL,
-    ClusterFacts,
-    Kind,
-    default_image,
-    manifests,
-    plan_digest,
-)
+from infra.kubernetes.cluster_facts import ClusterFacts, plan_digest
+from infra.kubernetes.constants import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
+from infra.kubernetes.container_images import default_image
+from infra.kubernetes.manifests import Kind, manifests
+from infra.kubernetes.pod import FETCH, GAVE_UP, LEFT
 from infra.user_data import environment
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import LONE_NODE

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.policies import EVENTS
+from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, capacity_block, deploy, on_demand, reserved
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from infra.naming import Names
-from infra.policies import EVENTS, key_policy, node_policy
+from infra.policies.resources import EVENTS, key_policy
+from infra.policies.roles import node_policy
 from tests.infra.deployed import ALARM, EXISTING_VPC, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")

@@ -11,7 +11,7 @@ import pytest
 
 from infra.bundle import ENTRY_POINT, build, pack
 from infra.naming import Names
-from infra.policies import bucket_policy
+from infra.policies.resources import bucket_policy
 from infra.settings import ConfigError
 from tests.infra.deployed import Deployed, deploy
 

@@ -18,7 +18,8 @@ import pytest
 from bootstrap.training.ledger.summary import read_ledger
 from examples.interrupted_training import LIMIT_S, Node
 from examples.local_imds import LocalImds
-from infra.kubernetes.manifests import LEFT, manifests
+from infra.kubernetes.manifests import manifests
+from infra.kubernetes.pod import LEFT
 from tests.infra.test_manifests import IMAGE, facts
 from tests.plans import sample_plan
 from tests.training.conftest import STEPS, Outcome, outcome_of
