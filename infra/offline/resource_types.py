@@ -14,7 +14,7 @@ from typing import Any, Literal
 Inputs = Mapping[str, Any]
 
 # Encryption of a type that holds data is either one argument, which names the key, or has a rule of its own in
-# guardrails.py.
+# guardrails/data.py.
 NO_DATA = "no data"
 OWN_RULE = "own rule"
 

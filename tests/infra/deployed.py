@@ -45,6 +45,11 @@ def capacity_block(**block: str) -> dict[str, Any]:
     return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"], "prices": [price]}
 
 
+FULL = {**ALARM, "gpufleet:nat": "true"}
+EKS = {
+    "gpufleet:platform": "eks",
+    "gpufleet:eks": json.dumps({"adminArns": ["arn:aws:iam::000000000000:role/ml"]}),
+}
 LONE_NODE = {"node_count": 1, "parallelism": {"data": 8, "grad_accum": 4}}
 # Workers train alone, so each holds the whole model.
 WORKERS: dict[str, Any] = {**on_demand(), "parallelism": {"sharding": "ddp"}}
@@ -63,11 +68,11 @@ def _text(value: Any) -> str:
 class Deployed:
     """Every resource of one declared stack."""
 
-    found: list[Resource]
+    resources: list[Resource]
 
     def all(self, kind: str) -> list[Resource]:
         """Resources of one type, like "LaunchTemplate"."""
-        return [resource for resource in self.found if resource.type.rpartition(":")[2] == kind]
+        return [resource for resource in self.resources if resource.kind == kind]
 
     def one(self, kind: str, ending: str = "") -> dict[str, Any]:
         """Arguments of the only resource of a type whose name has an ending."""
@@ -98,3 +103,24 @@ def _deployed(changes: str, config: str) -> Deployed:
 def deploy_anew(changes: Mapping[str, Any] | None = None, config: Mapping[str, str] | None = None) -> Deployed:
     """Declare the sample plan (two spot p4d.24xlarge, one on demand) with changes and further configuration."""
     return Deployed(resources(sample_plan(**(changes or {})), stack="dev", config=config))
+
+
+# Plan and configuration of each shape of stack, which together declare every type of resource.
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "spot": ({}, ALARM),
+    "on-demand": (on_demand(), ALARM),
+    "reserved": (reserved(), ALARM),
+    "existing reservation": (reserved("cr-0123456789abcdef0"), ALARM),
+    "capacity block": (capacity_block(), ALARM),
+    "lone node": (LONE_NODE, {}),
+    "nat": ({}, FULL),
+    "existing vpc": ({}, EXISTING_VPC),
+    "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
+    "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
+    "eks": (on_demand(), {**EKS, **FULL}),
+}
+
+
+def variant(name: str) -> list[Resource]:
+    """Resources of one of ``VARIANTS``."""
+    return deploy(*VARIANTS[name]).resources

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails import Declared, _listed, _statements
+from infra.offline.guardrails.declared import Declared, as_list
 from infra.offline.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
 from tests.engine.plugin.terraform import TerraformProvider
+from tests.infra.deployed import VARIANTS, variant
 from tests.infra.terraform import terraform
-from tests.infra.test_guardrails import VARIANTS, setting, variant_of_program, with_changes
+from tests.infra.test_guardrails import setting, with_changes
 
 # Together they declare every type of resource there is.
 SCANNED = ("nat", "existing vpc", "workers", "reserved", "eks")
@@ -63,7 +64,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerraformProv
 
 def without_care() -> list[Resource]:
     """The program with three of its guards removed, to see that the scan sees."""
-    careless = with_changes(variant_of_program("nat"), "Queue", "-node-events", setting("kmsMasterKeyId", to=None))
+    careless = with_changes(variant("nat"), "Queue", "-node-events", setting("kmsMasterKeyId", to=None))
     careless = with_changes(
         careless, "LaunchTemplate", "-node", setting("metadataOptions", "httpPutResponseHopLimit", to=5)
     )
@@ -75,7 +76,7 @@ def scan(provider: TerraformProvider, tmp_path_factory: pytest.TempPathFactory) 
     """One run over all variants, as most of a run is checkov's start."""
     program, folder = checkov(), tmp_path_factory.mktemp("terraform")
     assert set(SCANNED) < set(VARIANTS)
-    for name, found in {**{name: variant_of_program(name) for name in SCANNED}, "careless": without_care()}.items():
+    for name, found in {**{name: variant(name) for name in SCANNED}, "careless": without_care()}.items():
         (folder / name).mkdir()
         (folder / name / "main.tf").write_text(terraform(found, provider))
     return run(program, folder)
@@ -134,11 +135,11 @@ def test_every_action_of_a_role_exists_and_is_of_such_resources() -> None:
     key = "arn:aws:kms:us-east-1:000000000000:key/k"
     asked = {
         (statement["Sid"], action, tuple(arn.replace("arn:aws:kms:::gpufleet-dev-key", key) for arn in resources))
-        for variant in VARIANTS
-        for _, kind, statement in _statements(Declared(resources=variant_of_program(variant)))
+        for name in VARIANTS
+        for _, kind, statement in Declared(resources=variant(name)).statements()
         if kind == "role"
-        for resources in [_listed(statement["Resource"])]
-        for action in _listed(statement["Action"])
+        for resources in [as_list(statement["Resource"])]
+        for action in as_list(statement["Action"])
     }
     assert len(asked) > 40
     assert action_problems([(sid, action, list(resources)) for sid, action, resources in sorted(asked)]) == []

@@ -8,8 +8,17 @@ import pytest
 
 from infra.settings import ConfigError
 from optimizer.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import ALARM, EXISTING_VPC, LONE_NODE, Deployed, capacity_block, deploy, on_demand, reserved
-from tests.infra.test_guardrails import EKS
+from tests.infra.deployed import (
+    ALARM,
+    EKS,
+    EXISTING_VPC,
+    LONE_NODE,
+    Deployed,
+    capacity_block,
+    deploy,
+    on_demand,
+    reserved,
+)
 
 
 def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:

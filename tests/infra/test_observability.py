@@ -231,6 +231,6 @@ def test_a_users_own_tags_are_everywhere_too() -> None:
 
 
 def test_every_resource_belongs_to_a_component(stack: Deployed) -> None:
-    components = {resource.name for resource in stack.found if not resource.parent}
+    components = {resource.name for resource in stack.resources if not resource.parent}
     assert components == {"network", "security", "storage", "observability", "fleet", "controller"}
-    assert all(resource.parent in components for resource in stack.found if resource.type.startswith("aws:"))
+    assert all(resource.parent in components for resource in stack.resources if resource.type.startswith("aws:"))

@@ -73,7 +73,7 @@ def test_checkpoints_and_their_key_are_protected_unless_said_otherwise(stack: De
     assert stack.one("Bucket")["forceDestroy"] is False
     assert not any(resource.protected for resource in stack.all("Group") + stack.all("VpcEndpoint"))
     forced = deploy(config={"gpufleet:forceDestroy": "true"})
-    assert not any(resource.protected for resource in forced.found)
+    assert not any(resource.protected for resource in forced.resources)
     assert forced.one("Bucket")["forceDestroy"] is True
     assert forced.one("Key")["deletionWindowInDays"] == 7
 

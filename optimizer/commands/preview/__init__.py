@@ -105,7 +105,7 @@ def command(
     broken = [str(rule) for rule in violations(resources if known is None else _declare(chosen, stack, config, None))]
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
     notes = [
-        *(f"Breaks a rule of infra/offline/guardrails.py: {rule}." for rule in broken),
+        *(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken),
         *_warnings(chosen),
         *NOTES,
         f"Offline, so {placeholders}.",

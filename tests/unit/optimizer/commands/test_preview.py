@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from infra.offline import guardrails
+from infra.offline.guardrails import exceptions
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import InvalidInputError
@@ -267,9 +267,9 @@ def test_a_config_entry_the_program_cannot_read_ends_with_2(tmp_path: Path, entr
 def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["violations"] == []
     # What a changed infra/ would do: nothing is excused.
-    monkeypatch.setattr(guardrails, "BEYOND_THE_STACK", {})
+    monkeypatch.setattr(exceptions, "BEYOND_THE_STACK", {})
     assert (
-        "- Breaks a rule of infra/offline/guardrails.py: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"
+        "- Breaks a rule of infra/offline/guardrails: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"
         in preview(tmp_path, SPOT_P4D)
     )
 

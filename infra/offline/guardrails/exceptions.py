@@ -1,0 +1,36 @@
+"""What the guardrails let pass, with the reason of each exception; docs/security.md says the same to a reviewer."""
+
+# Sid of a role's statement whose resources do not have this stack's name.
+BEYOND_THE_STACK = {
+    "UseKeyThroughServices": "the stack's key, whose ARN AWS chooses; only through the services named",
+    "SeeNodes": "Describe calls have no resource-level permissions; four, of metadata and prices, in one region",
+    "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
+    "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",
+    "PublishMetrics": "PutMetricData has no resource-level permissions; only into the stack's namespace",
+    "SessionManagerChannels": "channels have no resource-level permissions; without them SSH is the only access",
+    "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",
+}
+
+# Name of a policy of AWS that a role may have.
+MANAGED_POLICIES = {
+    "AmazonEKSClusterPolicy": "the permissions EKS requires of a cluster's role",
+    "AmazonEKSWorkerNodePolicy": "the permissions EKS requires of a node's role",
+    "AmazonEC2ContainerRegistryPullOnly": "the permissions EKS requires of a node's role to pull images",
+    "AmazonEKS_CNI_Policy": "the permissions the VPC CNI requires, for its service account alone",
+}
+
+# Services whose role needs no condition: they name no source, and act only for the account that passed them the role.
+# No role can be passed across accounts: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+TRUSTED_WITHOUT_SOURCE = frozenset({"ec2.amazonaws.com", "lambda.amazonaws.com", "eks.amazonaws.com"})
+
+# End of the name of a launch template whose volumes are under the account's key for EBS.
+VOLUMES_UNDER_ACCOUNT_KEY = {
+    "-system-node": "EKS launches them by the account's service-linked role, which the stack's key does not know; "
+    "they hold only the image's files",
+}
+
+# Sid of an endpoint's statement that lets every principal through.
+OPEN_ENDPOINT_STATEMENTS = {
+    "ImageLayers": "ECR signs its links to image layers as itself; only reading, only its bucket",
+    "ReadAnywhere": "the user asked for a NAT gateway, and much of the internet is kept in S3; only reading",
+}
