@@ -81,7 +81,7 @@ def telling(secret: str) -> Change:
 # Assembled here, so that no scanner takes this file for a leak.
 AWS_KEY = "AKIA" + "Q3EGRMKV5XYZ2345"
 RANDOM_TOKEN = "q7Rz" + "Xw3LmPk9TbYc" + "N2vHsJ8dFgUeA5oK" + "1iMxQ6"
-EVERYBODY = {"Principal": {"AWS": "*"}}
+EVERYBODY: dict[str, Any] = {"Principal": {"AWS": "*"}}
 PLAIN_HTTP = {"Bool": {"aws:SecureTransport": "true"}}
 LOGS = "arn:aws:logs:us-east-1:000000000000:log-group:/gpufleet"
 
