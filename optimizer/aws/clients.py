@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -14,72 +16,11 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sts import STSClient
 
-# One of the three endpoints of the Price List API, which has the prices of all regions:
-# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-query-api.html
-PRICING_REGION = "us-east-1"
-# The one endpoint of Cost Explorer:
-# https://docs.aws.amazon.com/general/latest/gr/billing.html#billing-cost-explorer
-COST_EXPLORER_REGION = "us-east-1"
-# Answers where the user named no region.
+# Has the endpoints of services without regions, and answers where the user named no region.
 HOME_REGION = "us-east-1"
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 6
-
-
-def ec2(region: str) -> EC2Client:
-    """Return an EC2 client of ``region``; every function here raises as ``_client``."""
-    return cast("EC2Client", _client("ec2", region))
-
-
-def pricing() -> PricingClient:
-    """Return a client of the Price List Query API."""
-    return cast("PricingClient", _client("pricing", PRICING_REGION))
-
-
-def sts(region: str) -> STSClient:
-    """Return a client that tells whose credentials these are."""
-    return cast("STSClient", _client("sts", region))
-
-
-def kms(region: str) -> KMSClient:
-    """Return a KMS client of ``region``."""
-    return cast("KMSClient", _client("kms", region))
-
-
-def s3(region: str) -> S3Client:
-    """Return an S3 client of ``region``."""
-    return cast("S3Client", _client("s3", region))
-
-
-def service_quotas(region: str) -> Any:
-    """Return a Service Quotas client of ``region``."""
-    return _client("service-quotas", region)
-
-
-def lambda_(region: str) -> Any:
-    """Return a Lambda client of ``region``."""
-    return _client("lambda", region)
-
-
-def budgets() -> Any:
-    """Return a client of AWS Budgets, at its one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html."""
-    return _client("budgets", HOME_REGION)
-
-
-def autoscaling(region: str) -> AutoScalingClient:
-    """Return an EC2 Auto Scaling client of ``region``."""
-    return cast("AutoScalingClient", _client("autoscaling", region))
-
-
-def cloudwatch(region: str) -> Any:
-    """Return a CloudWatch client of ``region``."""
-    return _client("cloudwatch", region)
-
-
-def cost_explorer() -> Any:
-    """Return a Cost Explorer client; AWS bills each request."""
-    return _client("ce", COST_EXPLORER_REGION)
 
 
 def _client(service: str, region: str) -> Any:
@@ -116,3 +57,20 @@ def _config() -> Any:
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
+
+
+# Clients of a region.
+autoscaling: Callable[[str], AutoScalingClient] = partial(_client, "autoscaling")
+cloudwatch: Callable[[str], Any] = partial(_client, "cloudwatch")
+ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
+kms: Callable[[str], KMSClient] = partial(_client, "kms")
+lambda_: Callable[[str], Any] = partial(_client, "lambda")
+s3: Callable[[str], S3Client] = partial(_client, "s3")
+service_quotas: Callable[[str], Any] = partial(_client, "service-quotas")
+sts: Callable[[str], STSClient] = partial(_client, "sts")
+# Services with one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html. AWS bills each request to Cost
+# Explorer. The Price List API has three endpoints with the prices of all regions:
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-query-api.html
+budgets: Callable[[], Any] = partial(_client, "budgets", HOME_REGION)
+cost_explorer: Callable[[], Any] = partial(_client, "ce", HOME_REGION)
+pricing: Callable[[], PricingClient] = partial(_client, "pricing", HOME_REGION)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Quota:
     """One quota of the account in a region: its key and name in Service Quotas, and the market of its instances."""
 
@@ -40,9 +40,7 @@ class Quota:
 
 # By the first letters of a type; families that a stack never starts are not here.
 _ON_DEMAND = {
-    letters: Quota(
-        service="ec2", code=code, name=f"Running On-Demand {name} instances", unit="vCPUs", market="on-demand"
-    )
+    letters: Quota("ec2", code, f"Running On-Demand {name} instances", "vCPUs", "on-demand")
     for letters, name, code in (
         ("p", "P", "L-417A185B"),
         ("g", "G and VT", "L-DB2E81BA"),
@@ -51,7 +49,7 @@ _ON_DEMAND = {
 }
 _STANDARD = frozenset({"a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"})
 _SPOT = {
-    group: Quota(service="ec2", code=code, name=f"All {name} Spot Instance Requests", unit="vCPUs", market="spot")
+    group: Quota("ec2", code, f"All {name} Spot Instance Requests", "vCPUs", "spot")
     for group, name, code in (
         ("p4", "P4, P3 and P2", "L-7212CCBC"),
         ("p5", "P5", "L-C4BD4855"),
@@ -61,13 +59,7 @@ _SPOT = {
 # Concurrently active blocks of the account; an organisation has a second quota that a member cannot read. AWS's page
 # has P4d to P5en; the codes of P4de and P6 are from Service Quotas' list, read in public code 2026-11-21.
 _CAPACITY_BLOCK = {
-    family: Quota(
-        service="ec2",
-        code=code,
-        name=f"Concurrent {name} Capacity Blocks per account",
-        unit="vCPUs",
-        market="capacity-block",
-    )
+    family: Quota("ec2", code, f"Concurrent {name} Capacity Blocks per account", "vCPUs", "capacity-block")
     for family, name, code in (
         ("p4d", "P4d", "L-2C8F52B3"),
         ("p4de", "P4de", "L-CFF3E941"),
@@ -79,20 +71,12 @@ _CAPACITY_BLOCK = {
     )
 }
 
-VPCS = Quota(service="vpc", code="L-F678F1CE", name="VPCs per Region", unit="VPCs")
-INTERFACE_ENDPOINTS = Quota(
-    service="vpc", code="L-29B6F2EB", name="Interface VPC endpoints per VPC", unit="interface endpoints"
-)
-GATEWAY_ENDPOINTS = Quota(
-    service="vpc", code="L-1B52E74A", name="Gateway VPC endpoints per Region", unit="gateway endpoints"
-)
-INTERNET_GATEWAYS = Quota(
-    service="vpc", code="L-A4707A72", name="Internet gateways per Region", unit="internet gateways"
-)
-ELASTIC_IPS = Quota(service="ec2", code="L-0263D0A3", name="EC2-VPC Elastic IPs", unit="Elastic IP addresses")
-GP3_STORAGE = Quota(
-    service="ebs", code="L-7A658B76", name="Storage for General Purpose SSD (gp3) volumes, in TiB", unit="TiB"
-)
+VPCS = Quota("vpc", "L-F678F1CE", "VPCs per Region", "VPCs")
+INTERFACE_ENDPOINTS = Quota("vpc", "L-29B6F2EB", "Interface VPC endpoints per VPC", "interface endpoints")
+GATEWAY_ENDPOINTS = Quota("vpc", "L-1B52E74A", "Gateway VPC endpoints per Region", "gateway endpoints")
+INTERNET_GATEWAYS = Quota("vpc", "L-A4707A72", "Internet gateways per Region", "internet gateways")
+ELASTIC_IPS = Quota("ec2", "L-0263D0A3", "EC2-VPC Elastic IPs", "Elastic IP addresses")
+GP3_STORAGE = Quota("ebs", "L-7A658B76", "Storage for General Purpose SSD (gp3) volumes, in TiB", "TiB")
 
 
 def family(instance_type: str) -> str:

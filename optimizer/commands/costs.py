@@ -33,16 +33,9 @@ DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
 
 @dataclass(kw_only=True)
 class Bill:
-    """A stack's costs, as far as they could be read.
+    """A stack's costs from ``start`` to before ``end`` (UTC); None where they could not be read.
 
-    Attributes:
-        start, end: first day and the day after the last, UTC.
-        tag: whether costs can be filtered by the tag.
-        billed: costs with the stack's tag; None where they were not read.
-        untagged: costs in the region without the tag, of any owner; None where they were not read.
-        state: the controller's state, whose meter runs by the minute.
-        requests: number of requests to Cost Explorer, each billed.
-        notes: caveats for the reader.
+    ``untagged`` costs are those of the whole region without the tag, of any owner.
     """
 
     start: date

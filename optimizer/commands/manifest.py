@@ -50,7 +50,7 @@ def command(
     node, with the stack's training code and command and the variables of a node on platform ec2.
     """
     chosen = read_plan_argument(plan, plan_number)
-    facts = _read_facts(_outputs(stack, outputs))
+    facts = _parse_facts(_outputs(stack, outputs))
 
     from infra.kubernetes.cluster_facts import plan_digest
     from infra.kubernetes.container_images import default_image
@@ -113,7 +113,7 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
     return json.loads(answer.stdout)
 
 
-def _read_facts(outputs: Any) -> ClusterFacts:
+def _parse_facts(outputs: Any) -> ClusterFacts:
     from pydantic import ValidationError
 
     from infra.kubernetes.cluster_facts import ClusterFacts

@@ -160,14 +160,11 @@ def _stack(plan: FleetPlan, name: str) -> Stack:
     from infra.naming import PROJECT, Names
     from optimizer.aws.preflight.model import Stack, StackNames
 
-    def names(account_id: str, partition: str) -> StackNames:
-        own = Names(stack=name, account_id=account_id, region=plan.region, partition=partition)
-        role = f"AWSServiceRoleForAutoScaling_{own.service_role_suffix}"
-        return StackNames(
-            bucket=own.bucket,
-            key_alias=own.key_alias,
-            service_role_arn=f"arn:{partition}:iam::{account_id}:role/aws-service-role/autoscaling.amazonaws.com/{role}",
-        )
+    def names(account: str, partition: str) -> StackNames:
+        own = Names(stack=name, account_id=account, region=plan.region, partition=partition)
+        role = f"aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{own.service_role_suffix}"
+        arn = f"arn:{partition}:iam::{account}:role/{role}"
+        return StackNames(bucket=own.bucket, key_alias=own.key_alias, service_role_arn=arn)
 
     return Stack(name=name, tag=f"{PROJECT}:stack", names=names)
 

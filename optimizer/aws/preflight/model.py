@@ -27,14 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer of one check.
+    """One answer of one check; ``value`` and ``limit`` are numbers or names of ``text``, in its unit.
 
-    Attributes:
-        check: subject of the check.
-        level: "error" stops the plan; "warning" may cost money, time or capacity; "unknown" could not be checked.
-        value, limit: numbers or names of ``text``, in its unit.
-        why: consequence for the fleet.
-        next_step: command to run or setting to change.
+    Level "error" stops the plan; "warning" may cost money, time or capacity; "unknown" could not be checked.
     """
 
     check: str
@@ -81,20 +76,11 @@ class StackNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The Pulumi stack the plan is for.
-
-    Attributes:
-        tag: key of the tag on its resources; the tag's value is ``name``.
-        names: returns its physical names for an account id and a partition.
-    """
+    """The plan's Pulumi stack; the value of tag ``tag`` is ``name``, ``names`` takes account id and partition."""
 
     name: str
     tag: str
     names: Callable[[str, str], StackNames]
-
-    def owns(self, tags: Any) -> bool:
-        """Return whether a resource with ``tags`` belongs to this stack."""
-        return {"Key": self.tag, "Value": self.name} in tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +90,10 @@ class Target:
     Attributes:
         gang: the nodes train together, hence in one zone and one placement group.
         zone_id: the configured zone; empty for the plan's first.
-        vpc_id, subnet_ids: an existing network; empty for the stack's own.
-        vpc_cidr: IPv4 range of the stack's own network.
-        nat: the stack creates a NAT gateway.
+        vpc_id, subnet_ids: an existing network; empty for the stack's own, with ``vpc_cidr`` and ``nat`` gateway.
         endpoints: services ("ec2") that nodes reach by an interface endpoint.
         system_nodes: number of a cluster's on-demand system nodes, by type.
-        ami_id, ami_name: the image, by one of the two.
-        ami_problem: why there is no image.
-        ceiling_usd: spend at which the controller drains the fleet.
+        ami_id, ami_name: the image, by one of the two; ``ami_problem`` says why there is none.
     """
 
     plan: FleetPlan
@@ -155,14 +137,8 @@ class Account:
 
 # Errors of a call to AWS, or of an answer that lacks a field.
 UNREADABLE = (
-    ClientError,
-    BotoCoreError,
-    ResponseParserError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
+    *(ClientError, BotoCoreError, ResponseParserError),
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError),
 )
 
 # IAM action of each call, where it is not the call's name in EC2:
@@ -224,15 +200,7 @@ def ask(call: Callable[[], T]) -> T | Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The input of every check.
-
-    Attributes:
-        account: None where AWS did not say.
-        ec2, service_quotas: clients of the plan's region.
-        open_zones: ids of the zones open to the account.
-        subnet_zones: ids of the zones of ``target.subnet_ids``, in their order.
-        now: start of the checks, UTC.
-    """
+    """The input of every check; zones are ids, open to the account or of ``target.subnet_ids`` in their order."""
 
     target: Target
     account: Account | None
@@ -265,4 +233,5 @@ class Context:
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
         """Return whether a resource, as AWS describes it, belongs to the stack."""
-        return self.target.stack is not None and self.target.stack.owns(resource.get("Tags", ()))
+        stack = self.target.stack
+        return stack is not None and {"Key": stack.tag, "Value": stack.name} in resource.get("Tags", ())

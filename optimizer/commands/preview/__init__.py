@@ -111,13 +111,13 @@ def command(
         f"Offline, so {placeholders}.",
     ]
     if output_format == "json":
-        answer = _document(chosen, stack, resources, lines)
+        answer = _document(chosen, stack, resources, lines, sums)
         if difference is not None:
             answer["difference"] = {
                 "against": difference.before.origin,
                 "changes": [asdict(change) for change in difference.changes],
-                "before": _totals(difference.totals),
-                "after": _totals(sums),
+                "before": difference.totals.to_dict(),
+                "after": sums.to_dict(),
             }
         write_json({**answer, "violations": broken, "notes": notes})
         return
@@ -183,20 +183,18 @@ def _compare(
     return Difference(before=before, changes=changes(old, resources), totals=totals(lines))
 
 
-def _document(plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine]) -> dict[str, Any]:
-    from optimizer.commands.preview.cost import totals
-
+def _document(
+    plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine], sums: Totals
+) -> dict[str, Any]:
     data = plan.model_dump(mode="json", include={"hours", "cost_usd", "prices"})
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": stack,
-        "resources": [{key: row[key] for key in RESOURCE_COLUMNS[:5]} for row in _rows(resources, lines)],
+        "resources": [{key: getattr(resource, key) for key in RESOURCE_COLUMNS[:5]} for resource in resources],
         "compute_usd_per_hour": plan.compute_usd_per_hour,
-        "hours": data["hours"],
-        "cost_usd": data["cost_usd"],
-        "prices": data["prices"],
+        **{key: data[key] for key in ("hours", "cost_usd", "prices")},
         "costs": [{**asdict(line), "usd_per_month": line.usd_per_month} for line in lines],
-        "totals": _totals(totals(lines)),
+        "totals": sums.to_dict(),
     }
 
 
@@ -208,18 +206,11 @@ def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict
             usd_per_hour[key] = usd_per_hour.get(key, 0.0) + line.usd_per_hour
     rows = []
     for resource in resources:
+        row = {name: getattr(resource, name) for name in RESOURCE_COLUMNS[:5]}
         usd = usd_per_hour.get((resource.type, resource.name))
-        rows.append(
-            {
-                "type": resource.type,
-                "name": resource.name,
-                "parent": resource.parent,
-                "protected": resource.protected,
-                "detail": resource.detail,
-                "usd_per_hour": None if usd is None else round(usd, 6),
-                "usd_per_month": None if usd is None else round(usd * HOURS_PER_MONTH, 2),
-            }
-        )
+        row["usd_per_hour"] = None if usd is None else round(usd, 6)
+        row["usd_per_month"] = None if usd is None else round(usd * HOURS_PER_MONTH, 2)
+        rows.append(row)
     return rows
 
 
@@ -234,15 +225,6 @@ def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[lis
         if change.kind == "removed"
     ]
     return changed + removed, (*RESOURCE_COLUMNS, "change")
-
-
-def _totals(sums: Totals) -> dict[str, float]:
-    return {
-        "usd_per_hour": sums.with_nodes,
-        "usd_per_month": sums.with_nodes * HOURS_PER_MONTH,
-        "without_nodes_usd_per_hour": sums.without_nodes,
-        "without_nodes_usd_per_month": sums.without_nodes * HOURS_PER_MONTH,
-    }
 
 
 def _warnings(plan: FleetPlan) -> list[str]:

@@ -65,6 +65,15 @@ class Totals:
     with_nodes: float
     without_nodes: float
 
+    def to_dict(self) -> dict[str, float]:
+        """Return the JSON answer's totals."""
+        return {
+            "usd_per_hour": self.with_nodes,
+            "usd_per_month": self.with_nodes * HOURS_PER_MONTH,
+            "without_nodes_usd_per_hour": self.without_nodes,
+            "without_nodes_usd_per_month": self.without_nodes * HOURS_PER_MONTH,
+        }
+
 
 def totals(lines: Sequence[CostLine]) -> Totals:
     """Sum the lines that have dollars."""

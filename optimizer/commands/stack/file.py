@@ -20,12 +20,7 @@ PLAN_KEY, REGION_KEY = "gpufleet:plan", "aws:region"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackFile:
-    """Contents of a Pulumi.NAME.yaml.
-
-    Attributes:
-        stack: the stack's name.
-        config: the whole configuration, also the plan.
-    """
+    """Contents of a Pulumi.NAME.yaml; ``config`` also has the plan."""
 
     stack: str
     path: Path
@@ -90,10 +85,9 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
 
 
 def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
-    """Set plan and region in a stack's configuration; everything else, comments too, stays.
+    """Set plan and region in a stack's configuration, keep all else, comments too, and return the old configuration.
 
-    The file is replaced in one step, so that a full disk or a kill leaves the old one. Returns the configuration that
-    was there before.
+    The file is replaced in one step: a full disk or a kill leaves the old one.
 
     Raises:
         InvalidInputError: the file there is not YAML, or not a stack's configuration.
