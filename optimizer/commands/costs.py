@@ -63,10 +63,7 @@ Example:
     help="First day, UTC.  [default: the day the run began, or 30 days ago]",
 )
 @click.option(
-    "--untagged/--no-untagged",
-    default=True,
-    show_default=True,
-    help="Also read costs in the region without the tag.",
+    "--untagged/--no-untagged", default=True, show_default=True, help="Also read the region's costs without the tag."
 )
 @format_option
 def command(stack: str, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
@@ -183,6 +180,10 @@ def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
 def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
     """Return the JSON answer."""
     state = bill.state
+    meter = None
+    if state is not None:
+        meter = {key: getattr(state, key) for key in ("spent_usd", "earlier_usd", "usd_per_hour", "ceiling_usd")}
+        meter["updated_at"] = state.updated_at.isoformat()
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": names.stack,
@@ -195,15 +196,7 @@ def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
         "newest_day": max((line.day for line in bill.billed or ()), default=None),
         "days": None if bill.billed is None else [_row(line) for line in bill.billed],
         "untagged_in_region_usd": None if bill.untagged is None else round(sum(line.usd for line in bill.untagged), 2),
-        "meter": None
-        if state is None
-        else {
-            "spent_usd": state.spent_usd,
-            "earlier_usd": state.earlier_usd,
-            "usd_per_hour": state.usd_per_hour,
-            "ceiling_usd": state.ceiling_usd,
-            "updated_at": state.updated_at.isoformat(),
-        },
+        "meter": meter,
         "cost_explorer_requests": bill.requests,
         "notes": bill.notes,
     }

@@ -94,41 +94,28 @@ def cost_lines(
 
     ``prices`` of nodes come before the catalog's. Without ``plan`` the checkpoints kept are usage.
     """
-    biller = _Biller(resources, catalog, region, prices, plan)
+    node_prices = {price.node: price for price in prices if price.node}
+    biller = _Biller(resources, catalog, region, node_prices, plan)
     return [line for resource in resources for line in biller.lines(resource)]
 
 
+@dataclass(frozen=True)
 class _Biller:
     """Prices one resource, with the prices at hand and the other resources of the stack."""
 
-    def __init__(
-        self,
-        resources: Sequence[Resource],
-        catalog: Catalog,
-        region: str,
-        prices: Sequence[PlanPrice],
-        plan: FleetPlan | None,
-    ) -> None:
-        self._resources, self._catalog, self._region, self._plan = resources, catalog, region, plan
-        self._node_prices = {price.node: price for price in prices if price.node}
-        self._by_kind: dict[str, Callable[[Resource], Iterator[CostLine]]] = {
-            "Bucket": self._bucket,
-            "CapacityReservation": self._reservation,
-            "Function": self._function,
-            "Group": self._group,
-            "LogGroup": self._log_group,
-            "MetricAlarm": self._alarm,
-            "NodeGroup": self._node_group,
-            "VpcEndpoint": self._endpoint,
-        }
+    _resources: Sequence[Resource]
+    _catalog: Catalog
+    _region: str
+    _node_prices: Mapping[NodeItem, PlanPrice]
+    _plan: FleetPlan | None
 
     def lines(self, resource: Resource) -> Iterator[CostLine]:
         """Yield the lines of one resource: a component has none, an unknown type is unpriced."""
         row = TYPES.get(resource.kind)
         if not resource.parent or (row and row.free):
             return
-        if resource.kind in self._by_kind:
-            yield from self._by_kind[resource.kind](resource)
+        if resource.kind in _BY_ARGUMENTS:
+            yield from _BY_ARGUMENTS[resource.kind](self, resource)
         elif row and row.bills:
             yield from (self._bill(resource, bill) for bill in row.bills)
         else:
@@ -334,6 +321,19 @@ class _Biller:
 
     def _of_kind(self, kind: str) -> Iterator[Resource]:
         return (resource for resource in self._resources if resource.kind == kind)
+
+
+# Types whose bill depends on their arguments.
+_BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
+    "Bucket": _Biller._bucket,
+    "CapacityReservation": _Biller._reservation,
+    "Function": _Biller._function,
+    "Group": _Biller._group,
+    "LogGroup": _Biller._log_group,
+    "MetricAlarm": _Biller._alarm,
+    "NodeGroup": _Biller._node_group,
+    "VpcEndpoint": _Biller._endpoint,
+}
 
 
 def _metrics_in(node: Any) -> Iterator[str]:
