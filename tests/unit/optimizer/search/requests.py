@@ -1,0 +1,38 @@
+"""Requests of the search's tests, and their answers from the shipped catalog and calibration."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from optimizer.catalog import Catalog, load
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import load as load_calibration
+from optimizer.recommend import Recommendation, recommend
+from optimizer.request import FleetRequest, request_from_dict
+
+TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
+
+
+@cache
+def catalog() -> Catalog:
+    return load()
+
+
+@cache
+def calibration() -> Calibration:
+    return load_calibration()
+
+
+def request(
+    model: str = "gpt2-xl", objective: str = "cost", work: dict[str, Any] | None = None, **limits: Any
+) -> FleetRequest:
+    """A request, with changes to its workload and its constraints."""
+    workload = {"samples": 200_000, "seq_len": 1024, "global_batch": 64} | (work or {})
+    constraints = {"instance_types": TYPES, "regions": ["us-east-1", "us-west-2"], "max_nodes": 4} | limits
+    return request_from_dict({"model": model, "workload": workload, "constraints": constraints, "objective": objective})
+
+
+def answer(*args: Any, **changes: Any) -> Recommendation:
+    """The answer to ``request``."""
+    return recommend(request(*args, **changes), catalog(), calibration())

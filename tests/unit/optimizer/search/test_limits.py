@@ -1,0 +1,129 @@
+"""Limits are kept at the 95th percentile, and a type without a plan names the constraint that binds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.errors import InvalidInputError
+from optimizer.recommend import Recommendation
+from optimizer.search.rejections import Rejection
+from tests.unit.optimizer.search.requests import TYPES, answer, request
+
+ONE_P4D = {"instance_types": ["p4d"], "regions": ["us-east-1"], "max_nodes": 1}
+
+
+def rejection(answered: Recommendation, name: str) -> Rejection:
+    (entry,) = [entry for entry in answered.rejected if entry.instance_type == name]
+    return entry
+
+
+def bindings(answered: Recommendation) -> dict[str, str]:
+    return {entry.instance_type: entry.binding_constraint for entry in answered.rejected}
+
+
+@settings(max_examples=25, deadline=None)
+@given(budget=st.floats(1, 3000), deadline=st.floats(1, 200))
+def test_limits_are_kept_at_the_95th_percentile(budget: float, deadline: float) -> None:
+    answered = answer(budget_usd=budget, deadline_hours=deadline)
+    for plan in answered.plans + answered.pareto:
+        assert plan.cost_usd.p95 + plan.reserve_usd <= budget + 0.02
+        assert plan.hours.p95 <= deadline * 1.00001
+    for entry in answered.rejected:
+        if entry.binding_constraint in ("budget", "deadline"):
+            assert entry.value > entry.limit
+    # Every considered type is either in a plan or rejected, never lost.
+    planned = {plan.instance_type for plan in answered.plans}
+    assert bindings(answered).keys() | planned == set(TYPES)
+    assert not bindings(answered).keys() & planned
+
+
+def test_a_rejections_value_is_the_limit_that_would_do() -> None:
+    entry = rejection(answer(budget_usd=1.0), "p4d.24xlarge")
+    assert entry.binding_constraint == "budget"
+    for factor, enough in ((1.001, True), (0.999, False)):
+        plans = answer(budget_usd=entry.value * factor).plans
+        assert ("p4d.24xlarge" in {plan.instance_type for plan in plans}) == enough
+
+
+@pytest.mark.parametrize("option", ["on-demand", "spot", "reserved"])
+def test_the_plan_keeps_the_budget_that_the_search_asked_for(option: str) -> None:
+    """preflight asks the plan: it must not refuse a plan that the search found within the budget."""
+    limits: dict[str, Any] = {**ONE_P4D, "purchase_options": [option], "max_nodes": 2}
+    needed = rejection(answer(**limits, budget_usd=1.0), "p4d.24xlarge").value
+    plan = answer(**limits, budget_usd=needed + 0.01).plans[0]
+    assert plan.cost_usd.p95 + plan.reserve_usd == pytest.approx(needed, abs=0.03)
+
+
+def test_the_budget_pays_for_the_drain_too() -> None:
+    """The controller drains while the ceiling still pays for it, so a budget of the 95th percentile is too little."""
+    limits: dict[str, Any] = {**ONE_P4D, "purchase_options": ["on-demand"]}
+    free = answer(**limits).plans[0]
+    (price,) = [price.usd for price in free.prices if price.item.startswith("on-demand")]
+    assert free.reserve_usd == pytest.approx(price * free.reserve_s / 3600, rel=0.02)
+    at_p95 = answer(**limits, budget_usd=free.cost_usd.p95)
+    assert not at_p95.plans
+    why = rejection(at_p95, "p4d.24xlarge")
+    assert why.value == pytest.approx(free.cost_usd.p95 + free.reserve_usd, abs=0.02)
+    assert "at the 95th percentile, with its drain, the budget is" in why.reason
+    enough = answer(**limits, budget_usd=free.cost_usd.p95 + free.reserve_usd + 0.02)
+    assert enough.plans[0].cost_usd == free.cost_usd
+
+
+def test_each_binding_constraint_is_named() -> None:
+    types = ["g6f", "p3", "p5e", "p4de", "p5.4xlarge"]
+    named = bindings(answer("llama-3.1-70b", work={"seq_len": 8192}, instance_types=types, max_nodes=1))
+    assert named["g6f.xlarge"] == "memory"
+    assert named["p3.16xlarge"] == "precision"  # V100 has no bf16
+    assert named["p5.4xlarge"] == "memory"
+    assert named["p5e.48xlarge"] in ("region", "price")
+
+
+def test_a_batch_that_does_not_divide_is_named() -> None:
+    answered = answer(work={"global_batch": 7}, instance_types=["p4d"], parallelism=["data", "tensor"])
+    assert bindings(answered) == {"p4d.24xlarge": "global_batch"}
+
+
+def test_a_lone_gpu_has_nothing_to_shard() -> None:
+    why = rejection(answer(instance_types=["g5.xlarge"], max_nodes=1, sharding=["zero3"]), "g5.xlarge")
+    assert (why.binding_constraint, why.limit) == ("sharding", "ddp")
+
+
+def test_a_framework_without_the_sharding_is_named() -> None:
+    with pytest.raises(InvalidInputError, match="megatron has ddp, zero1"):
+        answer(work={"framework": "megatron"}, sharding=["zero3"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regions": ["mars-1"]}, "mars-1"),
+        ({"instance_types": ["p99"]}, "p99"),
+        ({"work": {"seq_len": None}}, "seq_len"),
+        ({"work": {"seq_len": 4096}}, "1024"),  # gpt2-xl has 1024 positions
+        (
+            {
+                "existing_reservations": [
+                    {"instance_type": "p99.xl", "region": "us-east-1", "count": 1, "usd_per_hour": 1}
+                ]
+            },
+            "p99.xl",
+        ),
+    ],
+)
+def test_names_that_the_catalog_or_model_does_not_know_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        answer(**changes)
+
+
+def test_a_sequence_longer_than_the_usual_batch_is_still_trained() -> None:
+    work = {"samples": 8192, "seq_len": 131072, "global_batch": None}
+    answered = answer("llama-3.2-1b", work=work, instance_types=["p6-b200"], regions=[], max_nodes=64)
+    assert "global_batch" not in bindings(answered).values()
+
+
+def test_a_budget_takes_suffixes() -> None:
+    assert request(budget_usd="2M").constraints.budget_usd == 2e6

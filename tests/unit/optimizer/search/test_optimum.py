@@ -1,0 +1,114 @@
+"""The best plans and the Pareto front against brute force: every configuration, one by one, with on-demand prices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.economics.checkpoint import interval_s, stall_s
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+from optimizer.performance.evaluate import evaluate
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
+from optimizer.request import FleetRequest
+from optimizer.search.branch_and_bound import TIE
+from optimizer.search.problem import Problem
+from optimizer.search.ranking import pareto_front
+from tests.unit.optimizer.search.requests import TYPES, answer, calibration, catalog, request
+
+SIMPLE: dict[str, Any] = {"purchase_options": ["on-demand"], "parallelism": ["data"]}
+
+
+def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
+    """Expected hours and on-demand dollars of every legal configuration, one scalar estimate at a time."""
+    problem = Problem.resolve(wanted, catalog(), calibration())
+    batch, size = problem.amount.global_batch, problem.checkpoint_gib
+    assert batch is not None
+    for name, nodes in itertools.product(TYPES, range(1, wanted.constraints.max_nodes + 1)):
+        instance = catalog().instance_type(name)
+        hardware = Hardware.from_instance_type(instance)
+        ranks = nodes * hardware.gpus_per_node
+        if instance.gpu_count < 1 and nodes > 1:
+            continue
+        for micro, accum in itertools.product(range(1, 65), repeat=2):
+            if ranks * micro * accum != batch:
+                continue
+            for sharding, checkpointing in itertools.product(range(len(SHARDINGS)), range(len(CHECKPOINTINGS))):
+                if (ranks == 1 and sharding) or SHARDINGS[sharding] not in wanted.constraints.sharding:
+                    continue
+                grid = Grid(
+                    nodes=nodes,
+                    data=ranks,
+                    sharding=sharding,
+                    micro_batch=micro,
+                    grad_accum=accum,
+                    checkpointing=checkpointing,
+                )
+                estimates = evaluate(problem.model, problem.recipe, hardware, grid, calibration())
+                if not estimates.fits:
+                    continue
+                train = math.ceil(problem.amount.samples / batch) * float(estimates.step_time_s) / 3600
+                error = calibration().residual(hardware.gpu, problem.recipe.precision).relative_error
+                rate = FAILURES_PER_GPU_HOUR * ranks
+                stall = float(stall_s(size, 1 if sharding == 0 else nodes))
+                interval = float(interval_s(stall, rate))
+                mean = train * math.exp(error**2 / 2) * (1 + stall / interval)
+                hours = RESTART_HOURS + mean / (1 - rate * (RESTART_HOURS + interval / 7200))
+                for region in wanted.constraints.regions:
+                    offer = catalog().offer(name, region)
+                    if offer and offer.on_demand:
+                        nodes_usd = nodes * hours * offer.on_demand.usd_per_hour
+                        yield hours, nodes_usd + other_usd(region, nodes, hours, size)
+
+
+def other_usd(region: str, nodes: int, hours: float, checkpoint_gib: float) -> float:
+    """Dollars of volumes, storage and endpoints."""
+
+    def usd(item: str) -> float:
+        return catalog().unit_price(item, region).usd  # type: ignore[arg-type]
+
+    volumes = nodes * (200 * usd("gp3-storage") + 125 * usd("gp3-throughput"))
+    storage = 3 * checkpoint_gib * usd("s3-standard-storage") + usd("kms-key")
+    return (volumes + storage) * hours / 730 + 6 * hours * usd("vpc-endpoint")
+
+
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_best_plan_is_the_best_of_all(objective: str) -> None:
+    best = answer(objective=objective, **SIMPLE).plans[0]
+    everything = list(brute_force(request(objective=objective, **SIMPLE)))
+    assert len(everything) > 400
+    value = best.cost_usd.expected if objective == "cost" else best.hours.expected
+    least = min(usd if objective == "cost" else hours for hours, usd in everything)
+    # Of tied configurations, the simplest; four parts of a cost are rounded to cents.
+    assert least * (1 - 1e-4) - 0.02 <= value <= least * (1 + TIE) + 0.02
+
+
+@pytest.mark.parametrize("kinds", [["ddp"], ["zero1", "zero2"], ["zero3"]])
+def test_only_shardings_that_are_asked_for_are_planned(kinds: list[str]) -> None:
+    plans = answer(sharding=kinds, **SIMPLE).plans
+    assert {plan.parallelism.sharding for plan in plans} <= set(kinds)
+    least_usd = min(usd for _, usd in brute_force(request(sharding=kinds, **SIMPLE)))
+    parts = plans[0].cost_usd.breakdown
+    assert parts.total() - parts.head_node == pytest.approx(least_usd, rel=0.002)
+
+
+def test_pareto_front_is_that_of_all_configurations() -> None:
+    everything = np.array(list(brute_force(request(**SIMPLE))))
+    plans = {(round(plan.hours.expected, 3), plan.cost_usd.expected) for plan in answer(**SIMPLE).pareto}
+    front = everything[pareto_front(everything[:, 0], everything[:, 1])]
+    for hours, usd in front:
+        assert any(abs(h - hours) <= TIE * hours and abs(u - usd) <= TIE * usd for h, u in plans)
+    assert len(plans) <= len(front)
+
+
+@given(points=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=40))
+def test_pareto_front_has_exactly_the_undominated(points: list[tuple[float, float]]) -> None:
+    hours, usd = (np.array(axis) for axis in zip(*points, strict=True))
+    front = {points[i] for i in pareto_front(hours, usd)}
+    assert front == {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}

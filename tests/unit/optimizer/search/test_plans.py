@@ -1,0 +1,90 @@
+"""Plans of an answer: they keep the contract, add up, and say what they rest on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.plan import read_plan
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.problem import Problem
+from optimizer.search.rejections import Rejection
+from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
+
+
+def test_every_plan_survives_the_contract() -> None:
+    answered = answer()
+    for plan in answered.plans + answered.pareto:
+        assert read_plan(plan.to_json()) == plan
+        priced = [price for price in plan.prices if price.per == "hour"]
+        assert priced and all(price.source and price.as_of for price in plan.prices)
+
+
+def test_compute_is_price_times_paid_hours() -> None:
+    for plan in answer(purchase_options=["on-demand"]).plans:
+        hourly = plan.prices[0].usd * plan.node_count
+        assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-3, abs=0.01)
+
+
+def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
+    limits: dict[str, Any] = {"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
+    wanted = request(**limits, regions=["us-east-1", "us-west-2", "eu-west-1"])
+    problem = Problem.resolve(wanted, catalog(), calibration())
+    together = find_candidates(problem)
+    assert len(together) == len(problem.instance_types) > 12
+    for instance, table in zip(problem.instance_types, together, strict=True):
+        (alone,) = find_candidates(replace(problem, instance_types=(instance,)))
+        if isinstance(table, Rejection):
+            assert table == alone
+            continue
+        assert isinstance(alone, CandidateTable)
+        assert table.fastest.instance.name == instance.name and table.purchases == alone.purchases
+        for name in ("configuration", "purchase", "reserve_hours"):
+            assert np.array_equal(getattr(table, name), getattr(alone, name))
+        assert np.allclose(table.outcome.hours_p95, alone.outcome.hours_p95, rtol=1e-12, equal_nan=True)
+        assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
+
+
+def test_without_a_batch_the_search_comes_near_the_published_one() -> None:
+    for plan in answer(work={"global_batch": None}).plans:
+        tokens = plan.job.global_batch * plan.job.seq_len
+        assert 0.5 * 1e6 < tokens <= 1e6  # 1.5B parameters: 1M tokens
+
+
+@pytest.mark.parametrize("samples", [1, 7, 64, 1000, 10_000, 300_000, 10**9])
+@pytest.mark.parametrize("model", ["gpt2", "bert-large", "resnet50"])
+def test_a_run_of_any_size_has_plans_that_add_up(model: str, samples: int) -> None:
+    """Cents rounded apart must not make a plan contradict itself, however small the run."""
+    work = {"samples": samples, "seq_len": 512, "global_batch": None}
+    answered = answer(model, work=work, instance_types=[], regions=["us-*"])
+    assert answered.plans
+    for plan in answered.plans + answered.pareto:
+        assert round(plan.cost_usd.breakdown.total(), 2) == plan.cost_usd.expected
+
+
+def test_steps_samples_and_tokens_ask_for_the_same() -> None:
+    amounts = ({"samples": 64_000}, {"steps": 1000}, {"tokens": 64_000 * 1024})
+    by_samples, by_steps, by_tokens = (answer(work={"samples": None} | amount).plans for amount in amounts)
+    assert by_samples == by_steps == by_tokens
+
+
+def test_images_need_no_sequence_length() -> None:
+    work = {"samples": 1_281_167 * 90, "seq_len": None, "global_batch": None}
+    job = answer("resnet50", work=work, instance_types=["p4d"], regions=[], max_nodes=2).plans[0].job
+    assert job.seq_len == 1
+    assert job.tokens == job.samples
+
+
+def test_a_plan_says_when_its_parallelism_was_never_measured() -> None:
+    work = {"seq_len": 8192, "samples": 10_000, "global_batch": 384}
+    limits: dict[str, Any] = {"instance_types": ["p5en"], "parallelism": ["pipeline"], "max_nodes": 2}
+    plan = answer("llama-3.1-70b", work=work, **limits).plans[0]
+    assert plan.parallelism.beyond_data == ("pipeline",)
+    assert "no measured run on H200 has pipeline parallelism" in plan.calibration.source
+    pooled = calibration().residuals["pooled"].relative_error
+    assert plan.calibration.relative_error == pytest.approx(pooled, rel=1e-4)
+    plain = answer(instance_types=["p5en"]).plans[0]
+    assert not plain.parallelism.beyond_data and "parallelism" not in plain.calibration.source

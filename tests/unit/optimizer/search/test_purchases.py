@@ -1,0 +1,135 @@
+"""Purchases: reservations, Capacity Blocks, spot with base, fallback and further types, new commitments."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from optimizer.errors import InvalidInputError
+from optimizer.plan import FleetPlan
+from optimizer.recommend import Recommendation
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.plan_builder import PlanBuilder, can_stand_in
+from optimizer.search.problem import Problem
+from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
+
+P4D: dict[str, Any] = {"instance_types": ["p4d"], "regions": ["us-east-1"]}
+
+
+def owned(count: int, **more: Any) -> dict[str, Any]:
+    place = {"instance_type": "p4d.24xlarge", "region": "us-east-1", "capacity_reservation_id": "cr-0abcdef1"}
+    return place | {"count": count} | more
+
+
+def block(hours: float, count: int = 1) -> dict[str, Any]:
+    """A Capacity Block of p4d.24xlarge that began just now."""
+    now = datetime.now(UTC)
+    times = {"start": now.isoformat(), "end": (now + timedelta(hours=hours)).isoformat()}
+    return owned(count, capacity_block=times)
+
+
+def test_owned_capacity_is_used_and_costs_the_price_that_the_owner_gives() -> None:
+    best = answer(existing_reservations=[owned(2)]).plans[0]
+    assert (best.purchase.option, best.purchase.capacity_reservation_id) == ("reserved", "cr-0abcdef1")
+    assert best.node_count <= 2
+    assert best.cost_usd.breakdown.compute == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "kept_s"),
+    [
+        # The shortest time to save; 783 GiB at the 0.396 GiB/s of one node, and two steps.
+        ("gpt2-xl", 1, (540, 541)),
+        ("llama-3.1-70b", 8, (783 / 0.396 + 300, 783 / 0.396 + 400)),
+    ],
+)
+def test_a_capacity_block_is_used_when_the_run_ends_before_it(
+    model: str, count: int, kept_s: tuple[float, float]
+) -> None:
+    limits: dict[str, Any] = {"purchase_options": ["capacity-block"], "instance_types": ["p4d.24xlarge"]}
+
+    def within(hours: float) -> Recommendation:
+        blocks = [block(hours, count)]
+        return answer(model, work={"samples": 20_000}, max_nodes=count, existing_reservations=blocks, **limits)
+
+    plan = within(2000).plans[0]
+    assert plan.purchase.option == "capacity-block"
+    assert plan.purchase.capacity_block is not None
+    assert kept_s[0] <= plan.reserve_s < kept_s[1]
+    # The controller drains this long before the end, so that all is saved before AWS ends the instances.
+    kept = 0.5 + plan.reserve_s / 3600
+    assert within(plan.hours.p95 + kept + 0.01).plans[0].hours == plan.hours
+    short = within(plan.hours.p95 + kept - 0.01)
+    assert not short.plans
+    (why,) = short.rejected
+    assert why.binding_constraint == "capacity-block"
+    assert why.value == pytest.approx(plan.hours.p95, rel=1e-3)
+    assert why.limit == pytest.approx(plan.hours.p95 - 0.01, abs=5e-3)
+
+
+def test_a_capacity_block_without_an_id_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="bought first"):
+        request(existing_reservations=[block(9) | {"capacity_reservation_id": None}])
+
+
+def test_a_fallback_binds_the_budget_at_the_on_demand_price() -> None:
+    limits: dict[str, Any] = {**P4D, "purchase_options": ["spot"], "max_nodes": 2}
+    plain, both = answer(**limits).plans[0], answer(**limits, spot_fallback="on-demand").plans[0]
+    assert (plain.purchase.fallback, both.purchase.fallback) == ("none", "on-demand")
+    assert both.cost_usd.expected == plain.cost_usd.expected
+    on_demand = {price.item: price.usd for price in both.prices}["on-demand p4d.24xlarge us-east-1"]
+    assert both.cost_usd.p95 >= on_demand * both.node_count * both.hours.p50
+    limits |= {"max_nodes": both.node_count, "budget_usd": (plain.cost_usd.p95 + both.cost_usd.p95) / 2}
+    assert answer(**limits).plans
+    assert not answer(**limits, spot_fallback="on-demand").plans
+
+
+def test_a_spot_fleet_takes_types_that_train_no_slower_and_pays_for_the_dearest() -> None:
+    work = {"samples": 100_000, "seq_len": 2048, "global_batch": 32}
+    limits: dict[str, Any] = {"instance_types": ["g5"], "regions": ["us-east-1"], "purchase_options": ["spot"]}
+
+    def plan(**more: Any) -> FleetPlan:
+        plans = answer("llama-3.2-1b", work=work, **{**limits, "max_nodes": 2}, **more).plans
+        return next(plan for plan in plans if plan.instance_type == "g5.xlarge")
+
+    alone, several = plan(spot_spread=0), plan(spot_spread=2)
+    assert alone.purchase.spot_types == ()
+    assert "g5.2xlarge" in several.purchase.spot_types
+    own = catalog().instance_type("g5.xlarge")
+    for name in several.purchase.spot_types:
+        other = catalog().instance_type(name)
+        assert can_stand_in(own, other)
+        assert not can_stand_in(other, own), "a smaller one cannot"
+        assert f"spot {name} us-east-1" in {price.item for price in several.prices}
+    dearest = max(price.usd for price in several.prices if price.item.startswith("spot")) / several.prices[0].usd
+    assert several.cost_usd.expected == alone.cost_usd.expected
+    assert several.cost_usd.p95 >= alone.cost_usd.p95 + (dearest - 1) * alone.cost_usd.breakdown.compute
+    tight = plan(spot_spread=2, budget_usd=alone.cost_usd.p95 + alone.reserve_usd + 0.02)
+    assert tight.purchase.spot_types == (), "none whose price would break the budget"
+
+
+def test_a_new_commitment_costs_its_whole_year() -> None:
+    plan = answer(purchase_options=["reserved"], instance_types=["p4d"], max_nodes=1).plans[0]
+    offer = catalog().offer("p4d.24xlarge", plan.region)
+    assert offer is not None and offer.reserved_1yr is not None
+    assert plan.cost_usd.breakdown.compute == pytest.approx(offer.reserved_1yr.usd_per_hour * 8760, rel=1e-6)
+
+
+def test_spot_with_a_base_pays_both_prices() -> None:
+    problem = Problem.resolve(request(purchase_options=["spot"], **P4D), catalog(), calibration())
+    (table,) = find_candidates(problem)
+    assert isinstance(table, CandidateTable)
+    based = [row for row, index in enumerate(table.purchase) if table.purchases[index].base]
+    assert based
+    for row in based:
+        purchase = table.purchases[table.purchase[row]]
+        assert purchase.offer.on_demand is not None
+        nodes = int(table.fastest.nodes[table.configuration[row]])
+        hourly = purchase.offer.on_demand.usd_per_hour + (nodes - 1) * purchase.price.usd_per_hour
+        waiting = table.outcome.waiting_hours[row] * (hourly - purchase.price.usd_per_hour)
+        assert table.cost.compute[row] == pytest.approx(hourly * table.outcome.running_hours[row] + waiting)
+        (plan,) = PlanBuilder(problem).build([(table, row)])
+        assert plan.purchase.on_demand_base == 1
+        assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]
