@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimizer.catalog import Catalog
 from optimizer.mixed import find_mixed
@@ -18,9 +18,6 @@ from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank
 from optimizer.search.rejections import Rejection
-
-if TYPE_CHECKING:
-    from optimizer.mixed.fleet import MixedFleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class Recommendation:
     problem: Problem
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
-    mixed_fleets: tuple[MixedFleet, ...]
+    mixed_fleets: tuple[dict[str, Any], ...]
     rejected: tuple[Rejection, ...]
     searched_plans: int
     configurations: int
@@ -61,7 +58,7 @@ class Recommendation:
             "catalog": self.problem.catalog.describe(),
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
-            "mixed_fleets": [fleet.to_dict() for fleet in self.mixed_fleets],
+            "mixed_fleets": list(self.mixed_fleets),
             "rejected": [asdict(rejection) for rejection in self.rejected],
             "searched_plans": self.searched_plans,
             "searched": {

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from optimizer.plan import FleetPlan
 from optimizer.search.fastest import Fastest
 from optimizer.search.problem import Problem
-
-if TYPE_CHECKING:
-    from optimizer.mixed.fleet import MixedFleet
 
 __all__ = ["MAX_FLEETS", "find_mixed"]
 
@@ -22,7 +19,7 @@ __all__ = ["MAX_FLEETS", "find_mixed"]
 MAX_FLEETS = 3
 
 
-def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | None) -> tuple[MixedFleet, ...]:
+def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | None) -> tuple[dict[str, Any], ...]:
     """Find mixed fleets that keep the limits and are cheaper than the cheapest fleet of one type, cheapest first.
 
     Args:
@@ -31,7 +28,8 @@ def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | N
         best: the cheapest fleet of one type that keeps the limits; None where there is none.
 
     Returns:
-        The best of each pair of types, at most ``MAX_FLEETS``; empty where no mix is cheaper.
+        Entries of the answer's ``mixed_fleets``: the best of each pair of types, at most ``MAX_FLEETS``; empty where no
+        mix is cheaper.
 
     Raises:
         DataMissingError: the catalog lacks a unit price in every region.
@@ -39,7 +37,7 @@ def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | N
     if not problem.request.constraints.usable_reservations or problem.request.constraints.max_nodes < 2:
         return ()
     # Imported here: most requests own nothing and need not wait for these modules.
-    from optimizer.mixed.builder import build_fleet
+    from optimizer.mixed.describe import describe_mix
     from optimizer.mixed.groups import NodeGroups
     from optimizer.mixed.top_up import top_ups
     from optimizer.mixed.unlike import unlike_mixes
@@ -50,4 +48,4 @@ def find_mixed(problem: Problem, fastest: Sequence[Fastest], best: FleetPlan | N
     mixes = [*top_ups(problem, groups, fastest), *unlike_mixes(problem, groups, limit_usd)]
     cheapest = {mix.type_names: mix for mix in sorted(mixes, key=lambda mix: mix.rank, reverse=True)}
     cheaper = [mix for mix in cheapest.values() if mix.usd < limit_usd]
-    return tuple(build_fleet(mix, problem, best) for mix in sorted(cheaper, key=lambda mix: mix.rank)[:MAX_FLEETS])
+    return tuple(describe_mix(mix, problem, best) for mix in sorted(cheaper, key=lambda mix: mix.rank)[:MAX_FLEETS])

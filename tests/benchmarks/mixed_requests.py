@@ -16,6 +16,7 @@ import numpy as np
 from optimizer import recommend as answers
 from optimizer.catalog import load
 from optimizer.mixed import find_mixed
+from optimizer.mixed.describe import summarise
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.request import request_from_dict
 
@@ -69,9 +70,9 @@ def main(requests: int, seed: int) -> None:
         done += 1
         for fleet in answer.mixed_fleets[:1]:
             mixed += 1
-            print(f"{wanted['model']}, {wanted['constraints']['deadline_hours']:.1f} h: {fleet.summary()}")
-            if fleet.beats and fleet.saving_usd is not None:
-                savings.append(fleet.saving_usd / fleet.beats["cost_usd"])
+            print(f"{wanted['model']}, {wanted['constraints']['deadline_hours']:.1f} h: {summarise(fleet)}")
+            if fleet["beats"]:
+                savings.append(fleet["saving_usd"] / fleet["beats"]["cost_usd"])
     ends = f", saving {min(savings):.1%} to {max(savings):.1%} where a plan keeps the limits" if savings else ""
     print(f"{done} requests, {mixed} with a cheaper mix{ends}")
     median, high = np.quantile(spent, [0.5, 0.9])

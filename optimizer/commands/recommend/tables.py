@@ -82,12 +82,12 @@ def print_tables(answer: Recommendation, *, explain: bool) -> None:
         _print_parallelism(answer, explain=explain)
         _print_caveats(answer)
     if answer.mixed_fleets:
-        from optimizer.mixed.fleet import NOT_PROVISIONED
+        from optimizer.mixed.describe import NOT_PROVISIONED, summarise
 
         verdict = "Cheaper" if answer.plans else "Within the limits"
         click.echo(f"\n{verdict} as a mixed fleet, two groups of nodes in one job:")
         for fleet in answer.mixed_fleets:
-            click.echo(f"  {fleet.summary()}")
+            click.echo(f"  {summarise(fleet)}")
         click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
     if answer.rejected:
         click.echo()

@@ -19,6 +19,7 @@ from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.mixed import MAX_FLEETS
+from optimizer.mixed.describe import summarise
 from optimizer.mixed.groups import NodeGroups
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.unlike import UnlikeSearch
@@ -215,14 +216,14 @@ def test_mixes_keep_the_limits_and_beat_every_plan(catalog: Catalog, calibration
     answer = recommend(request(constraints={"deadline_hours": deadline, "budget_usd": 2000}), catalog, calibration)
     assert answer.mixed_fleets
     cheapest = min(plan.cost_usd.expected for plan in answer.plans + answer.pareto)
-    usd = [fleet.cost_usd["expected"] for fleet in answer.mixed_fleets]
+    usd = [fleet["cost_usd"]["expected"] for fleet in answer.mixed_fleets]
     assert usd == sorted(usd)
     for fleet in answer.mixed_fleets:
-        assert fleet.cost_usd["p95"] <= 2000 and fleet.hours["p95"] <= deadline
-        assert fleet.cost_usd["expected"] < cheapest
-        assert fleet.saving_usd == pytest.approx(cheapest - fleet.cost_usd["expected"], abs=0.01)
-        assert fleet.beats is not None and fleet.beats["cost_usd"] == cheapest
-        assert sum(group.node_count for group in fleet.groups) <= 4
+        assert fleet["cost_usd"]["p95"] <= 2000 and fleet["hours"]["p95"] <= deadline
+        assert fleet["cost_usd"]["expected"] < cheapest
+        assert fleet["saving_usd"] == pytest.approx(cheapest - fleet["cost_usd"]["expected"], abs=0.01)
+        assert fleet["beats"]["cost_usd"] == cheapest
+        assert sum(group["node_count"] for group in fleet["groups"]) <= 4
 
 
 def owned_and_rented(catalog: Catalog, calibration: Calibration, **limits: Any) -> Recommendation:
@@ -246,18 +247,18 @@ def test_owned_nodes_are_topped_up_with_rented_ones_of_their_type(catalog: Catal
     answer = owned_and_rented(catalog, calibration, deadline_hours=deadline, max_nodes=3)
     (fleet,) = answer.mixed_fleets
     pure = next(plan for plan in answer.plans if plan.node_count == 3)
-    owned, rented = fleet.groups
-    assert (owned.option, owned.node_count, rented.option, rented.node_count) == ("reserved", 2, "on-demand", 1)
+    owned, rented = fleet["groups"]
+    assert [(g["purchase"]["option"], g["node_count"]) for g in (owned, rented)] == [("reserved", 2), ("on-demand", 1)]
     # The GPUs are alike, so the run is that of three rented nodes, parallelism and all; two cost what their owner says.
-    assert fleet.hours["expected"] == pure.hours.expected
-    assert fleet.step_time_s == pure.step_time_s
-    assert fleet.parallelism["tensor"] == pure.parallelism.tensor
-    assert fleet.parallelism["pipeline"] == pure.parallelism.pipeline
-    assert fleet.parallelism["sequence_parallel"] is pure.parallelism.sequence_parallel
+    assert fleet["hours"]["expected"] == pure.hours.expected
+    assert fleet["step_time_s"] == pure.step_time_s
+    assert fleet["parallelism"]["tensor"] == pure.parallelism.tensor
+    assert fleet["parallelism"]["pipeline"] == pure.parallelism.pipeline
+    assert fleet["parallelism"]["sequence_parallel"] is pure.parallelism.sequence_parallel
     hourly = pure.prices[0].usd
     share = (2 * 0.5 + hourly) / (3 * hourly)
-    assert fleet.cost_usd["breakdown"]["compute"] == pytest.approx(pure.cost_usd.breakdown.compute * share, abs=0.02)
-    assert owned.share_of_global_batch == pytest.approx(2 / 3, rel=1e-5)
+    assert fleet["cost_usd"]["breakdown"]["compute"] == pytest.approx(pure.cost_usd.breakdown.compute * share, abs=0.02)
+    assert owned["share_of_global_batch"] == pytest.approx(2 / 3, rel=1e-5)
 
 
 def test_where_owned_nodes_are_enough_nothing_is_added(catalog: Catalog, calibration: Calibration) -> None:
@@ -276,8 +277,8 @@ def test_a_mix_is_offered_where_no_fleet_of_one_type_keeps_the_limits(
     answer = owned_and_rented(catalog, calibration, **limits)
     assert not answer.plans
     (fleet,) = answer.mixed_fleets
-    assert fleet.beats is None and fleet.saving_usd is None
-    assert "saves" not in fleet.summary()
+    assert fleet["beats"] is None and fleet["saving_usd"] is None
+    assert "saves" not in summarise(fleet)
 
 
 def test_the_groups_add_up(catalog: Catalog, calibration: Calibration) -> None:
@@ -286,21 +287,23 @@ def test_the_groups_add_up(catalog: Catalog, calibration: Calibration) -> None:
         answer = recommend(request(constraints=limits), catalog, calibration)
         assert answer.mixed_fleets
         for fleet in answer.mixed_fleets:
-            cost = fleet.cost_usd
+            cost = fleet["cost_usd"]
             assert round(sum(cost["breakdown"].values()), 2) == cost["expected"]
             nodes = cost["breakdown"]["compute"] + cost["breakdown"]["volumes"]
-            assert sum(group.cost_usd for group in fleet.groups) == pytest.approx(nodes, abs=0.05)
+            assert sum(group["cost_usd"] for group in fleet["groups"]) == pytest.approx(nodes, abs=0.05)
             assert cost["p50"] <= cost["p95"] and cost["expected"] <= cost["p95"]
-            assert sum(group.share_of_global_batch for group in fleet.groups) == pytest.approx(1, abs=1e-5)
-            gpus = sum(group.gpus for group in fleet.groups)
+            assert sum(group["share_of_global_batch"] for group in fleet["groups"]) == pytest.approx(1, abs=1e-5)
+            gpus = sum(group["gpus"] for group in fleet["groups"])
             # The equal average over ranks of weighted means is the mean over samples.
-            assert sum(group.gpus * group.gradient_weight for group in fleet.groups) == pytest.approx(gpus, rel=1e-5)
-            assert all(group.peak_gib <= group.limit_gib for group in fleet.groups)
-            assert fleet.step_time_s >= max(group.step_time_s for group in fleet.groups) * (1 - 1e-5)
-            assert 0 <= fleet.idle_share < 0.5
-            if fleet.parallelism["sharding"] in ("zero2", "zero3"):
-                assert fleet.groups[0].grad_accum == fleet.groups[1].grad_accum
-            assert all(price.source and price.as_of for price in fleet.prices)
+            assert sum(group["gpus"] * group["gradient_weight"] for group in fleet["groups"]) == pytest.approx(
+                gpus, rel=1e-5
+            )
+            assert all(group["peak_gib"] <= group["limit_gib"] for group in fleet["groups"])
+            assert fleet["step_time_s"] >= max(group["step_time_s"] for group in fleet["groups"]) * (1 - 1e-5)
+            assert 0 <= fleet["idle_share"] < 0.5
+            if fleet["parallelism"]["sharding"] in ("zero2", "zero3"):
+                assert fleet["groups"][0]["grad_accum"] == fleet["groups"][1]["grad_accum"]
+            assert all(price["source"] and price["as_of"] for price in fleet["prices"])
 
 
 def test_the_answer_says_that_it_is_no_plan(catalog: Catalog, calibration: Calibration) -> None:
@@ -344,11 +347,11 @@ def test_the_larger_error_counts(catalog: Catalog, calibration: Calibration) -> 
 def test_a_fraction_of_a_gpu_and_a_megatron_job_are_never_mixed(catalog: Catalog, calibration: Calibration) -> None:
     deadline = missed_by_two(catalog, calibration)
     answer = recommend(request(constraints={"deadline_hours": deadline}), catalog, calibration)
-    assert not [g for fleet in answer.mixed_fleets for g in fleet.groups if g.instance_type.startswith("g6f")]
+    assert not [g for fleet in answer.mixed_fleets for g in fleet["groups"] if g["instance_type"].startswith("g6f")]
     limits = {"deadline_hours": deadline * 2, "max_nodes": 8}
     megatron = recommend(request(constraints=limits, workload={"framework": "megatron"}), catalog, calibration)
     for fleet in megatron.mixed_fleets:
-        assert fleet.groups[0].instance_type == fleet.groups[1].instance_type
+        assert fleet["groups"][0]["instance_type"] == fleet["groups"][1]["instance_type"]
 
 
 def joined(catalog: Catalog, names: list[str], calibration: Calibration, **changes: Any) -> set[tuple[str, str]]:
