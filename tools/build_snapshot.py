@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
@@ -68,7 +67,7 @@ def build() -> tuple[Tables, list[Skipped]]:
 
     def update(instance_type: str, region: str, **facts: Any) -> None:
         row = offers.get((instance_type, region)) or OfferRow(instance_type=instance_type, region=region)
-        offers[instance_type, region] = replace(row, **facts)
+        offers[instance_type, region] = row._replace(**facts)
 
     def leave_out(source: str, row: PublishedPrice | SpotAdvice, reason: str) -> None:
         skipped.append(Skipped(source=source, place=f"{row.instance_type} in {row.region}", reason=reason))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -263,7 +263,7 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
         facts["spot"] = spot and HourlyPrice(
             usd_per_hour=spot.usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=spot.zone_id
         )
-    return replace(row, **facts)
+    return row._replace(**facts)
 
 
 def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
@@ -290,9 +290,9 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
                 f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-            row = replace(row, spot=None) if kind == "spot" else replace(row, reserved_1yr=None)
+            row = row._replace(spot=None) if kind == "spot" else row._replace(reserved_1yr=None)
         offers.append(row)
-    return replace(tables, offers=offers), dropped
+    return tables._replace(offers=offers), dropped
 
 
 def _nothing_refreshed(reasons: Sequence[str]) -> GpufleetError:

@@ -1,9 +1,9 @@
-"""Cloud: what a file of providers/ defines; it must import nothing heavy, for every ``gpufleet offers`` imports it."""
+"""Cloud: the record that a file of providers/ defines, as a light named tuple, for every ``gpufleet offers`` imports it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from optimizer.catalog.sources import Skipped
 
@@ -12,16 +12,14 @@ class PricesUnreadableError(Exception):
     """The price API could not be reached, or answered with something other than prices."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegionPrice:
+class RegionPrice(NamedTuple):
     """Linux prices of one type in one region, USD per hour."""
 
     on_demand: float
     spot: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PriceApi:
+class PriceApi(NamedTuple):
     """A public price API that answers without an account.
 
     Attributes:
@@ -36,8 +34,7 @@ class PriceApi:
     read: Callable[[str, str], tuple[dict[str, RegionPrice], list[Skipped]]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cloud:
+class Cloud(NamedTuple):
     """A cloud whose prices are compared with AWS's; its types and prices are rows of data/.
 
     Attributes:

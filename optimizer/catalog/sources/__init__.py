@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """An unusable row of a source, its place and the reason."""
 
     source: str

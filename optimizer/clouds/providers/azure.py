@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
 
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.clouds.cloud import Cloud, PriceApi, PricesUnreadableError, RegionPrice
@@ -32,7 +31,9 @@ def fetch(instance_type: str, endpoint: str) -> Iterator[dict[str, Any]]:
     Raises:
         PricesUnreadableError: no answer after all retries, or an answer that is not a page of prices.
     """
-    import urllib3  # here: commands that read no prices must not wait for it
+    from urllib.parse import urlencode, urlsplit  # here: commands that read no prices must not wait for it
+
+    import urllib3
 
     query = f"serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and armSkuName eq '{instance_type}'"
     url: str | None = f"{endpoint}?{urlencode({'currencyCode': 'USD', '$filter': query})}"
@@ -57,6 +58,8 @@ def fetch(instance_type: str, endpoint: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_page(http: urllib3.PoolManager, url: str) -> dict[str, Any]:
+    from urllib.parse import urlsplit
+
     import urllib3
 
     host = urlsplit(url).netloc

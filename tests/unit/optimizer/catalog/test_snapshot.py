@@ -41,7 +41,7 @@ def test_a_snapshot_reads_back_as_written(written: Path, tables: Tables) -> None
 
 
 def test_writing_again_replaces_the_tables_and_leaves_nothing_behind(written: Path, tables: Tables) -> None:
-    tables.offers = tables.offers[:-1]
+    tables.offers.pop()
     write_snapshot(written, tables, made_at=MADE_AT)
     assert len(load(written).offers) == len(tables.offers)
     assert len(list(written.iterdir())) == 1 + len(TABLES)
@@ -61,7 +61,7 @@ def test_a_write_that_dies_leaves_the_old_snapshot_whole(
         rename(source, target)
 
     monkeypatch.setattr(Path, "replace", dies)
-    tables.offers = tables.offers[:10]
+    del tables.offers[10:]
     with pytest.raises(KeyboardInterrupt):
         write_snapshot(written, tables, made_at=MADE_AT)
     assert replaced

@@ -54,7 +54,7 @@ def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Pat
     broken = [index for index, row in enumerate(offers) if row.on_demand and row.spot][:2]
     for index, kind, usd in zip(broken, ("on_demand", "spot"), (-1.0, 10_000.0), strict=True):
         price = replace(getattr(offers[index], kind), usd_per_hour=usd)
-        offers[index] = replace(offers[index], **{kind: price})
+        offers[index] = offers[index]._replace(**{kind: price})
     write_snapshot(tmp_path, shipped.tables, made_at=shipped.made_at)
     code, out, err = run("verify", str(tmp_path), "--format", "json")
     assert code == 1
