@@ -28,6 +28,10 @@ class Gpu:
         memory_bandwidth_gb_per_s: HBM or GDDR bandwidth, GB/s (10^9 bytes).
         peak_tflop_per_s: dense peak by precision, TFLOP/s (10^12); only precisions that its matrix or vector units run.
         nvlink_gb_per_s: NVLink bandwidth of one GPU, both directions together, GB/s; 0 without NVLink.
+        pcie_gb_per_s: one direction of the GPU's slot, GB/s: 15.75 in generation 3, 31.5 in 4, 63 in 5.
+        visible_memory_share: share of ``memory_gib`` that nvidia-smi shows; below 1 where error correction takes some.
+        die: name of the GPU model with the same processor, under which efficiencies are measured.
+        network_gbit_per_s: network of one GPU in NVIDIA's reference system, Gbit/s; 25 for PCIe cards.
         source, as_of: the datasheet's address, and when it was read.
     """
 
@@ -38,6 +42,10 @@ class Gpu:
     memory_bandwidth_gb_per_s: float
     peak_tflop_per_s: Mapping[str, float]
     nvlink_gb_per_s: float
+    pcie_gb_per_s: float
+    visible_memory_share: float
+    die: str
+    network_gbit_per_s: float
     source: str
     as_of: date
 

@@ -24,12 +24,12 @@ from optimizer.catalog.sources import Skipped, instance_types, offerings, publis
 from optimizer.catalog.sources.published_prices import PublishedPrice
 from optimizer.catalog.sources.spot_advisor import SpotAdvice
 from optimizer.catalog.tables import OfferRow, Tables, Zones
+from optimizer.hardware import InstanceType
 
 INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
 MOTO_VERSION = "5.2.5"
 MOTO_BUILT = date(2026, 10, 27)
-P3_SOURCE, P3_BUILT = "EC2 DescribeInstanceTypes, recorded in moto 5.1.18 (the last with p3)", date(2025, 11, 30)
 MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -54,14 +54,21 @@ def main() -> None:
 
 def build() -> tuple[Tables, list[Skipped]]:
     """Build the snapshot's tables; also returns the unused input rows."""
-    types, skipped = instance_types.parse(
-        json.loads(_read_input("describe_instance_types_p3.json")), source=P3_SOURCE, as_of=P3_BUILT
+    recorded = [json.loads(path.read_text(encoding="utf-8")) for path in INPUTS.glob("describe_instance_types*.json")]
+    recorded.append(
+        {
+            "source": f"EC2 DescribeInstanceTypes, recorded in moto {MOTO_VERSION}",
+            "as_of": MOTO_BUILT.isoformat(),
+            "InstanceTypes": _read_moto(_MOTO / "instance_types.json.gz").values(),
+        }
     )
-    answers = _read_moto(_MOTO / "instance_types.json.gz").values()
-    source = f"EC2 DescribeInstanceTypes, recorded in moto {MOTO_VERSION}"
-    newer_types, newer_skipped = instance_types.parse(answers, source=source, as_of=MOTO_BUILT)
-    types |= newer_types
-    skipped += newer_skipped
+    types: dict[str, InstanceType] = {}
+    skipped: list[Skipped] = []
+    for answer in recorded:
+        as_of = date.fromisoformat(answer["as_of"])
+        parsed, unusable = instance_types.parse(answer["InstanceTypes"], source=answer["source"], as_of=as_of)
+        types |= parsed
+        skipped += unusable
 
     offers: dict[tuple[str, str], OfferRow] = {}
 

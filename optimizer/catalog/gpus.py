@@ -61,6 +61,10 @@ def _parse_gpu(row: dict[str, str]) -> _Row:
         memory_bandwidth_gb_per_s=float(row["memory_bandwidth_gb_per_s"]),
         peak_tflop_per_s={precision: float(peak) for precision, peak in peaks.items() if peak},
         nvlink_gb_per_s=float(row["nvlink_gb_per_s"]),
+        pcie_gb_per_s=float(row["pcie_gb_per_s"]),
+        visible_memory_share=float(row["visible_mib"] or memory_mib) / memory_mib,
+        die=row["die"] or row["name"],
+        network_gbit_per_s=float(row["network_gbit_per_s"]),
         source=row["source"],
         as_of=date.fromisoformat(row["as_of"]),
     )

@@ -1,4 +1,4 @@
-"""Cloud: the record that a file of providers/ defines; a light named tuple, for every ``gpufleet offers`` imports it."""
+"""Cloud: the record that a file of providers/ defines; a light named tuple, for each ``gpufleet offers`` imports it."""
 
 from __future__ import annotations
 

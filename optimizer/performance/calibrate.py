@@ -20,7 +20,6 @@ from optimizer.performance.calibration import (
     POOLED,
     Calibration,
     Residual,
-    die,
     model_kind,
     residual_key,
 )
@@ -54,7 +53,7 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
         {
             "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
             "kind": [model_kind(setup.model) for setup in setups],
-            "processor": [die(setup.hardware.gpu) for setup in setups],
+            "processor": [setup.hardware.gpu.die for setup in setups],
             "framework": [framework_name(setup.recipe.framework) for setup in setups],
             "row": rows,
             "error": errors,

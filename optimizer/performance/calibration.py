@@ -30,9 +30,6 @@ NEW_FRAMEWORK = "new framework"
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
 
-# GPUs that share a processor share its efficiency of arithmetic: the H200's datasheet gives the H100's rates.
-DIES = {"H200": "H100"}
-
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -116,7 +113,7 @@ class Calibration(BaseModel):
         # Code without a measured run may use the kernels of code that has some.
         known = framework in self.elementwise_traffic
         framework = framework if known else frameworks()[framework].fitted_as or framework
-        processor = die(gpu)
+        processor = gpu.die
         factor = self.precision_efficiency.get(recipe.precision, 1.0)
         attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
         attention = _lookup(self.attention_efficiency, f"{processor} {framework}", processor)
@@ -193,11 +190,6 @@ def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
     fused = precision == "fp8" and frameworks()[framework_name(framework)].fused_kernels
     return gpu.name + width + (" fused" if fused else "")
-
-
-def die(gpu: Gpu) -> str:
-    """Processor of ``gpu``, the key of its efficiencies."""
-    return DIES.get(gpu.name, gpu.name)
 
 
 def attention_precision(precision: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibration import POOLED, attention_precision, die
+from optimizer.performance.calibration import POOLED, attention_precision
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, stack
@@ -97,7 +97,7 @@ def robust(error: Floats) -> Floats:
 
 def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
     """List the factors of each coefficient of a set-up as (field of Calibration, key), the most general first."""
-    processor, framework = die(setup.hardware.gpu), framework_name(setup.recipe.framework)
+    processor, framework = setup.hardware.gpu.die, framework_name(setup.recipe.framework)
     names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
     for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
         names[name] = [(name, POOLED), (name, processor)]

@@ -1,6 +1,6 @@
 """Rates and sizes of a node: arithmetic peaks, memory the driver shows, and the links and network of collectives.
 
-A new GPU architecture needs its PCIe generation here; figures of single kernels are in kernels.py.
+Facts of one GPU are in catalog/data/gpus.csv, figures of single kernels in kernels.py.
 """
 
 from __future__ import annotations
@@ -9,11 +9,6 @@ from optimizer.errors import DataMissingError
 from optimizer.hardware import Gpu
 from optimizer.performance import kernels
 from optimizer.performance.types import Hardware
-
-# Share of the memory EC2 gives for a GPU that nvidia-smi shows: a T4 keeps its error correction in it, 15360 of 16384
-# MiB. H100 and H200 show 0.4% less, which the margin for fragmentation covers, A100, A10G, L4 and L40S no less
-# (https://github.com/modal-labs/modal-client/pull/2797, 2025-01-23).
-VISIBLE = {"T4": 15360 / 16384, "T4G": 15360 / 16384}
 
 # fp32 over the 16-bit peak of a GPU whose datasheet has no fp32: less than any in the table (B300 1/30).
 LEAST_FP32_SHARE = 1 / 34
@@ -27,8 +22,7 @@ NVLINK_EFFICIENCY = 0.79
 NVLINK_LATENCY_S = 15e-6
 LINK_PIECE_S = 4e-6
 # PCIe: 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639,
-# 2025-03-14): every byte crosses the host. Slots by architecture: gen 3 15.75 GB/s, gen 4 31.5, gen 5 63.
-PCIE_GB_PER_S = {"Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5, "Hopper": 63.0, "Blackwell": 63.0}
+# 2025-03-14): every byte crosses the host.
 PCIE_EFFICIENCY = 0.44
 # 8 bytes on 8 RTX 4090 took 42 us (https://github.com/NVIDIA/nccl/issues/1530).
 PCIE_LATENCY_S = 42e-6
@@ -41,12 +35,6 @@ NETWORK_LATENCY_S = 50e-6
 # p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
 EFA_EFFICIENCY = 0.59
 TCP_EFFICIENCY = 0.38
-
-# Network of one GPU in a node that names none: one card a GPU as in NVIDIA's reference systems, Gbit/s (DGX A100:
-# 8 x 200, DGX H100 and H200: 8 x 400, DGX B200: 8 x 400, DGX-1 V100: 4 x 100 for 8), and 25 for PCIe cards
-# (https://docs.nvidia.com/dgx). EC2 types have less: name the network, or use --instance-type.
-NETWORK_GBIT_PER_S_PER_GPU = {"V100": 50.0, "A100": 200.0, "H100": 400.0, "H200": 400.0, "B200": 400.0, "B300": 800.0}
-OTHER_NETWORK_GBIT_PER_S_PER_GPU = 25.0
 
 
 def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
@@ -98,27 +86,16 @@ def outside_layers(precision: str) -> str:
 
 
 def visible_memory_gib(hardware: Hardware) -> float:
-    """Memory of one GPU that the driver shows, GiB: EC2's figure less error correction (VISIBLE)."""
+    """Memory of one GPU that the driver shows, GiB: EC2's figure less error correction."""
     memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
-    return memory_gib * VISIBLE.get(hardware.gpu.name, 1.0)
+    return memory_gib * hardware.gpu.visible_memory_share
 
 
 def link_rate(hardware: Hardware) -> tuple[float, float]:
-    """Bus bandwidth (byte/s) and latency (s) of collectives among the GPUs of one node.
-
-    Raises:
-        DataMissingError: PCIe-linked GPUs of an architecture without a known slot.
-    """
+    """Bus bandwidth (byte/s) and latency (s) of collectives among the GPUs of one node."""
     if hardware.interconnect in ("nvlink", "nvswitch") and hardware.gpu.nvlink_gb_per_s > 0:
         return hardware.gpu.nvlink_gb_per_s / 2 * NVLINK_EFFICIENCY * 1e9, NVLINK_LATENCY_S
-    for architecture, gb_per_s in PCIE_GB_PER_S.items():
-        if hardware.gpu.architecture.startswith(architecture):
-            return gb_per_s * PCIE_EFFICIENCY * 1e9, PCIE_LATENCY_S
-    raise DataMissingError(
-        f"GPU architecture {hardware.gpu.architecture!r} has no PCIe generation on record",
-        limit=f"known: {', '.join(PCIE_GB_PER_S)}",
-        next_step="add it to PCIE_GB_PER_S in optimizer/performance/rates.py, with its source",
-    )
+    return hardware.gpu.pcie_gb_per_s * PCIE_EFFICIENCY * 1e9, PCIE_LATENCY_S
 
 
 def network_rate(hardware: Hardware) -> tuple[float, float]:
@@ -128,5 +105,5 @@ def network_rate(hardware: Hardware) -> tuple[float, float]:
 
 
 def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
-    """Network of a node that names none, Gbit/s: a vendor reference system's (NETWORK_GBIT_PER_S_PER_GPU)."""
-    return gpus_per_node * NETWORK_GBIT_PER_S_PER_GPU.get(gpu.name, OTHER_NETWORK_GBIT_PER_S_PER_GPU)
+    """Network of a node that names none, Gbit/s: NVIDIA's reference system's. EC2 types have less."""
+    return gpus_per_node * gpu.network_gbit_per_s
