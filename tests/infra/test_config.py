@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import clock, images, settings
+from infra import clock, images
 from infra.configuration import load as load_configuration
 from infra.offline.preview import Answers, stand_in
-from infra.settings import ConfigError
+from infra.settings import ConfigError, Settings
+from optimizer.plan import FleetPlan
 from tests.infra.deployed import (
     EXISTING_VPC,
     LONE_NODE,
@@ -188,16 +189,7 @@ def test_a_stack_without_a_plan_is_told_how_to_get_one() -> None:
         deploy(config={"gpufleet:plan": "null"})
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{}, {"purchase": {"fallback": "on-demand"}}, on_demand(), reserved(), capacity_block()],
-    ids=["spot", "fallback", "on-demand", "reserved", "capacity-block"],
-)
-def test_each_purchase_option_is_carried_out(option: dict[str, Any]) -> None:
-    assert deploy(option).one("Group")["maxSize"] == 2
-
-
-def load(settings: dict[str, str], **changes: Any) -> settings.Settings:
+def load(settings: dict[str, str], **changes: Any) -> Settings:
     stand_in(sample_plan(**changes), stack="dev", config=settings)
     return load_configuration(starts_nodes=True)
 
@@ -268,21 +260,19 @@ def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
 class _Image(Answers):
     """An image whose facts a test chooses."""
 
-    changes: dict[str, Any] = {}  # noqa: RUF012 (each test sets its own)
-    asked: dict[str, Any] = {}  # noqa: RUF012
+    def __init__(self, plan: FleetPlan, changes: dict[str, Any]) -> None:
+        super().__init__(plan)
+        self._changes = changes
+        self.asked: dict[str, Any] = {}
 
     def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
-        answer = super()._answer(token, given)
-        if token.endswith("getAmi"):
-            self.asked = given
-            return {**answer, **self.changes}
-        return answer
+        self.asked = given
+        return {**super()._answer(token, given), **self._changes}
 
 
 def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.Image, dict[str, Any]]:
     plan = sample_plan(**LONE_NODE)
-    answers = _Image(plan)
-    answers.changes = changes
+    answers = _Image(plan, changes)
     stand_in(plan, stack="dev", config=settings, answers=answers)
     return images.look_up(load_configuration(starts_nodes=False)), answers.asked
 
