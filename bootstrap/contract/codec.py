@@ -35,11 +35,7 @@ def time_text(moment: datetime) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Parse JSON text.
-
-    Raises:
-        FormatError: the text is not JSON.
-    """
+    """Parse JSON text; a FormatError says that it is none."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -58,15 +54,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any, place: str, *, lenient: bool = False) -> T:
-    """Convert parsed JSON to a ``kind``.
+    """Convert parsed JSON to a ``kind``; errors name it ``place``.
 
-    Args:
-        kind: a dataclass of str, int, float, bool, datetime, Literal, ``X | None``, ``dict[str, X]`` and dataclasses. A
-            field with a default may be missing.
-        data: the parsed JSON.
-        place: name of the whole in errors.
-        lenient: skip unknown fields and take unknown words as they are, so that an older reader can show what a newer
-            version wrote.
+    A ``kind`` has fields of str, int, float, bool, datetime, Literal, ``X | None``, ``dict[str, X]`` and dataclasses. A
+    ``lenient`` reader skips unknown fields and takes unknown words as they are: a newer version may have written them.
 
     Raises:
         UnknownError: a field is unknown, or holds an unknown word.
@@ -85,7 +76,7 @@ def _value(kind: Any, data: Any, place: str, lenient: bool) -> Any:
         if lenient and isinstance(data, str) and isinstance(options[0], str):
             return data
         if data not in options or isinstance(data, bool):
-            raise UnknownError(_text(place, data, " or ".join(map(repr, options))))
+            raise _wrong(place, data, " or ".join(map(repr, options)), UnknownError)
         return data
     if origin is dict:
         if not isinstance(data, dict):
@@ -144,9 +135,5 @@ def _scalar(kind: Any, data: Any, place: str) -> Any:
     return data
 
 
-def _wrong(place: str, data: Any, expected: str) -> FormatError:
-    return FormatError(_text(place, data, expected))
-
-
-def _text(place: str, data: Any, expected: str) -> str:
-    return f"{place} is {str(data)[:80]!r}, and must be {expected}"
+def _wrong(place: str, data: Any, expected: str, kind: type[FormatError] = FormatError) -> FormatError:
+    return kind(f"{place} is {str(data)[:80]!r}, and must be {expected}")

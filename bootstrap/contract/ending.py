@@ -1,8 +1,8 @@
 """Rules that end a fleet's nodes in order, and the AWS calls that carry them out.
 
-The controller applies them; `gpufleet stop` does where no controller answers. The order: size 0 and no protection,
-checkpoints, hooks, no instances. A node whose hook nobody completes would be paid until the hook's timeout, one that
-sends heartbeats far longer: https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
+The controller applies them; `gpufleet stop` does where no controller answers. A node whose hook nobody completes would
+be paid until the hook's timeout, one that sends heartbeats far longer:
+https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
 """
 
 from __future__ import annotations
@@ -22,66 +22,53 @@ PROTECTION_BATCH = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """An instance as its Auto Scaling group sees it.
-
-    Attributes:
-        state: lifecycle state, like "InService" or "Terminating:Wait".
-        protected: whether scale-in spares the instance.
-    """
+    """An instance as its Auto Scaling group sees it."""
 
     instance_id: str
-    state: str
-    protected: bool
+    state: str  # lifecycle state, like "InService"
+    protected: bool  # scale-in spares it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LiftProtection:
     """Let scale-in take these instances."""
 
     instance_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AbandonLaunch:
+@dataclass(frozen=True, kw_only=True)
+class _OfInstance:
+    instance_id: str
+
+
+class AbandonLaunch(_OfInstance):
     """End an instance that its launch hook holds."""
 
-    instance_id: str
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndLeaving:
+class EndLeaving(_OfInstance):
     """Complete the terminate hook of an instance that had its time for a checkpoint."""
 
-    instance_id: str
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndStaying:
+class EndStaying(_OfInstance):
     """End an instance that Auto Scaling does not end; its terminate hook still gives it time to save."""
-
-    instance_id: str
 
 
 EndAction = LiftProtection | AbandonLaunch | EndLeaving | EndStaying
 
 
 def lift_protection(members: Iterable[Member]) -> list[LiftProtection]:
-    """Let all protected nodes in service go; the size must be set to 0 again after that."""
+    """Let all protected nodes in service go; the size must then be set to 0 again."""
     protected = tuple(member.instance_id for member in members if member.protected and member.state == IN_SERVICE)
     return [LiftProtection(instance_ids=protected)] if protected else []
 
 
 def abandon_launches(members: Iterable[Member]) -> list[AbandonLaunch]:
-    """End nodes in their launch hook at once: they were not in service, so they have nothing to save."""
+    """End nodes in their launch hook at once: they have nothing to save."""
     return [AbandonLaunch(instance_id=key) for key in _in_state(members, LAUNCHING)]
 
 
 def end_staying(members: Iterable[Member], zero_since: datetime, now: datetime) -> list[EndStaying]:
-    """End nodes that are in service long after the size was set to 0.
-
-    A worker may protect itself, and hostile code in one does so again each time it is let go. The size must be 0:
-    otherwise the group would replace the node.
-    """
+    """End nodes still in service after ENDING at size 0: hostile code in a worker may protect it again and again."""
     if now - zero_since < ENDING:
         return []
     return [EndStaying(instance_id=key) for key in _in_state(members, IN_SERVICE)]
@@ -103,36 +90,18 @@ def _in_state(members: Iterable[Member], state: str) -> list[str]:
 
 
 def calls(action: EndAction, *, group: str, launch_hook: str, terminate_hook: str) -> list[tuple[str, dict[str, Any]]]:
-    """Auto Scaling operations of an action with their parameters; repeating one changes nothing."""
+    """List an action's Auto Scaling operations with their parameters; repeating one changes nothing."""
+    in_group = {"AutoScalingGroupName": group}
     if isinstance(action, LiftProtection):
         ids = list(action.instance_ids)
+        batches = [ids[start : start + PROTECTION_BATCH] for start in range(0, len(ids), PROTECTION_BATCH)]
         return [
-            (
-                "set_instance_protection",
-                {
-                    "AutoScalingGroupName": group,
-                    "InstanceIds": ids[start : start + PROTECTION_BATCH],
-                    "ProtectedFromScaleIn": False,
-                },
-            )
-            for start in range(0, len(ids), PROTECTION_BATCH)
+            ("set_instance_protection", {**in_group, "InstanceIds": batch, "ProtectedFromScaleIn": False})
+            for batch in batches
         ]
+    instance = {"InstanceId": action.instance_id}
     if isinstance(action, EndStaying):
-        return [
-            (
-                "terminate_instance_in_auto_scaling_group",
-                {"InstanceId": action.instance_id, "ShouldDecrementDesiredCapacity": False},
-            )
-        ]
-    leaving = isinstance(action, EndLeaving)
-    return [
-        (
-            "complete_lifecycle_action",
-            {
-                "AutoScalingGroupName": group,
-                "LifecycleHookName": terminate_hook if leaving else launch_hook,
-                "InstanceId": action.instance_id,
-                "LifecycleActionResult": "CONTINUE" if leaving else "ABANDON",
-            },
-        )
-    ]
+        return [("terminate_instance_in_auto_scaling_group", {**instance, "ShouldDecrementDesiredCapacity": False})]
+    hook, result = (terminate_hook, "CONTINUE") if isinstance(action, EndLeaving) else (launch_hook, "ABANDON")
+    hooked = {"LifecycleHookName": hook, "LifecycleActionResult": result}
+    return [("complete_lifecycle_action", {**in_group, **hooked, **instance})]

@@ -1,13 +1,4 @@
-"""A node's report: ``control/nodes/<instance id>.json``, written by ``tell_controller`` of bootstrap/fleet.sh.
-
-A node overwrites its report when its state changes (bootstrap/README.md says what exit_status and step hold)::
-
-    training   torchrun is started
-    done       the command ended with 0; in mode workers it runs again a minute later
-    gave-up    the command failed again and again, or cannot be started
-    unfit      the set-up failed; the node is abandoned and replaced
-    sick       a GPU failed while training; the node marked itself unhealthy and is replaced
-"""
+"""A node's report: ``control/nodes/<instance id>.json``, written by bootstrap/fleet.sh (bootstrap/README.md)."""
 
 from __future__ import annotations
 

@@ -26,58 +26,34 @@ class BlockTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
-    """Settings of one stack's controller.
-
-    Attributes:
-        group: Auto Scaling group.
-        launch_hook, terminate_hook: the group's lifecycle hooks.
-        bucket, control_prefix: location of state.json, request.json and nodes/.
-        queue_url: queue of node events.
-        metric_namespace: CloudWatch namespace.
-        mode: "training", all nodes are one gang; "workers", each node trains alone and scaling policies set the count.
-        run_id: names what is trained and how; another id is a new run.
-        job: names what is trained, whatever the code and layout; another job starts the meter at zero.
-        node_count: nodes of the gang; of workers, the most.
-        min_nodes: of workers, the fewest; 0 for a gang.
-        prices: USD per node-hour, by the instance's lifecycle and type ("spot": {"p5.48xlarge": 20.1}). Instances in
-            a reservation have lifecycle "on-demand".
-        volume_usd_per_node_hour: price of a node's volume, from launch to termination.
-        fixed_usd_per_hour: price of what is billed as long as the stack exists.
-        reserved_nodes: nodes of a reservation that the stack made, billed also while unused; 0 without one.
-        ceiling_usd: spend that no checkpointed fleet may exceed; None for no limit.
-        gang_window_s: longest time that a gang may be incomplete, s.
-        drain_s: time limit of a node's last checkpoint, s; the terminate hook waits as long.
-        fallback_on_demand: whether on-demand nodes replace spot nodes that do not come.
-        on_demand_base: nodes that are on-demand from the beginning.
-        scheduled: whether schedules of the group start and pause the gang.
-        block: times of the Capacity Block; None without one.
-    """
+    """Settings of one stack's controller."""
 
     schema_version: Literal[1]
     stack: str
     region: str
-    group: str
+    group: str  # Auto Scaling group
     launch_hook: str
     terminate_hook: str
     bucket: str
-    control_prefix: str
-    queue_url: str
+    control_prefix: str  # folder of state.json, request.json and nodes/ in the bucket
+    queue_url: str  # queue of node events
     metric_namespace: str
-    mode: Literal["training", "workers"]
-    run_id: str = field(metadata=as_key("run"))
-    job: str
-    node_count: int
-    min_nodes: int
+    mode: Literal["training", "workers"]  # one gang, or nodes that train alone and whose count scaling policies set
+    run_id: str = field(metadata=as_key("run"))  # another id is a new run
+    job: str  # what is trained, whatever the code and layout; another job starts the meter at zero
+    node_count: int  # nodes of the gang; of workers, the most
+    min_nodes: int  # of workers, the fewest; 0 for a gang
+    # USD per node-hour by lifecycle and type ("spot": {"p5.48xlarge": 20.1}); reserved nodes are on-demand
     prices: dict[str, dict[str, float]]
-    volume_usd_per_node_hour: float
-    fixed_usd_per_hour: float
-    reserved_nodes: int
+    volume_usd_per_node_hour: float  # from launch to termination
+    fixed_usd_per_hour: float  # as long as the stack exists
+    reserved_nodes: int  # nodes of a reservation that the stack made, billed also while unused
     ceiling_usd: float | None
-    gang_window_s: int
-    drain_s: int
-    fallback_on_demand: bool
-    on_demand_base: int
-    scheduled: bool
+    gang_window_s: int  # longest time that a gang may be incomplete
+    drain_s: int  # time limit of a node's last checkpoint, and of its terminate hook
+    fallback_on_demand: bool  # whether on-demand nodes replace spot nodes that do not come
+    on_demand_base: int  # nodes that are on-demand from the beginning
+    scheduled: bool  # whether schedules of the group start and pause the gang
     block: BlockTimes | None
 
     @classmethod

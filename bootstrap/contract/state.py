@@ -56,36 +56,21 @@ ENDED: tuple[Phase, ...] = ("stopped", "done", "failed", "unfit", "over-budget",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeteredInstance:
-    """One instance's meter.
-
-    Attributes:
-        instance_type: like "p5.48xlarge".
-        launched_at: the instance's (last) start.
-        ended_at: end of billing by EC2; None while the instance lives.
-        metered_until: time up to which spent_usd is.
-        lifecycle: decides the price.
-        usd_per_hour: node and volume, at present.
-        spent_usd: since the launch.
-        served: whether the instance was ever in service.
-        interrupted, rebalanced: whether EC2 took the instance back, or said that it may.
-        leaving_since: first tick that saw the terminate hook hold it; None before.
-        report: last report of the present run; None before any.
-        reported_at: time at which S3 took the last report.
-    """
+    """One instance's meter."""
 
     instance_type: str
-    launched_at: datetime
-    ended_at: datetime | None = None
-    metered_until: datetime
+    launched_at: datetime  # the (last) start
+    ended_at: datetime | None = None  # end of billing; None while the instance lives
+    metered_until: datetime  # spent_usd is up to this time
     lifecycle: Lifecycle
-    usd_per_hour: float
+    usd_per_hour: float  # node and volume, at present
     spent_usd: float
-    served: bool = False
-    interrupted: bool = False
-    rebalanced: bool = False
-    leaving_since: datetime | None = None
-    report: ReportState | None = None
-    reported_at: datetime | None = None
+    served: bool = False  # was ever in service
+    interrupted: bool = False  # EC2 took the instance back
+    rebalanced: bool = False  # EC2 said that it may
+    leaving_since: datetime | None = None  # first tick that saw the terminate hook hold it
+    report: ReportState | None = None  # the last of the present run
+    reported_at: datetime | None = None  # time at which S3 took the last report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,64 +85,37 @@ class NodeCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerState:
-    """control/state.json.
-
-    Attributes:
-        run_id, job: of the settings at the last tick.
-        phase, after: see the module's table; ``after`` is None except while draining.
-        reason: a sentence that explains the phase.
-        since: start of the phase.
-        run_started_at: start of this run, or the last time it was begun anew.
-        updated_at: time of the last tick.
-        spent_usd: spend of this job, with the stack's own cost.
-        usd_per_hour: present cost of an hour.
-        ceiling_usd: None for no limit.
-        fixed_usd: cost of the stack itself since its first tick, with its unused reservation.
-        ended_usd: spend of instances that ended long ago and are no longer in ``instances``.
-        earlier_usd: spend of the stack's earlier jobs; not part of spent_usd.
-        nodes: counts at the last tick.
-        attempts: starts since a gang last held, the present one included.
-        attempt_started_at, next_attempt_at: of the present start, and of the next; None without one.
-        incomplete_since: since when some but not all nodes are in service; None otherwise.
-        complete_since: since when all nodes are in service; None otherwise.
-        on_demand: whether on-demand nodes stand in for the spot nodes that did not come.
-        unfit_nodes: nodes that failed their set-up or tests since one last passed.
-        failed_launches, interruptions, rebalance_notices: counts of this run.
-        last_failure: AWS's message on the last launch that failed; empty without one.
-        desired_seen: the group's desired size at the last tick that wanted nodes; 0 in a phase that wants none.
-        request: the last request that was obeyed; None without one.
-        instances: by instance id.
-    """
+    """control/state.json."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str = field(metadata=as_key("run"))
     job: str
     phase: Phase
-    after: Phase | None = None
-    reason: str
-    since: datetime
-    run_started_at: datetime
-    updated_at: datetime
-    spent_usd: float = 0.0
+    after: Phase | None = None  # the phase that follows draining
+    reason: str  # a sentence that explains the phase
+    since: datetime  # start of the phase
+    run_started_at: datetime  # or when the run was last begun anew
+    updated_at: datetime  # the last tick
+    spent_usd: float = 0.0  # by this job, with the stack's own cost
     usd_per_hour: float = 0.0
     ceiling_usd: float | None = None
-    fixed_usd: float = 0.0
-    ended_usd: float = 0.0
-    earlier_usd: float = 0.0
+    fixed_usd: float = 0.0  # cost of the stack itself since its first tick, with its unused reservation
+    ended_usd: float = 0.0  # spend of instances that ended long ago and are no longer in instances
+    earlier_usd: float = 0.0  # spend of the stack's earlier jobs; not part of spent_usd
     nodes: NodeCounts = field(default_factory=NodeCounts)
-    attempts: int = 0
+    attempts: int = 0  # starts since a gang last held, the present one included
     attempt_started_at: datetime | None = None
     next_attempt_at: datetime | None = None
-    incomplete_since: datetime | None = None
-    complete_since: datetime | None = None
-    on_demand: bool = False
-    unfit_nodes: int = 0
-    failed_launches: int = 0
+    incomplete_since: datetime | None = None  # some but not all nodes are in service
+    complete_since: datetime | None = None  # all nodes are in service
+    on_demand: bool = False  # on-demand nodes stand in for the spot nodes that did not come
+    unfit_nodes: int = 0  # nodes that failed their set-up or tests since one last passed
+    failed_launches: int = 0  # these three are counts of the run
     interruptions: int = 0
     rebalance_notices: int = 0
-    last_failure: str = ""
-    desired_seen: int = 0
-    request: PersonRequest | None = None
+    last_failure: str = ""  # AWS's message on the last launch that failed
+    desired_seen: int = 0  # the group's desired size at the last tick that wanted nodes
+    request: PersonRequest | None = None  # the last one that was obeyed
     instances: dict[str, MeteredInstance] = field(default_factory=dict)
 
     def to_text(self) -> str:

@@ -9,9 +9,8 @@ from datetime import timedelta
 TICK = timedelta(minutes=1)
 # The controller is silent after this many missed ticks: nobody meters or ends the nodes.
 SILENT = 5 * TICK
-# Age of control/state.json at which a node saves and ends itself: longer than most of AWS's own outages, and than a
-# person takes who sees the alarm after SILENT; short enough to be cheap beside a run. LEASE_S of bootstrap/lib.sh is
-# the same number, because the shell reads no Python; a test compares them.
+# Age of control/state.json at which a node saves and ends itself: longer than most AWS outages and than a person takes
+# who sees the alarm after SILENT; cheap beside a run. LEASE_S of bootstrap/lib.sh is the same number; a test compares.
 LEASE = timedelta(minutes=30)
 # A node checks its lease every five minutes (gpufleet-lease.timer), and Auto Scaling takes minutes to act.
 LEASE_ACTS = timedelta(minutes=10)

@@ -22,10 +22,9 @@ LAUNCH_DELAY = timedelta(minutes=10)
 
 
 def read_activities(clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime) -> list[Any]:
-    """Return the group's activities, the latest first: one answer, and after an outage all since then.
+    """Return the latest activities; after an outage all since then, those of deleted groups of that name too.
 
-    After an outage also the activities of deleted groups of that name, whose nodes were paid. Activities still in
-    progress come first, however old, so they do not say that the rest is older.
+    Activities still in progress come first, however old, so they do not say that the rest is older.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
     query: dict[str, Any] = {"AutoScalingGroupName": settings.group}
@@ -46,16 +45,13 @@ def read_activities(clients: Clients, settings: ControllerSettings, since: datet
 
 def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple[FailedLaunch, ...]:
     """Return the launches that failed after ``since``, the earliest first."""
-    failures = [
-        FailedLaunch(
-            at=to_seconds(activity.get("EndTime") or activity["StartTime"]), message=activity.get("StatusMessage", "")
-        )
-        for activity in activities
-        if activity["StatusCode"] == "Failed" and activity.get("Description", "").startswith("Launching")
-    ]
-    return tuple(
-        sorted((failure for failure in failures if since is None or failure.at > since), key=lambda failure: failure.at)
-    )
+    failures = []
+    for activity in activities:
+        at = to_seconds(activity.get("EndTime") or activity["StartTime"])
+        is_launch = activity.get("Description", "").startswith("Launching")
+        if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
+            failures.append(FailedLaunch(at=at, message=activity.get("StatusMessage", "")))
+    return tuple(sorted(failures, key=lambda failure: failure.at))
 
 
 def find_missed_machines(
@@ -68,9 +64,7 @@ def find_missed_machines(
     """Return the instances that ended during an outage and that EC2 describes no more.
 
     "Launching a new EC2 instance: i-..." begins before AWS bills the instance, "Terminating EC2 instance: i-..." ends
-    after. An instance that a tick saw has the price it had; the activities do not say how another was bought, so that
-    one counts as the dearest (an empty type has no price of its own).
-    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    after. The empty type of an instance that no tick saw makes it the dearest.
     """
     if state is None or now - state.updated_at <= EC2_FORGETS:
         return ()

@@ -16,8 +16,8 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller.clients import Clients, error_code, to_seconds
 
-# A report has a few hundred bytes, a run of months some thousand nodes. Nodes may write what they like below nodes/;
-# reading more than this would take the tick its memory or its minute, and with them the meter.
+# A report has a few hundred bytes, a run of months some thousand nodes. Larger hostile objects below nodes/
+# would take the tick its memory or its minute.
 REPORT_BYTES = 16 * 1024
 REPORTS = 10_000
 
@@ -34,8 +34,7 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
     """Read the state and its ETag; both None before the first tick.
 
     Raises:
-        NewerStateError: a newer version of the controller wrote the state.
-        StateError: the object was deleted, or is not a state.
+        NewerStateError, StateError: the state cannot be used.
     """
     key = _key(settings, state.FILE)
     place = f"s3://{settings.bucket}/{key}"
@@ -64,22 +63,15 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
 
 
 def save_state(clients: Clients, settings: ControllerSettings, new: ControllerState, etag: str | None) -> None:
-    """Write the state, unless it changed since it was read with ``etag`` (None: since it did not exist).
+    """Write the state, or raise ConflictError where it changed since it was read with ``etag`` (None: did not exist).
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-
-    Raises:
-        ConflictError: the object changed.
     """
     condition: dict[str, Any] = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     key = _key(settings, state.FILE)
     try:
         clients.s3.put_object(
-            Bucket=settings.bucket,
-            Key=key,
-            Body=new.to_text().encode(),
-            ContentType="application/json",
-            **condition,
+            Bucket=settings.bucket, Key=key, Body=new.to_text().encode(), ContentType="application/json", **condition
         )
     except ClientError as error:
         if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
@@ -88,11 +80,7 @@ def save_state(clients: Clients, settings: ControllerSettings, new: ControllerSt
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
-    """Read the last person's request; None without one.
-
-    Raises:
-        FormatError: the object is not a request.
-    """
+    """Read the last person's request; None without one, a FormatError where it is malformed."""
     key = _key(settings, request.FILE)
     try:
         answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
@@ -108,8 +96,7 @@ def load_reports(
 ) -> dict[str, NodeReport]:
     """Read the reports that the nodes in ``known`` wrote since the time there.
 
-    An object that is no report (too large, archived, under a key of its own, not JSON) is added to ``problems``:
-    hostile code on one node must not stop the meter of all.
+    A malformed, oversized or archived object is a problem: hostile code on one node must not stop the meter of all.
     """
     prefix = f"{_key(settings, report.FOLDER)}/"
     reports = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -13,13 +12,17 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
+# Metrics of what is new in a tick, and the state's counts.
+COUNTS = {
+    "Interruptions": "interruptions",
+    "RebalanceNotices": "rebalance_notices",
+    "FailedLaunches": "failed_launches",
+    "UnfitNodes": "unfit_nodes",
+}
+
 
 def carry_out(clients: Clients, settings: ControllerSettings, action: Action) -> None:
-    """Carry out one action; a repetition changes nothing.
-
-    Raises:
-        botocore.exceptions.ClientError: AWS refused a call.
-    """
+    """Carry out one action; a repetition changes nothing."""
     if isinstance(action, SetGroup):
         _set_group(clients, settings.group, action)
         return
@@ -44,8 +47,7 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
     if action.min_size is not None and action.max_size is not None:
         changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
     if action.on_demand_base is not None:
-        # Only this part of the policy: with a launch template in the request, AWS checks the caller's permission to run
-        # instances and pass their role, and the controller has neither:
+        # With a launch template in the request, AWS would check permissions that the controller does not have:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
         answer: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
         present = answer["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
@@ -60,21 +62,15 @@ def publish_metrics(
 ) -> None:
     """Publish one minute's metrics; counts are of what is new since ``before``, so that sums over time are true."""
     known = before if before and before.run_started_at == state.run_started_at else None
-
-    def new(count: Callable[[ControllerState], int]) -> int:
-        # Never below 0: unfit nodes are counted in a row.
-        return max(0, count(state) - (count(known) if known else 0))
-
     metrics: dict[str, tuple[float, str]] = {
         "SpentUsd": (state.spent_usd, "None"),
         "UsdPerHour": (state.usd_per_hour, "None"),
         "NodesInService": (state.nodes.in_service, "Count"),
         "NodesWanted": (state.nodes.wanted, "Count"),
-        "Interruptions": (new(lambda state: state.interruptions), "Count"),
-        "RebalanceNotices": (new(lambda state: state.rebalance_notices), "Count"),
-        "FailedLaunches": (new(lambda state: state.failed_launches), "Count"),
-        "UnfitNodes": (new(lambda state: state.unfit_nodes), "Count"),
     }
+    for metric, count in COUNTS.items():
+        # Never below 0: unfit nodes are counted in a row.
+        metrics[metric] = max(0, getattr(state, count) - (getattr(known, count) if known else 0)), "Count"
     clients.cloudwatch.put_metric_data(
         Namespace=settings.metric_namespace,
         MetricData=[

@@ -20,17 +20,11 @@ from bootstrap.controller.runs import change_run, first_state, obey
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Result of one tick.
+    """Result of one tick."""
 
-    Attributes:
-        state: to write before any action.
-        actions: to carry out then; all are safe to repeat.
-        changes: the phases passed, each with its reason, for the log.
-    """
-
-    state: ControllerState
-    actions: tuple[Action, ...]
-    changes: tuple[tuple[Phase, str], ...]
+    state: ControllerState  # to write before any action
+    actions: tuple[Action, ...]  # all are safe to repeat
+    changes: tuple[tuple[Phase, str], ...]  # the phases passed, each with its reason, for the log
 
 
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:

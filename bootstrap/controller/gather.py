@@ -20,24 +20,15 @@ from bootstrap.controller.observation import AutoScalingGroup, Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
-    """An observation and what remains to be done about it.
-
-    Attributes:
-        receipts: of the messages to delete once the state that counts them is written.
-        problems: objects, messages and prices that could not be read and are left out.
-    """
+    """An observation and its loose ends."""
 
     seen: Observation
-    receipts: tuple[str, ...]
-    problems: tuple[str, ...]
+    receipts: list[str]  # of the notices to delete once the state that counts them is written
+    problems: list[str]  # objects, messages and prices that could not be read and are left out
 
 
 def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
-    """Read everything that the tick at ``now`` looks at.
-
-    Raises:
-        botocore.exceptions.ClientError: AWS refused a call: half of an observation decides nothing.
-    """
+    """Read everything that the tick at ``now`` looks at; botocore's errors pass: half of it decides nothing."""
     problems: list[str] = []
     since = state.updated_at if state else None
     # Notices first: an instance they name is then among the machines.
@@ -65,7 +56,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         failed_launches=find_failed_launches(activities, since),
         request=request,
     )
-    return Gathered(seen=seen, receipts=tuple(receipts), problems=tuple(problems))
+    return Gathered(seen=seen, receipts=receipts, problems=problems)
 
 
 def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:
@@ -82,11 +73,7 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         max_size=group["MaxSize"],
         on_demand_base=None if distribution is None else int(distribution.get("OnDemandBaseCapacity") or 0),
         members=tuple(
-            Member(
-                instance_id=member["InstanceId"],
-                state=member["LifecycleState"],
-                protected=member["ProtectedFromScaleIn"],
-            )
-            for member in group["Instances"]
+            Member(instance_id=one["InstanceId"], state=one["LifecycleState"], protected=one["ProtectedFromScaleIn"])
+            for one in group["Instances"]
         ),
     )

@@ -1,7 +1,6 @@
 """Run one tick: read, observe, decide, write, act. Lambda calls ``handler`` every minute.
 
-The state is written before any action, and only if no other tick wrote it meanwhile: of two ticks at once one acts, and
-none loses a dollar. Log lines are JSON, one a decision.
+The state is written before any action, and only if no other tick wrote it meanwhile: of two ticks at once one acts.
 """
 
 from __future__ import annotations
@@ -39,11 +38,7 @@ def log(event: str, **values: Any) -> None:
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
-    """Run a tick for Lambda; a tick needs neither ``event`` nor ``context``.
-
-    Raises:
-        Exception: any failure, so that the function's Errors metric counts it.
-    """
+    """Run a tick for Lambda; any failure passes, so that the function's Errors metric counts it."""
     settings = ControllerSettings.from_environment(os.environ)
     state = tick(_clients(settings.region), settings, datetime.now(UTC))
     return {"phase": state.phase, "spent_usd": state.spent_usd}
@@ -59,17 +54,15 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     """Run one tick at ``now`` and return the state that it left.
 
     Raises:
-        bootstrap.contract.state.NewerStateError: a newer controller wrote state.json; nothing was done.
-        bootstrap.controller.bucket.StateError: state.json cannot be trusted; the nodes are being ended.
-        botocore.exceptions.ClientError: AWS refused a read, or the state's write; nothing was done.
+        NewerStateError, botocore's ClientError: nothing was done.
+        StateError: state.json cannot be trusted; the nodes are being ended.
         TickError: an action failed; the others were done.
     """
     now = to_seconds(now)
     try:
         before, etag = load_state(clients, settings)
     except NewerStateError as error:
-        # After a downgrade. The spend is not lost, so the fleet need not be: the object stays as old as it is, and the
-        # nodes' own lease (bootstrap/steps/check-lease.sh) bounds what they may cost uncounted.
+        # The spend is not lost, so the fleet need not be: the object ages, and the nodes' lease bounds its cost.
         log("state-newer", reason=str(error))
         raise
     except StateError as error:

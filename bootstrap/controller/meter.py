@@ -1,7 +1,7 @@
 """Meter dollars from what EC2 says of each instance; where a time is unknown, the dearer one counts.
 
-Spend grows tick by tick: each instance is charged from where its meter stands to now, or to its end. So the next tick
-makes up for one that did not run, a tick that ran twice charges once, and a changed price holds from then on.
+Each instance is charged from where its meter stands to now, or to its end, so a missed tick is made up for by the next
+one, a tick that ran twice charges once, and a changed price holds from then on.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _charge_described(
     volume = settings.volume_usd_per_node_hour
     price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
     if machine.instance_type not in settings.prices.get(machine.lifecycle, {}):
-        # A node of the plan before, bought another way: this plan's prices may all be lower than its own.
+        # A node of the plan before: this plan's prices may all be lower than its own.
         price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + volume
@@ -121,9 +121,8 @@ def _charge_forgotten(
 ) -> MeteredInstance:
     """Charge an instance that EC2 no longer describes to the latest time at which it can have ended.
 
-    Between two ticks that is the next tick. After an outage it is the end of the node's own lease, because EC2 forgets
-    ended instances in an hour; but a group made since means that the old one was deleted with its nodes. Should EC2
-    describe the instance again (its answers are eventually consistent), it is charged without a gap.
+    That is the next tick, and after an outage the end of the node's lease, unless the group was made anew since. Should
+    EC2 describe the instance again (its answers are eventually consistent), it is charged without a gap.
     """
     if instance.ended_at is not None:
         return instance

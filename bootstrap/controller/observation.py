@@ -13,17 +13,13 @@ from bootstrap.contract.settings import ControllerSettings, Lifecycle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoScalingGroup:
-    """The stack's Auto Scaling group.
-
-    Attributes:
-        on_demand_base: OnDemandBaseCapacity; None where the group has one purchase option only.
-    """
+    """The stack's Auto Scaling group."""
 
     created_at: datetime
     desired: int
     min_size: int
     max_size: int
-    on_demand_base: int | None
+    on_demand_base: int | None  # None where the group has one purchase option only
     members: tuple[Member, ...]
 
     def in_state(self, state: str) -> list[str]:
@@ -43,25 +39,17 @@ class AutoScalingGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """An instance as EC2 sees it; one that neither runs nor has ended is stopped.
-
-    Attributes:
-        running: whether its hours are billed: pending or running.
-        ended: whether it is shutting down or terminated, and never comes back.
-        until: end of billing; None while running, or where EC2 does not say.
-        reclaimed: whether EC2 took the spot capacity back.
-        usd_per_hour: the spot market's present price in its zone, without its volume; None for the plan's price.
-    """
+    """An instance as EC2 sees it; one that neither runs nor has ended is stopped."""
 
     instance_id: str
     instance_type: str
     lifecycle: Lifecycle
     launched_at: datetime
-    running: bool
-    ended: bool
-    until: datetime | None
-    reclaimed: bool = False
-    usd_per_hour: float | None = None
+    running: bool  # hours are billed
+    ended: bool  # never comes back
+    until: datetime | None  # end of billing; None while running, or where EC2 does not say
+    reclaimed: bool = False  # EC2 took the spot capacity back
+    usd_per_hour: float | None = None  # the spot market's price in its zone; None for the plan's price
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,25 +62,15 @@ class FailedLaunch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Everything that one tick observes.
-
-    Attributes:
-        group: None where there is none (yet, or any more).
-        machines: instances of the group, ended ones for about an hour.
-        missed: instances that ended during an outage: EC2 has forgotten them, Auto Scaling's activities have not.
-        interrupted, rebalanced: instance ids in the notices since the last tick, of any instance of the account.
-        reports: by instance id, those not yet in the state.
-        failed_launches: since the last tick.
-        request: None without one.
-    """
+    """Everything that one tick observes."""
 
     group: AutoScalingGroup | None
-    machines: tuple[Machine, ...] = ()
-    missed: tuple[Machine, ...] = ()
-    interrupted: frozenset[str] = frozenset()
+    machines: tuple[Machine, ...] = ()  # instances of the group, ended ones for about an hour
+    missed: tuple[Machine, ...] = ()  # ended during an outage: only Auto Scaling's activities still know them
+    interrupted: frozenset[str] = frozenset()  # instance ids in notices since the last tick, of the whole account
     rebalanced: frozenset[str] = frozenset()
-    reports: dict[str, NodeReport] = field(default_factory=dict)
-    failed_launches: tuple[FailedLaunch, ...] = ()
+    reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, those not yet in the state
+    failed_launches: tuple[FailedLaunch, ...] = ()  # since the last tick
     request: PersonRequest | None = None
 
 

@@ -20,17 +20,12 @@ METRICS_WINDOW = timedelta(minutes=15)
 METRICS_PERIOD_S = 60
 # DescribeScalingActivities answers with the newest first, of the last six weeks.
 ACTIVITIES_READ = 100
+FAILURES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedNode:
-    """One instance of the group.
-
-    Attributes:
-        lifecycle_state: Auto Scaling's word ("InService", "Terminating:Wait").
-        lifecycle: "spot", "on-demand" or "capacity-block"; empty where EC2 did not say.
-        launched_at: the last start, UTC; None where EC2 did not say.
-    """
+    """One instance of the group; EC2 adds lifecycle ("spot", "on-demand", "capacity-block") and the last start."""
 
     instance_id: str
     instance_type: str
@@ -83,7 +78,7 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
     if not groups:
         return None
     (group,) = groups
-    nodes = tuple(
+    nodes = [
         DeployedNode(
             instance_id=instance["InstanceId"],
             instance_type=instance.get("InstanceType", ""),
@@ -93,7 +88,7 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
             protected=instance["ProtectedFromScaleIn"],
         )
         for instance in group["Instances"]
-    )
+    ]
     return DeployedGroup(
         name=name,
         wanted=group["DesiredCapacity"],
@@ -116,24 +111,15 @@ def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, t
     }
 
 
-def read_failures(
-    client: AutoScalingClient, name: str, *, since: datetime, limit: int = 5
-) -> tuple[LaunchFailure, ...]:
-    """Return the newest scaling activities that failed, each message once.
-
-    Args:
-        client: of the group's region.
-        name: the group.
-        since: the earliest start to return.
-        limit: the most to return.
-    """
+def read_failures(client: AutoScalingClient, name: str, *, since: datetime) -> tuple[LaunchFailure, ...]:
+    """Return the newest scaling activities that failed, each message once."""
     answer = client.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=ACTIVITIES_READ)
     failures: dict[str, LaunchFailure] = {}
     for activity in answer["Activities"]:
         at, message = activity["StartTime"], activity.get("StatusMessage", "")
         if activity["StatusCode"] == "Failed" and at >= since:
             failures.setdefault(message, LaunchFailure(at=at, message=message))
-    return tuple(failures.values())[:limit]
+    return tuple(failures.values())[:FAILURES_SHOWN]
 
 
 def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetime) -> dict[str, MetricValue]:
@@ -167,10 +153,7 @@ def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetim
 
 def with_launches(group: DeployedGroup, launches: Mapping[str, tuple[datetime, str]]) -> DeployedGroup:
     """Add what EC2 said of each node."""
-    nodes = (
-        replace(node, launched_at=launches[node.instance_id][0], lifecycle=launches[node.instance_id][1])
-        if node.instance_id in launches
-        else node
-        for node in group.nodes
-    )
+    unknown = (None, "")
+    launched = [(node, *launches.get(node.instance_id, unknown)) for node in group.nodes]
+    nodes = (replace(node, launched_at=at, lifecycle=lifecycle) for node, at, lifecycle in launched)
     return replace(group, nodes=tuple(nodes))

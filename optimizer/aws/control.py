@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bootstrap.contract import request, state
 from bootstrap.contract.codec import FormatError
@@ -26,8 +26,7 @@ def read_state(client: S3Client, bucket: str, prefix: str) -> ControllerState | 
     """Read the controller's state; None before its first tick.
 
     Raises:
-        GpufleetError: the object is not a state.
-        botocore.exceptions.BotoCoreError, ClientError: S3 refused the call.
+        GpufleetError: the object is not a state. botocore's errors pass.
     """
     return _parse(state.read_state, client, bucket, f"{prefix}/{state.FILE}")
 
@@ -40,30 +39,19 @@ def read_request(client: S3Client, bucket: str, prefix: str) -> PersonRequest | 
 def write_request(client: S3Client, bucket: str, prefix: str, *, want: Want, by: str, now: datetime) -> None:
     """Ask the controller to run or to stop.
 
-    The put is conditional on the version that was read, so that of two people who ask at once, one gets an error
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The bucket's default encrypts it.
-
-    Args:
-        client: of the bucket's region.
-        bucket: the stack's bucket.
-        prefix: ``Names.control_prefix``.
-        want: "stop" or "run".
-        by: the caller's ARN.
-        now: UTC.
+    The put is conditional on the version that was read: of two people who ask at once, one gets an error
+    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
 
     Raises:
-        GpufleetError: another person asked at the same moment.
-        botocore.exceptions.BotoCoreError, ClientError: S3 refused the call.
+        GpufleetError: another person asked at the same moment. botocore's errors pass.
     """
     key = f"{prefix}/{request.FILE}"
     content = _read(client, bucket, key)
     text = PersonRequest(schema_version=1, want=want, at=now, by=by).to_text()
-    common = {"Bucket": bucket, "Key": key, "Body": text.encode(), "ContentType": "application/json"}
+    common: dict[str, Any] = {"Bucket": bucket, "Key": key, "Body": text.encode(), "ContentType": "application/json"}
+    condition: dict[str, Any] = {"IfMatch": content[1]} if content else {"IfNoneMatch": "*"}
     try:
-        if content is None:
-            client.put_object(**common, IfNoneMatch="*")  # type: ignore[arg-type]
-        else:
-            client.put_object(**common, IfMatch=content[1])  # type: ignore[arg-type]
+        client.put_object(**common, **condition)
     except Exception as error:
         if not errors.is_written_by_another(error):
             raise

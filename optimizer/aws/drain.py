@@ -44,30 +44,19 @@ RAISING_PROCESSES = ["AlarmNotification", "ScheduledActions"]
 
 @dataclass(kw_only=True)
 class Drain:
-    """The drain of one group.
-
-    Attributes:
-        client: Auto Scaling in the group's region.
-        read_state: the controller's state; None where it has none.
-        group, launch_hook, terminate_hook: names.
-        save: time limit of a node's last checkpoint.
-        now, sleep: the clock.
-        say: receives a line for each change.
-        took_over: whether the controller had to be replaced.
-        completed: instances whose hooks were completed here.
-    """
+    """The drain of one group."""
 
     client: AutoScalingClient
-    read_state: Callable[[], ControllerState | None]
+    read_state: Callable[[], ControllerState | None]  # None where no controller has written a state
     group: str
     launch_hook: str
     terminate_hook: str
-    save: timedelta
+    save: timedelta  # time limit of a node's last checkpoint
     now: Callable[[], datetime]
     sleep: Callable[[float], None]
-    say: Callable[[str], None]
-    took_over: bool = False
-    completed: list[str] = field(default_factory=list)
+    say: Callable[[str], None]  # receives a line for each change
+    took_over: bool = False  # the controller had to be replaced
+    completed: list[str] = field(default_factory=list)  # instances whose hooks were completed here
     _is_gone: bool = field(default=False, init=False)
     _stays_down: bool = field(default=False, init=False)
     _leaving_since: dict[str, datetime] = field(default_factory=dict, init=False)
@@ -90,7 +79,8 @@ class Drain:
                 if not group.nodes and group.wanted == 0:
                     return
                 if not self.took_over and self._is_left_alone(group, state, began):
-                    self._take_over()
+                    self.took_over = True
+                    self.say("the controller does not answer: lifting protection and setting the size to 0 from here")
                 if self.took_over:
                     self._push_down(group)
                 if group.wanted == 0 or self.took_over:
@@ -127,10 +117,6 @@ class Drain:
         if state is None or state.is_silent(self.now()):
             return True
         return group.wanted > 0 and self.now() - began >= CONTROLLER_MAY_TAKE
-
-    def _take_over(self) -> None:
-        self.took_over = True
-        self.say("the controller does not answer: lifting protection and setting the group's size to 0 from here")
 
     def _push_down(self, group: DeployedGroup) -> None:
         self._stays_down = self._stays_down or self._call(

@@ -18,23 +18,14 @@ SEGMENTS_READ = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """The training at its newest event.
+    """The training at its newest event."""
 
-    Attributes:
-        step: optimizer steps done and not rolled back.
-        saved_step: steps that the newest complete checkpoint holds; None where the events read name none.
-        at: time of the event, UTC.
-        steps_per_second: since training last (re)started, checkpoints included; None before two events with steps.
-        measured_s: seconds over which the speed is measured.
-        finished: whether the training ended well.
-    """
-
-    step: int
-    saved_step: int | None
+    step: int  # optimizer steps done and not rolled back
+    saved_step: int | None  # of the newest complete checkpoint; None where no event read names one
     at: datetime
-    steps_per_second: float | None
-    measured_s: float
-    finished: bool
+    steps_per_second: float | None  # since training last (re)started, checkpoints included
+    measured_s: float  # time over which the speed is measured
+    finished: bool  # ended well
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
