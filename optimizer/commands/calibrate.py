@@ -28,20 +28,6 @@ COLUMNS = {
     "left_out": "left out %",
     "bias_left_out": "bias",
 }
-ROW_COLUMNS = (
-    "line",
-    "row_id",
-    "model",
-    "gpu",
-    "gpus",
-    "measured_tokens_per_second_per_gpu",
-    "error_before",
-    "error_after",
-    "error_left_out",
-    "measured_peak_memory_gib",
-    "predicted_peak_memory_gib",
-    "fits",
-)
 
 
 @click.command(
@@ -100,7 +86,8 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
     if output_format == "json":
         write_json(_as_json(report, out))
     elif output_format == "csv":
-        write_csv(_rows(report), ROW_COLUMNS)
+        rows = _rows(report)
+        write_csv(rows, list(rows[0]))
     else:
         _print(report)
     _remarks(report, out)
@@ -248,11 +235,7 @@ def _remarks(report: CalibrationReport, out: Path | None) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing: a calibration cut short must not replace a good one.
-
-    Raises:
-        GpufleetError: the file cannot be written.
-    """
+    """Write the whole file or nothing: a calibration cut short must not replace a good one."""
     path = path.resolve()  # a link stays, and its target is written
     temporary = None
     try:

@@ -23,14 +23,14 @@ from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
+    Setup,
     build_hardware,
-    build_setup,
     data_ranks,
     default_sharding,
     find_gpu,
     resolve_seq_len,
 )
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Hardware, OptimizerName, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Grid, Hardware, OptimizerName, Recipe
 from optimizer.search.confidence import speed_source
 from optimizer.units import parse_count
 from optimizer.workload.presets import presets
@@ -210,19 +210,18 @@ def _estimate_one(
             next_step="leave --sequence-parallel out",
         )
     ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
-    setup = build_setup(
-        spec,
-        recipe,
-        hardware,
-        gpus=gpus,
+    grid = Grid(
+        nodes=math.ceil(gpus / hardware.gpus_per_node),
+        data=data,
         **ranks,
         sequence_parallel=sequence_parallel,
         virtual_stages=virtual_stages,
-        sharding=sharding,
+        sharding=SHARDINGS.index(sharding),
         micro_batch=micro_batch,
         grad_accum=accumulation,
-        checkpointing=activation_checkpointing,
+        checkpointing=CHECKPOINTINGS.index(activation_checkpointing),
     )
+    setup = Setup(model=spec, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
     estimates = evaluate(spec, recipe, hardware, setup.grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)

@@ -17,12 +17,7 @@ from optimizer.performance.calibration import Calibration
 
 
 def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as_json: bool) -> None:
-    """Estimate the rows of the CSV at ``path`` ("-": standard input), and write them to ``out`` (None or "-": print).
-
-    Raises:
-        InvalidInputError: the table cannot be read as a CSV with one column a name.
-        GpufleetError: no row could be estimated (the table is written all the same), or ``out`` cannot be written.
-    """
+    """Estimate the rows of the CSV at ``path`` ("-": standard input), and write them to ``out`` or print them."""
     from optimizer.catalog.gpus import gpu_table
 
     columns, rows = _read(path)

@@ -36,12 +36,8 @@ COMPILED_LOSS_BYTES = 6.0
 class _TokenBytes:
     """Bytes that one layer saves of one token, by the ranks that divide them.
 
-    Attributes:
-        outside: norms, dropout and router: divided by tensor ranks that split the sequence.
-        sliced: products, activations and scores: divided by tensor ranks.
-        dispatched: the tokens that experts read: whole on each tensor rank.
-        cast: a cast of the residual's width, which tensor ranks repeat.
-        residual: the layer's input.
+    Tensor ranks divide ``sliced`` (products, activations, scores) and, if they split the sequence, ``outside`` (norms,
+    dropout, router); they repeat ``dispatched`` (tokens that experts read) and ``cast`` (of the residual's width).
     """
 
     outside: Number
@@ -52,13 +48,7 @@ class _TokenBytes:
 
 
 def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
-    """Count the tensors that a layer saves, as Korthikanti et al., arXiv:2205.05198, section 4, by element size.
-
-    Args:
-        x: configurations.
-        used: experts that work on a token, 1 without experts.
-        narrow: the code computes in 16 bits throughout, its residual stream too.
-    """
+    """Count the tensors that a layer saves (Korthikanti et al., arXiv:2205.05198, section 4), by element size."""
     element = x.element_bytes
     residual_bytes = element if narrow else x.residual_bytes
     # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
@@ -114,7 +104,6 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
 
 
 def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Number]:
-    """Activation bytes of code that computes ``narrow`` (``computes_narrow``), or under autocast."""
     tokens = tokens_of_rank(x)
     element = x.element_bytes
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)

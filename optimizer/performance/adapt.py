@@ -1,28 +1,24 @@
 """Adapt a calibration to user runs: move the shipped coefficients as far as the runs prove.
 
-A fit to all rows would let hundreds of shipped rows outvote a user's few; weighted as a suite of their own, the few
-would be fitted to the last digit. So the shipped calibration is the prior: each coefficient that a user's row uses may
-leave its shipped value at a cost that grows with the distance over its spread, and each row pulls as much as it proves
-(``fit``'s spreads and robust loss). docs/calibration.md has the gain on suites that the shipped rows do not hold,
-measured by tests/benchmarks/accuracy.py.
+The shipped calibration is the prior: a coefficient leaves its value at a cost that grows with the distance over its
+spread, and a row pulls as much as it proves. docs/calibration.md has the reasons and the gain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibrate import folds
 from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual, model_kind, residual_key
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.fit import START, factors, robust
 from optimizer.performance.inputs import stack, stack_coefficients
-from optimizer.performance.measured_runs import MeasuredRun, log_errors
+from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Floats
 
 # Error of a user's row, in log units: rows of one set-up share most of their error, so each proves less than a shipped
@@ -37,7 +33,6 @@ PRIOR_ROWS = 2
 _ENOUGH = 1e-8  # relative improvement below which the fit ends
 
 Key = tuple[str, str]  # field of Calibration, and the key in it
-Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
 def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
@@ -66,25 +61,11 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     return move(solution.x, digits=6)
 
 
-def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
-    """Compute log(predicted / measured) step time of each row, from ``fitter`` given the rows of other models only.
-
-    With one model, given the other rows; a single row is predicted by ``fitter`` of none.
-    """
-    errors = np.zeros(len(rows))
-    for test in folds(rows):
-        held = set(test)
-        train = [row for index, row in enumerate(rows) if index not in held]
-        errors[test] = log_errors([rows[index] for index in test], fitter(train))
-    return errors
-
-
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
     """Bring ``base``'s residuals of the rows' GPUs up to date.
 
-    The error is the root mean square of the rows' own, left out of the fit, and of the error the base gives the GPU
-    (as PRIOR_ROWS rows). Rows of a single model never show how other models fare, so with one model the error does not
-    go below the smallest of the base.
+    The error is the root mean square of the rows' own, left out, and of ``base``'s (as PRIOR_ROWS rows). Rows of one
+    model never show how others fare, so their error does not go below the smallest of the base.
     """
     updated = dict(base.residuals)
     least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
@@ -112,7 +93,7 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
 
 
 def _own_factors(row: MeasuredRun) -> set[Key]:
-    """The coefficients that are the row's own: of each of its products, the most special key of each field."""
+    """List the most special key of each field in the row's products."""
     own: set[Key] = set()
     for names in factors(row.setup).values():
         own |= set({field: key for field, key in names if key != POOLED}.items())

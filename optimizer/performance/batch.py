@@ -29,13 +29,7 @@ COLUMNS = (
 def estimate_rows(
     rows: Sequence[Mapping[str, Any]], gpus: Mapping[str, Gpu], calibration: Calibration
 ) -> list[dict[str, Any]]:
-    """Estimate each row: its COLUMNS, in order; a row that cannot be estimated has only ``error``.
-
-    Args:
-        rows: column name to value.
-        gpus: the GPU table by key.
-        calibration: fitted numbers.
-    """
+    """Estimate each row: its COLUMNS, in order; a row that cannot be estimated has only ``error``."""
     results: list[dict[str, Any]] = [dict.fromkeys(COLUMNS) for _ in rows]
     inputs, counts, positions = [], [], []
     for position, row in enumerate(rows):

@@ -6,7 +6,7 @@ fit.py has the least-squares fit; adapt.py moves a fitted calibration instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 
 import numpy as np
@@ -38,16 +38,16 @@ DRAWN_ROWS = 20
 FOLDS = 8
 
 
-def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) -> Calibration:
-    """Fit a calibration to ``rows``, with residuals by GPU and, for other GPUs, from leaving one processor out.
+Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
-    Raises:
-        InvalidInputError: there are no rows.
-    """
+
+def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) -> Calibration:
+    """Fit a calibration to ``rows``, with residuals by GPU and for left-out processors, frameworks and kinds."""
     if not rows:
         raise InvalidInputError("no measured runs", limit="at least one")
     fitted = fit_rows(rows)
-    errors = cross_validated_errors(rows)
+    # A fit's own rows would flatter it: a plan is for a model that nobody measured.
+    errors = left_out_errors(rows, lambda train: fit_rows(train or rows))
     setups = [row.setup for row in rows]
     table = pd.DataFrame(
         {
@@ -63,8 +63,8 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
     for key, own in table.groupby("key").error:
         drawn = math.sqrt(((own**2).sum() + DRAWN_ROWS * _rms(errors) ** 2) / (len(own) + DRAWN_ROWS))
         residuals[str(key)] = Residual(rows=len(own), relative_error=round(drawn, 4))
-    new_gpu = _error_of_one_more(_left_out_errors(table, "processor", "framework"))
-    new_framework = _error_of_one_more(_left_out_errors(table, "framework", "processor"))
+    new_gpu = _error_of_one_more(_left_out_kind_errors(table, "processor", "framework"))
+    new_framework = _error_of_one_more(_left_out_kind_errors(table, "framework", "processor"))
     residuals[POOLED] = Residual(rows=0, relative_error=round(max(new_gpu, LEAST_ERROR_OF_A_NEW_GPU), 4))
     residuals[NEW_FRAMEWORK] = Residual(rows=0, relative_error=round(new_framework, 4))
     for kind in KINDS:
@@ -84,10 +84,7 @@ def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
 
 
 def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:
-    """Part the rows' positions into at most FOLDS parts, all rows of one model of one suite in the same part.
-
-    Rows of a single model are parted one by one.
-    """
+    """Part the rows' positions into at most FOLDS parts: rows of one model of one suite together, or one by one."""
     keys: list[tuple[str, str]] = [(row.suite, row.setup.model.name) for row in rows]
     if len(set(keys)) == 1:
         keys = [("", f"{index:09}") for index in range(len(rows))]
@@ -99,24 +96,23 @@ def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:
     return parts
 
 
-def cross_validated_errors(rows: Sequence[MeasuredRun]) -> Floats:
-    """Compute log(predicted / measured) step time of each row from a fit that never saw its model in its suite.
+def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
+    """Compute log(predicted / measured) step time of each row, from ``fitter`` given the rows of other models only.
 
-    A fit's own rows would flatter it: a plan is for a model that nobody measured.
+    With one model, given the other rows; a single row is predicted by ``fitter`` of none.
     """
     errors = np.zeros(len(rows))
     for test in folds(rows):
         held = set(test)
         train = [row for index, row in enumerate(rows) if index not in held]
-        errors[test] = log_errors([rows[index] for index in test], fit_rows(train or rows))
+        errors[test] = log_errors([rows[index] for index in test], fitter(train))
     return errors
 
 
-def _left_out_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
+def _left_out_kind_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
     """Errors of predicting each value of ``column`` (processor or framework) from a fit to the rest.
 
-    To judge one new value alone, only rows count whose ``other`` column has a value that the rest knows. A processor
-    left out has its power limit unknown too.
+    Only rows count whose ``other`` column the rest knows. A processor left out has its power limit unknown too.
     """
     errors = []
     for value, left in table.groupby(column):
@@ -129,10 +125,9 @@ def _left_out_errors(table: pd.DataFrame, column: str, other: str) -> list[float
 
 
 def _error_of_one_more(left_out: Sequence[float]) -> float:
-    """Standard error of predicting one more (processor, framework) from the errors made on those left out in turn.
+    """Standard error of predicting one more processor or framework, from the errors on those left out in turn.
 
-    Two processors that were predicted to 14% do not prove 14% for a third: the prediction interval of so small a sample
-    is wider, by Student's t. With fewer than two nothing is known, and a factor of two is taken.
+    The prediction interval of a small sample is wide (Student's t); with fewer than two, a factor of two is taken.
     """
     count = len(left_out)
     if count < 2:

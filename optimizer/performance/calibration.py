@@ -1,8 +1,4 @@
-"""Calibration: the fitted numbers of the time model, how well they fit, and on how many measured rows.
-
-Only `gpufleet calibrate` writes data/calibration.json, or a user's own. A GPU or framework without a measured run has
-the pooled value of the others, zero rows, and the error of predicting a GPU that was left out of the fit.
-"""
+"""Calibration: fitted numbers of the time model with their errors; only `gpufleet calibrate` writes one."""
 
 from __future__ import annotations
 
@@ -135,9 +131,8 @@ class Calibration(BaseModel):
     ) -> Residual:
         """Rows behind this GPU's speed in the precision's width, and their error.
 
-        A GPU without rows in that width has the error of predicting a processor left out of the fit. A framework
-        without measured runs has at least the error of predicting a framework left out, and a model of a kind
-        (``model_kind``) at least the error of left-out models of that kind.
+        Without rows: the error of a processor left out of the fit; a framework without rows and a model of a kind
+        (``model_kind``) have at least the error of left-out ones.
         """
         if kind:
             any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
@@ -150,7 +145,6 @@ class Calibration(BaseModel):
         return Residual(rows=residual.rows, relative_error=max(residual.relative_error, new.relative_error))
 
     def _of_kind(self, kind: str) -> Residual:
-        """Residual of one kind of models; a factor of two if none was measured."""
         return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
     def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None) -> str:
@@ -183,10 +177,7 @@ def model_kind(model: ModelSpec) -> str | None:
 
 
 def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
-    """Key of a GPU's residual: its name, and the width if not 16 bits.
-
-    8 bits in plain PyTorch (torchao) and in fused kernels (Transformer Engine) have different keys.
-    """
+    """Key of a GPU's residual: its name, the width if not 16 bits, and " fused" for 8 bits in fused kernels."""
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
     fused = precision == "fp8" and frameworks()[framework_name(framework)].fused_kernels
     return gpu.name + width + (" fused" if fused else "")
@@ -198,16 +189,11 @@ def attention_precision(precision: str) -> str:
 
 
 def _lookup(values: Mapping[str, float], *names: str) -> float:
-    """Value of the first name that has one, else the pooled value."""
     return next((values[name] for name in names if name in values), values[POOLED])
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file.
-
-    Raises:
-        DataMissingError: the file is missing or no calibration.
-    """
+    """Read a calibration file; DataMissingError if it is missing or no calibration."""
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
@@ -220,9 +206,5 @@ def read_calibration(path: Path) -> Calibration:
 
 @functools.cache
 def load() -> Calibration:
-    """Read the calibration that ships with gpufleet.
-
-    Raises:
-        DataMissingError: the file is missing or broken.
-    """
+    """Read the calibration that ships with gpufleet."""
     return read_calibration(CALIBRATION)

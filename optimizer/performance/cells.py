@@ -12,11 +12,7 @@ MOST = 1e15  # a larger number in a cell or flag is a mistake
 
 
 class Row:
-    """Cells by column name; empty, NaN and None all mean "not given".
-
-    Attributes:
-        read: columns asked for so far; a misspelt column would otherwise pass for its default in silence.
-    """
+    """Cells by column; empty, NaN and None mean "not given". ``read`` notes the columns asked for."""
 
     def __init__(self, cells: Mapping[str, Any]) -> None:
         extra = cells.get("")  # a list where the row is longer than the header; trailing commas are harmless
@@ -25,11 +21,7 @@ class Row:
         self.read: set[str] = set()
 
     def check_length(self) -> None:
-        """Refuse a row that is longer than the header.
-
-        Raises:
-            InvalidInputError: naming the number of cells too many.
-        """
+        """Refuse a row that is longer than the header."""
         if self._extra:
             raise InvalidInputError(
                 f"the row has {self._extra} more cells than the header",
@@ -42,7 +34,7 @@ class Row:
         return self.text(column) != ""
 
     def text(self, column: str) -> str:
-        """The cell's text, "" where empty; "none" is a value of two columns, and empty in the others."""
+        """Read the cell's text, "" where empty; "none" is a value of two columns, and empty in the others."""
         self.read.add(column)
         value = self._cells.get(column)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -52,11 +44,7 @@ class Row:
         return "" if text.lower() in empty else text
 
     def number(self, column: str, *, default: float | None = None, least: float = 0) -> float:
-        """A finite number of at least ``least``; true is 1 and false 0.
-
-        Raises:
-            InvalidInputError: another value, or none where there is no default.
-        """
+        """Read a finite number of at least ``least``; true is 1 and false 0."""
         text = self.text(column)
         if not text:
             if default is None:
@@ -75,26 +63,18 @@ class Row:
         return value
 
     def count(self, column: str, *, default: int | None = None, least: int = 1) -> int:
-        """A whole number from ``least`` to MOST.
-
-        Raises:
-            InvalidInputError: another value, or none where there is no default.
-        """
+        """Read a whole number from ``least`` to MOST."""
         value = self.number(column, default=default, least=least)
         if value != round(value) or value > MOST:
             raise InvalidInputError(f"{column} is {value:g}", limit=f"a whole number from {least} to {MOST:g}")
         return round(value)
 
     def flag(self, column: str, *, default: bool = False) -> bool:
-        """Tell if the number is above 0."""
+        """Read a number and tell if it is above 0."""
         return self.number(column, default=float(default)) > 0
 
     def word(self, column: str, known: Mapping[str, str], *, default: str) -> str:
-        """The value of ``known`` whose key the cell holds.
-
-        Raises:
-            InvalidInputError: an unknown word.
-        """
+        """Read a word: the value of ``known`` under the cell's text."""
         text = self.text(column).lower()
         if not text:
             return default

@@ -31,14 +31,10 @@ class Communicator:
     """Ranks that communicate, and the bandwidth and latency of their collectives.
 
     Attributes:
-        ranks: ranks of the communicator.
-        members: its ranks on one node.
-        spans: nodes.
+        ranks, members, spans: all ranks, ranks of one node, nodes.
         byte_per_s: bus bandwidth of a ring through all ranks.
-        link_byte_per_s: bus bandwidth inside a node.
         network_byte_per_s: share of a node's network for one rank when all ranks exchange.
-        link_latency_s: latency of one call inside a node.
-        network_latency_s: latency of one call between two nodes.
+        link_latency_s, network_latency_s: latency of one call inside a node, and between two nodes.
         piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
     """
 
@@ -53,20 +49,17 @@ class Communicator:
     piece_s: Number
 
     def _latency_s(self) -> Number:
-        """Latency of one call over a tree; 0 for a single rank."""
         inside = np.where(self.ranks > 1, self.link_latency_s, 0.0)
         return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)), inside)
 
     def _ring_latency_s(self) -> Number:
-        """Latency of one gather or reduce-scatter, whose data pass through every rank."""
         hops = (self.ranks - self.spans) * LINK_HOP_S + (self.spans - 1.0) * NETWORK_HOP_S
         return np.where(self.ranks > 1, self.link_latency_s + hops, 0.0)
 
     def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
         """Seconds of ``calls`` collectives whose bytes take ``on_wire`` seconds together.
 
-        A transfer cut into pieces that follow each other takes t + 2 sqrt(t x piece): large transfers come near the
-        bandwidth, small ones do not.
+        A transfer in pieces that follow each other takes t + 2 sqrt(t x piece): only a large one nears the bandwidth.
         """
         return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
 
@@ -80,8 +73,7 @@ class Communicator:
     def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
         """Seconds to pass each rank's part from neighbour to neighbour around the ring, in ``rounds``.
 
-        Sends between two ranks, unlike a collective, do not use all cards of a node: where the ring crosses to the next
-        node, it has one rank's share of the network.
+        Sends do not use all cards of a node: between nodes they have one rank's share of the network.
         """
         outside = self.spans > 1
         byte_per_s = np.where(outside, np.minimum(self.network_byte_per_s, self.link_byte_per_s), self.link_byte_per_s)
@@ -102,8 +94,8 @@ class Communicator:
     def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
         """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank including itself.
 
-        The part for the same node takes the links, the rest the network at the same time: 16 A100 on two nodes reached
-        85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
+        Links and network work at once: 16 A100 on two nodes reached 85% of their network cards' rate
+        (https://github.com/NVIDIA/nccl/issues/1138).
         """
         inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
         outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
@@ -113,15 +105,7 @@ class Communicator:
 def communicator(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> Communicator:
     """Build the communicator of ``ranks`` whose neighbours are ``inner`` places apart.
 
-    A communicator within a node has the node's links. One that spans nodes has the network, which the communicators
-    side by side on a node share: with ``members`` ranks on each node, local / members of them.
-
-    Args:
-        x: configurations.
-        network: bandwidth that collectives get from one node's network, byte/s.
-        local: ranks of one node.
-        ranks: ranks of the communicator.
-        inner: ranks of the kinds of parallelism placed closer together.
+    The communicators side by side on a node (``local`` ranks, ``members`` in each) share its ``network``, byte/s.
     """
     members = np.maximum(1.0, np.minimum(ranks, local / inner))
     spans = np.ceil(ranks / members)

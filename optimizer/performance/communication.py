@@ -21,11 +21,8 @@ class Communication:
     """Seconds of communication on one rank.
 
     Attributes:
-        data_per_micro_batch: gathers and reductions over data ranks in every micro-batch.
-        data_per_step: gathers and reductions once an optimizer step.
-        tensor: collectives of tensor parallelism, all layers of the model, one micro-batch.
-        context: key-value exchange of context parallelism, all layers, one micro-batch.
-        expert: exchange of tokens between experts' ranks, all layers, one micro-batch.
+        data_per_micro_batch, data_per_step: gathers and reductions over data ranks.
+        tensor, context, expert: all layers of the model, one micro-batch.
         pipeline: sends between two neighbouring stages, forward and backward, one micro-batch.
     """
 
@@ -92,15 +89,12 @@ def communication(x: Inputs) -> Communication:
 
 
 def data_communication(x: Inputs) -> tuple[Number, Number]:
-    """Compute ``Communication.data_per_micro_batch`` and ``data_per_step`` alone.
-
-    Data and context ranks hold the same weights and reduce their gradients together: their product counts.
-    """
+    """Compute ``Communication.data_per_micro_batch`` and ``data_per_step`` alone."""
     return _over_data_ranks(x, *_network(x))
 
 
 def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number, Number]:
-    ranks = x.data * x.context
+    ranks = x.data * x.context  # they hold the same weights and reduce their gradients together
     everyone = communicator(x, network, local, ranks, inner=x.tensor)
     held = stage_parameters(x)
     if np.any(x.expert > 1):
@@ -116,7 +110,6 @@ def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number,
 
 
 def _network(x: Inputs) -> tuple[Number, Number]:
-    """Bandwidth that collectives get from one node's network, byte/s, and ranks of one node."""
     local = np.maximum(
         1.0, np.minimum(x.data * x.tensor * x.pipeline * x.context / np.maximum(x.nodes, 1.0), x.gpus_per_node)
     )

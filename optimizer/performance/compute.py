@@ -1,9 +1,7 @@
 """FLOPs, traffic and time of computation on one rank.
 
-Each operation has its own cost: matrix products by shape (a share of the dense peak, plus the bytes they move),
-attention by kernel, head width and sequence, other kernels by bytes moved, and each kernel's start. The constants are
-measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; the calibration fits how much
-real training differs.
+Constants are measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; the calibration
+fits how much real training differs.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ class Compute:
     """Seconds of one micro-batch on one rank.
 
     Attributes:
-        layer_matmul, layer_attention, layer_elementwise: all layers of the model (not of one stage), forward, backward
-            and recomputation.
+        layer_matmul, layer_attention, layer_elementwise: all layers of the model, with backward and recomputation.
         head: output projection, loss and embedding.
         weights: 16-bit copies of the weights, and sums of their gradients.
         host: host time to launch the layers, their least time.
@@ -51,10 +48,7 @@ class Compute:
 
 
 def model_flops_per_sample(x: Inputs) -> Number:
-    """Useful FLOPs of one sequence or image, forward and backward, without recomputation.
-
-    A multiply-add counts as two. Causal attention counts half the score matrix, as flash attention computes.
-    """
+    """Useful FLOPs of one sample, forward and backward; a multiply-add is two, causal attention half the scores."""
     scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5, 1.0)
     forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
     return 3.0 * forward + sample_flops(x)
@@ -154,7 +148,6 @@ def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
 
 
 def _host_seconds(x: Inputs, full: Number) -> Number:
-    """Host time to launch all layers of the model and both its ends."""
     c = x.coefficients
     llama = _host_of_layer(x)
     compiled = np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0)
@@ -170,7 +163,6 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
 
 
 def _host_of_layer(x: Inputs) -> Number:
-    """Host time of a layer over the fitted layer's."""
     return np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
 
 
@@ -203,7 +195,6 @@ def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, ma
 
 
 def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
-    """Seconds of one layer's attention whose scores go through memory."""
     c = x.coefficients
     again = np.where(x.checkpointing == NONE, 0.0, 1.0)  # selective recomputes the scores, too
     written, compiled = x.written_out > 0, (x.written_out > 0) & (x.compiled > 0)
@@ -231,7 +222,6 @@ def _layer_traffic(x: Inputs) -> Number:
 
 
 def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
-    """Bytes a token of the forward (0) or the backward pass (1)."""
     element, residual = x.element_bytes, x.residual_bytes
     llama, compiled = x.llama_like > 0, x.compiled > 0
     by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)

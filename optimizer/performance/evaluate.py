@@ -23,15 +23,7 @@ CHUNK = 8192
 
 
 def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
-    """Estimate every configuration of ``grid``.
-
-    Returns:
-        Estimates of the shape that the grid's arrays broadcast to.
-
-    Raises:
-        DataMissingError: the GPU does not run the precision, or a fact about it is missing.
-        InvalidInputError: a number or word of ``recipe`` is out of range.
-    """
+    """Estimate every configuration of ``grid``; the estimates have the shape that its arrays broadcast to."""
     shape = np.broadcast_shapes(*(np.shape(getattr(grid, field.name)) for field in fields(Grid)))
     size = math.prod(shape)
     inputs = build_inputs(model, recipe, hardware, grid, calibration)
@@ -117,7 +109,6 @@ def _estimate(x: Inputs, shape: tuple[int, ...]) -> Estimates:
 
 
 def _join(chunks: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Join arrays, or mappings of arrays, of consecutive configurations."""
     if isinstance(chunks[0], dict):
         return {part: _join([chunk[part] for chunk in chunks], shape) for part in chunks[0]}
     return np.concatenate(chunks).reshape(shape)

@@ -1,10 +1,7 @@
 """Costs of a mixture of experts beyond a dense layer's products: routing, copies of tokens, small products.
 
-Each token is copied once for each expert that works on it, sorted or indexed by expert, and summed up again. The
-experts' products run in one grouped kernel, or in a loop over the experts that asks the GPU for its tokens in every
-turn. No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations,
-tensors and tiles are counted in the source that each comment names; the loop's host time is of one layer measured
-alone.
+No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations, tensors
+and tiles are counted in the source that each comment names; the loop's host time is of one layer measured alone.
 """
 
 from __future__ import annotations
@@ -57,11 +54,10 @@ class Experts:
     """Costs of all layers of the model, one micro-batch on one rank; 0 without experts.
 
     Attributes:
-        flop_s: seconds of products beyond those of a dense layer as wide, before the framework's overhead.
+        flop_s: seconds of products beyond a dense layer as wide, before the framework's overhead.
         traffic_bytes: bytes moved beyond a dense layer's.
         starts: kernels started.
-        host_layers: host time beside the GPU's work, in layers of the same code.
-        wait_layers: host time in which the GPU waits: each turn of the loop asks the GPU for its tokens.
+        host_layers, wait_layers: host time beside the GPU's work and while the GPU waits, in layers of the same code.
     """
 
     flop_s: Number = 0.0

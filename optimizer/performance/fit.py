@@ -1,9 +1,8 @@
 """Least-squares fit of the coefficients: their starts, how far each may move, and the rows' residuals.
 
-Every coefficient of a row is a product: its start, a pooled factor, and a factor of the row's own processor, framework,
-precision or pair. The logarithms of the factors are the parameters; each is drawn to 0 as far as its spread says, so a
-group with few rows stays near the pooled value. Levenberg-Marquardt minimises the squared error of log step time, with
-a robust loss (some published runs are of code known to be slow) and every suite weighted alike.
+A coefficient of a row is a product of its start, a pooled factor, and a factor of the row's own processor, framework,
+precision or pair. The factors' logarithms are the parameters, drawn to 0 as far as their spread says. The loss is
+robust (some published runs are of code known to be slow), and every suite weighs alike.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ from optimizer.performance.types import Floats
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Start of one coefficient's fit, and how far it may move, in log units.
-
-    Attributes:
-        value: start of the pooled value.
-        spread: of the pooled value around its start; 0 keeps the start.
-        group: of a group's own value around the pooled one.
-        most: upper bound, where one follows from the meaning.
-    """
+    """Start of one coefficient, the spread of the pooled value and of a group's around it (log units), and the most."""
 
     value: float
     spread: float
@@ -73,16 +65,7 @@ _ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 
 def fit_coefficients(setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
-    """Fit the coefficients to measured step times.
-
-    Args:
-        setups: the training set-ups.
-        step_time_s: measured time of one step of each.
-        suites: the suite of each; every suite has the same weight.
-
-    Returns:
-        The fitted fields of Calibration.
-    """
+    """Fit the fields of Calibration to the measured time of one step of each set-up; all suites weigh alike."""
     problem = _Problem(setups, step_time_s, suites)
     start = np.zeros(len(problem.parameters))
     solution = least_squares(problem.residuals, start, jac=problem.jacobian, method="lm", ftol=_ENOUGH)
@@ -136,7 +119,6 @@ class _Problem:
         return START[field].spread if key == POOLED else START[field].group
 
     def fields(self, theta: Floats) -> dict[str, Any]:
-        """Convert parameters to the fitted fields of Calibration."""
         logs = dict(zip(self.parameters, theta, strict=True))
         values: dict[str, dict[str, float]] = {field: {} for field in START}
         for field, key in self.parameters:
@@ -148,11 +130,7 @@ class _Problem:
         return values
 
     def residuals(self, theta: Floats) -> Floats:
-        """Compute the weighted log errors of the rows, then the parameters over their spreads.
-
-        Args:
-            theta: the parameters; or several sets of them, one a row, which give as many rows of residuals.
-        """
+        """Compute the weighted log errors of the rows, then the parameters over their spreads; theta may have rows."""
         columns = {
             name: np.minimum(START[name].value * np.exp(theta @ matrix.T), START[name].most)
             for name, matrix in self.products.items()
@@ -161,5 +139,4 @@ class _Problem:
         return np.concatenate([self.weights * robust(error), theta / self.spreads], axis=-1)
 
     def jacobian(self, theta: Floats) -> Floats:
-        """Differentiate the residuals by every parameter at once, numerically."""
         return (self.residuals(theta + _STEP * np.eye(len(theta))) - self.residuals(theta)).T / _STEP

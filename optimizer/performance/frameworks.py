@@ -75,12 +75,7 @@ def frameworks() -> dict[str, Framework]:
 
 
 def framework_name(name: str, *, cnn: bool = False) -> str:
-    """Find the profile of a framework's name; an unknown or empty name is plain PyTorch, the most memory-hungry.
-
-    Args:
-        name: as a table or a user spells it.
-        cnn: the model is a CNN; plain PyTorch then means torchvision.
-    """
+    """Find the profile of a framework's name; an unknown or empty name is plain PyTorch (torchvision for a CNN)."""
     name = name.strip().lower()
     name = ALIASES.get(name, name)
     name = name if name in frameworks() else DEFAULT
@@ -98,11 +93,7 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 
 
 def check_framework(name: str, model: ModelSpec) -> None:
-    """Refuse training code that does not train this kind of model; ``inputs_builder`` checks profiled modules.
-
-    Raises:
-        InvalidInputError: a language model's framework for a CNN, or the other way round.
-    """
+    """Refuse training code that does not train this kind of model; ``inputs_builder`` checks profiled modules."""
     if model.architecture == "cnn" and name not in (DEFAULT, CNN_DEFAULT):
         raise InvalidInputError(
             f"framework is {name}, and {model.name} is a CNN",

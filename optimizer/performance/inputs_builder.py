@@ -44,16 +44,7 @@ _ONES = Coefficients(**dict.fromkeys((field.name for field in fields(Coefficient
 def build_inputs(
     model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration | None
 ) -> Inputs:
-    """Build the inputs of every configuration of ``grid``.
-
-    Args:
-        model, recipe, hardware, grid: as ``evaluate`` takes them.
-        calibration: fitted numbers; None for coefficients of 1, which a fit replaces.
-
-    Raises:
-        DataMissingError: the GPU does not run the precision, or a fact about it is missing.
-        InvalidInputError: a number out of range, or a module that cannot be trained so.
-    """
+    """Build the inputs of every configuration of ``grid``; without a calibration, with coefficients of 1 for a fit."""
     check_recipe(recipe)
     if recipe.precision == "fp8" and not model.layers:
         raise InvalidInputError(
@@ -154,11 +145,7 @@ def build_inputs(
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe with an unknown word or a number out of range.
-
-    Raises:
-        InvalidInputError: the field, its value and the known ones.
-    """
+    """Refuse a recipe with an unknown word or a number out of range."""
     if recipe.optimizer not in OPTIMIZERS:
         raise InvalidInputError(f"optimizer is {recipe.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
     if recipe.precision not in ELEMENT_BYTES:
@@ -178,18 +165,13 @@ def _expert_precision(precision: str, framework: Framework) -> str:
 
 
 def _fp8_cast_bytes(recipe: Recipe, framework: Framework) -> float:
-    """Bytes an element that plain PyTorch moves to cast a product's operand to 8 bits; 0 for fused code."""
     if recipe.precision != "fp8" or framework.fused_kernels:
         return 0.0
     return kernels.COMPILED_FP8_CAST if recipe.compiled else kernels.FP8_CAST
 
 
 def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
-    """Replace the states of ``x`` by a profiled module's: the bytes it stores, none for frozen parameters.
-
-    Raises:
-        InvalidInputError: the module was not profiled in that precision, or code with weights of its own trains it.
-    """
+    """Replace the states of ``x`` by a profiled module's: the bytes it stores, none for frozen parameters."""
     profile = model.profile
     assert profile is not None
     if profile.passed("16-bit" if x.low_precision > 0 else "32-bit", "none") is None:

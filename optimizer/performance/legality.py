@@ -1,9 +1,7 @@
 """Rules of the configurations that training code accepts, for `estimate`, `estimate --batch` and the search.
 
-The rules are those of Megatron-LM's TransformerConfig and arguments (https://github.com/NVIDIA/Megatron-LM,
-megatron/core/transformer/transformer_config.py, megatron/training/arguments.py), which PyTorch's tensor, pipeline and
-context parallelism share but for padding. Stages need not divide the layers: some then have a layer less, and memory
-and time are the fullest stage's.
+They are those of Megatron-LM (https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py,
+megatron/training/arguments.py), which PyTorch's parallelism shares but for padding. Stages need not divide the layers.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ WITHOUT: dict[Precision, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The settings that the rules compare: arrays of Grid as whole numbers, and the sequence length."""
+    """Settings that the rules compare: arrays of Grid as whole numbers, and the sequence length."""
 
     data: Ints
     tensor: Ints
@@ -51,14 +49,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        setting: the field of Grid that breaks it.
-        holds: flags the configurations that keep the rule, in the shape of its settings.
-        limit: values that would be accepted, for a Layout of one configuration.
-        why: the reason.
-    """
+    """A setting, a check that flags the configurations that keep the rule, values that would do, and the reason."""
 
     setting: str
     holds: Callable[[ModelSpec, Layout], Bools]
@@ -68,6 +59,17 @@ class Rule:
 
 _COUNTS = ("data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "grad_accum")
 _SPLITS = ("tensor", "pipeline", "context", "expert", "virtual_stages")
+
+
+def _divisor(setting: str, field: str, name: str, why: str) -> Rule:
+    """Rule that ``setting`` divides a field of the model."""
+    return Rule(
+        setting,
+        lambda m, x: (getattr(m, field) % getattr(x, setting)) == 0,
+        lambda m, x: f"a divisor of {getattr(m, field)}, the {name} of {m.name}",
+        why,
+    )
+
 
 RULES: tuple[Rule, ...] = (
     *(
@@ -83,22 +85,12 @@ RULES: tuple[Rule, ...] = (
         )
         for name in _SPLITS
     ),
-    Rule(
+    _divisor("tensor", "attention_heads", "attention heads", "tensor parallelism gives each rank whole heads"),
+    _divisor("tensor", "kv_heads", "key-value heads", "tensor parallelism gives each rank whole key-value heads"),
+    _divisor(
         "tensor",
-        lambda m, x: (m.attention_heads % x.tensor) == 0,
-        lambda m, x: f"a divisor of {m.attention_heads}, the attention heads of {m.name}",
-        "tensor parallelism gives each rank whole heads",
-    ),
-    Rule(
-        "tensor",
-        lambda m, x: (m.kv_heads % x.tensor) == 0,
-        lambda m, x: f"a divisor of {m.kv_heads}, the key-value heads of {m.name}",
-        "tensor parallelism gives each rank whole key-value heads",
-    ),
-    Rule(
-        "tensor",
-        lambda m, x: (m.ffn_size % x.tensor) == 0,
-        lambda m, x: f"a divisor of {m.ffn_size}, the feed-forward width of {m.name}",
+        "ffn_size",
+        "feed-forward width",
         "tensor parallelism gives each rank an equal slice of the feed-forward block",
     ),
     Rule(
@@ -145,12 +137,7 @@ RULES: tuple[Rule, ...] = (
         lambda m, x: f"1: {m.name} has no experts",
         "expert parallelism spreads the experts of a mixture",
     ),
-    Rule(
-        "expert",
-        lambda m, x: (m.experts % x.expert) == 0,
-        lambda m, x: f"a divisor of {m.experts}, the experts of {m.name}",
-        "each rank holds as many experts",
-    ),
+    _divisor("expert", "experts", "experts", "each rank holds as many experts"),
     Rule(
         "expert",
         lambda m, x: (x.data % x.expert) == 0,
@@ -167,17 +154,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
-    """Check each configuration of ``grid``.
-
-    Args:
-        model: the model to train.
-        recipe: its sequence length, and its framework's default of ``sequence_parallel``.
-        grid: configurations; whole numbers.
-
-    Returns:
-        In the grid's shape: flags of legal configurations; and codes, 0 for legal, else 1 + the position in RULES of
-        the first broken rule (``RULES[code - 1].why``).
-    """
+    """Flag the legal configurations of ``grid``, and code the others: 1 + the first broken rule's position in RULES."""
     layout = _layout(recipe, grid)
     shape = np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in (*_COUNTS, "sequence_parallel")))
     codes: Codes = np.zeros(shape, dtype=np.uint8)
@@ -190,11 +167,7 @@ def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
 
 
 def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Refuse an illegal configuration (a grid of one).
-
-    Raises:
-        InvalidInputError: the setting, its value, its limit and why; or a sequence longer than the model's positions.
-    """
+    """Refuse an illegal configuration (a grid of one), or a sequence longer than the model's positions."""
     if model.learned_positions and recipe.seq_len > model.learned_positions:
         raise InvalidInputError(
             f"seq_len is {recipe.seq_len}",
@@ -207,11 +180,7 @@ def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
 
 
 def check_precision(gpu: Gpu, precision: Precision) -> None:
-    """Refuse a precision that a GPU does not compute in.
-
-    Raises:
-        InvalidInputError: naming the precisions that it has.
-    """
+    """Refuse a precision that a GPU does not compute in."""
     if gpu.architecture in WITHOUT.get(precision, ()):
         raise InvalidInputError(
             f"{gpu.name} does not compute in {precision}",
@@ -222,7 +191,7 @@ def check_precision(gpu: Gpu, precision: Precision) -> None:
 
 
 def refusal(model: ModelSpec, recipe: Recipe, grid: Grid, rule: Rule) -> InvalidInputError:
-    """The error of a grid of one that breaks ``rule``."""
+    """Build the error of a configuration that breaks ``rule``."""
     layout = _layout(recipe, grid)
     value = getattr(layout, rule.setting)
     return InvalidInputError(f"{rule.setting} is {value}", limit=rule.limit(model, layout), why=rule.why)

@@ -30,11 +30,7 @@ class Machines:
     def build(
         cls, instances: Sequence[InstanceType], recipe: Recipe, model: ModelSpec, calibration: Calibration
     ) -> Self:
-        """Build the inputs of each instance type.
-
-        Raises:
-            DataMissingError: a fact about a GPU is missing.
-        """
+        """Build the inputs of each instance type."""
         grid = Grid(nodes=1, data=1, sequence_parallel=0)
         inputs = [
             build_inputs(model, recipe, Hardware.from_instance_type(instance), grid, calibration)
@@ -56,12 +52,7 @@ class Machines:
         )
 
     def inputs(self, machine: Ints, columns: Mapping[str, Number]) -> Inputs:
-        """Inputs of configurations on ``machine`` (positions in ``instances``, one a configuration).
-
-        Args:
-            machine: flat.
-            columns: fields of Grid; flat arrays of that length, or broadcasting against it.
-        """
+        """Inputs of configurations on ``machine`` (flat positions in ``instances``); columns broadcast against it."""
         differing = {name: values[machine] for name, values in self.differing.items()}
         coefficients = {name: values[machine] for name, values in self.coefficients.items()}
         return with_columns(self.common, {**differing, **columns}, coefficients)

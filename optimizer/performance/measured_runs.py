@@ -31,7 +31,7 @@ DESCRIPTIVE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """One measured run."""
+    """One measured run: its set-up, throughput and peak."""
 
     row_id: str
     suite: str
@@ -50,18 +50,14 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """A line that no fit can use, and the reason."""
+    """A line that no fit can use."""
 
     line: int
     reason: str
 
 
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
-    """Read a table of measured runs of which every row must be usable.
-
-    Raises:
-        InvalidInputError: the file cannot be read, a row cannot be estimated or has no throughput, or there is none.
-    """
+    """Read a table of measured runs of which every row must be usable."""
     rows, refused, _ = read_usable_runs(path, gpus)
     if refused:
         raise InvalidInputError(
@@ -76,14 +72,7 @@ def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 
 
 def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
-    """Read the usable rows of a table of measured runs.
-
-    Returns:
-        The runs; the refused lines; the columns that have values and are never read.
-
-    Raises:
-        InvalidInputError: the file cannot be read.
-    """
+    """Read the usable runs, the refused lines, and the columns that have values and are never read."""
     rows: list[MeasuredRun] = []
     refused: list[Refused] = []
     filled: set[str] = set()
@@ -126,11 +115,6 @@ def throughput_error(log_error: Floats) -> Floats:
 
 
 def _read_run(row: Row, cells: Mapping[str, str], gpus: Mapping[str, Gpu], line: int) -> MeasuredRun:
-    """Read one row.
-
-    Raises:
-        GpufleetError: it cannot be estimated, or its throughput or peak is no positive number.
-    """
     return MeasuredRun(
         row_id=cells.get("row_id") or str(line),
         suite=cells.get("suite") or "",

@@ -1,9 +1,7 @@
-"""Memory of the fullest rank, in bytes by part.
+"""Memory of the fullest rank, in bytes by part (docs/estimator.md).
 
-docs/estimator.md derives the equations. The peak is the larger of two moments: the loss, with all activations, the
-logits and only persistent gradients; and the end of the backward pass, with all gradients and the first layer's
-activations. The fullest stage of a pipeline is the first, which keeps the activations of the most micro-batches, or the
-last, which has the logits.
+The peak is the loss (all activations, the logits and only persistent gradients) or the end of the backward pass (all
+gradients and the first layer's activations), on the first pipeline stage or the last.
 """
 
 from __future__ import annotations
@@ -46,12 +44,7 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on the fullest rank.
-
-    Attributes:
-        peak: bytes by part at the peak of allocated memory.
-        nccl: buffers of the communicators.
-    """
+    """Bytes on the fullest rank: by part at the peak of allocated memory, and NCCL's buffers."""
 
     peak: dict[str, Number]
     nccl: Number
@@ -75,7 +68,6 @@ class _Moments:
 
     @property
     def at_end(self) -> Number:
-        """Bytes once the backward pass has reached the first layer, beside weights, state and buckets."""
         return self.all_gradients + self.last
 
 

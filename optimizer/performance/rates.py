@@ -38,11 +38,7 @@ TCP_EFFICIENCY = 0.38
 
 
 def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Dense peak of ``gpu`` in ``precision``, FLOP/s.
-
-    Raises:
-        DataMissingError: the GPU's datasheet has no such rate.
-    """
+    """Dense peak of ``gpu`` in ``precision``, FLOP/s."""
     peak = gpu.peak_tflop_per_s.get(precision)
     if not peak:
         has = ", ".join(name for name, value in gpu.peak_tflop_per_s.items() if value)
@@ -56,32 +52,21 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
 
 
 def fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Rate of arithmetic that runs in 32 bits in a recipe of any ``precision``, FLOP/s.
-
-    For dropout inside attention, scores written by a compiler, and experts that autocast misses
-    (memory.experts_in_32_bits).
-    """
+    """Rate of arithmetic in 32 bits (attention's dropout, compiled scores, experts that autocast misses), FLOP/s."""
     if gpu.peak_tflop_per_s.get("fp32"):
         return peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
 
 
 def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
-    """Speed of fused attention on long sequences with heads of 128, FLOP/s.
-
-    Raises:
-        DataMissingError: the GPU's datasheet has no rate in that precision.
-    """
+    """Speed of fused attention on long sequences with heads of 128, FLOP/s."""
     if precision in ("fp32", "tf32"):
         return kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, outside_layers(precision)) * kernels.attention_share(gpu.architecture, kernel)
 
 
 def outside_layers(precision: str) -> str:
-    """Precision of attention and the output projection: in fp8 only the layers' products run in 8 bits.
-
-    https://docs.nvidia.com/deeplearning/transformer-engine
-    """
+    """Precision outside the layers' products, not 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine)."""
     return "bf16" if precision == "fp8" else precision
 
 

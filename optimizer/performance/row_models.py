@@ -23,11 +23,7 @@ ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "en
 
 
 def read_model(row: Row) -> ModelSpec:
-    """Read the model of a row.
-
-    Raises:
-        InvalidInputError: the row names no known model and no shape, or a value is out of range.
-    """
+    """Read the model of a row."""
     architecture = row.word("architecture", ARCHITECTURES, default="")
     name = row.text("model")
     preset = presets().get(name.lower())

@@ -1,7 +1,4 @@
-"""Rows of data/measured_runs.csv as set-ups: columns, other spellings of their words, and values of empty cells.
-
-`gpufleet estimate --batch` and `calibrate` read a row here. docs/estimator.md lists the meaning of an empty cell.
-"""
+"""Rows of data/measured_runs.csv as set-ups: columns, spellings of their words, values of empty cells."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Mapping
 
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
+from optimizer.performance import types
 from optimizer.performance.cells import Row
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.row_models import read_model
@@ -17,13 +15,12 @@ from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     Setup,
     build_hardware,
-    build_setup,
     data_ranks,
     default_sharding,
     find_gpu,
     resolve_seq_len,
 )
-from optimizer.performance.types import Recipe
+from optimizer.performance.types import Grid, Recipe
 
 # Tokens of one optimizer step of large models whose row gives none: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
@@ -41,15 +38,7 @@ OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adaf
 
 
 def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
-    """Read one row.
-
-    Args:
-        row: its cells.
-        gpus: the GPU table by key.
-
-    Raises:
-        GpufleetError: the row cannot be estimated; the message names the column, its value and the limit.
-    """
+    """Read one row; an error names the column, its value and the limit."""
     row.check_length()
     model = read_model(row)
     cnn = model.architecture == "cnn"
@@ -87,24 +76,23 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         framework=framework,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
-    return build_setup(
-        model,
-        recipe,
-        hardware,
-        gpus=count,
+    grid = Grid(
+        nodes=math.ceil(count / per_node),
+        data=data,
         tensor=tensor,
         pipeline=pipeline,
         context=context,
         expert=expert,
         # A table's 0 is the column's default: it does not take the split from a framework that always splits, nor from
         # experts, which need it.
-        sequence_parallel=True if splits_sequence or (expert > 1 and tensor > 1) else None,
+        sequence_parallel=1 if splits_sequence or (expert > 1 and tensor > 1) else None,
         virtual_stages=virtual_stages,
-        sharding=sharding,
+        sharding=types.SHARDINGS.index(sharding),
         micro_batch=micro_batch,
         grad_accum=row.count("grad_accum", default=usual_accumulation),
-        checkpointing=row.word("activation_checkpointing", CHECKPOINTINGS, default="none"),
+        checkpointing=types.CHECKPOINTINGS.index(row.word("activation_checkpointing", CHECKPOINTINGS, default="none")),
     )
+    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=count)
 
 
 def row_error(error: GpufleetError) -> str:

@@ -1,8 +1,6 @@
-"""Costs of models counted in samples: a CNN, from its published figures, and a profiled module, from its profile.
+"""Costs of models counted in samples: a CNN, from its published FLOPs and outputs, and a profiled module.
 
-A CNN has two numbers (forward FLOPs and convolution outputs of an image), and constants measured on ResNet-50 give the
-rest. A module's profile has FLOPs, traffic and the memory of every moment. All costs are for one micro-batch on one
-rank; for a transformer, which is counted in tokens, they are 0.
+All are for one micro-batch on one rank, and 0 for a transformer, which is counted in tokens.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ class SampleCosts:
     """One micro-batch, forward, backward and recomputation.
 
     Attributes:
-        product_flops, convolution_flops: FLOPs of matrix products and of convolutions.
-        product_bytes: the matrix products' operands and results.
-        attention_flops: FLOPs that fused attention takes, with the scores it computes again.
+        product_bytes: operands and results of matrix products.
+        attention_flops: of fused attention, with the scores it computes again.
         traffic_bytes: reads and writes of all other kernels.
         kernels: kernels started.
         layers: transformer layers that take the host as long to launch.
@@ -113,7 +110,6 @@ def sample_costs(x: Inputs) -> SampleCosts:
 
 
 def _cnn_passes(x: Inputs) -> Number:
-    """Reads and writes of a CNN's convolution outputs, forward and backward."""
     passes = np.where(x.element_bytes > 2.0, kernels.CNN_PASSES_32_BIT, kernels.CNN_PASSES)
     return passes * np.where(x.compiled > 0, kernels.COMPILED_CNN, 1.0)
 

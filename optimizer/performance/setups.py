@@ -1,11 +1,7 @@
-"""Training set-ups: the flags of `estimate` and the rows of a table both become a Setup here.
-
-Defaults and checks that the flags and the columns share stand in this file alone; docs/estimator.md lists them.
-"""
+"""Training set-ups: the flags of `estimate` and the rows of a table become a Setup by the same defaults and checks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +12,7 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal
 from optimizer.performance.rates import default_network_gbit_per_s
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
+from optimizer.performance.types import Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 
 # Tokens of one sequence by default.
@@ -27,7 +23,7 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One training set-up: a model, a recipe, hardware and one legal configuration (a grid of one)."""
+    """One training set-up: a model, a recipe, hardware and one configuration (a grid of one), which must be legal."""
 
     model: ModelSpec
     recipe: Recipe
@@ -35,57 +31,17 @@ class Setup:
     grid: Grid
     gpus: int
 
+    def __post_init__(self) -> None:
+        """Refuse an illegal configuration."""
+        check_legal(self.model, self.recipe, self.grid)
+
     def inputs(self, calibration: Calibration | None) -> Inputs:
         """Build the set-up's inputs, to be stacked with others; without a calibration, coefficients of 1."""
         return build_inputs(self.model, self.recipe, self.hardware, self.grid, calibration)
 
 
-def build_setup(
-    model: ModelSpec,
-    recipe: Recipe,
-    hardware: Hardware,
-    *,
-    gpus: int,
-    tensor: int,
-    pipeline: int,
-    context: int,
-    expert: int,
-    sequence_parallel: bool | None,
-    virtual_stages: int,
-    sharding: str,
-    micro_batch: int,
-    grad_accum: int,
-    checkpointing: str,
-) -> Setup:
-    """Build the set-up that trains on ``gpus`` GPUs; the arguments are the fields of Grid, sharding by name.
-
-    Raises:
-        InvalidInputError: the GPUs are no multiple of the splits, or the configuration is not legal.
-    """
-    grid = Grid(
-        nodes=math.ceil(gpus / hardware.gpus_per_node),
-        data=data_ranks(gpus, tensor, pipeline, context),
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        expert=expert,
-        sequence_parallel=sequence_parallel,
-        virtual_stages=virtual_stages,
-        sharding=SHARDINGS.index(sharding),
-        micro_batch=micro_batch,
-        grad_accum=grad_accum,
-        checkpointing=CHECKPOINTINGS.index(checkpointing),
-    )
-    check_legal(model, recipe, grid)
-    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
-
-
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
-    """Data-parallel ranks of ``gpus`` GPUs.
-
-    Raises:
-        InvalidInputError: the GPUs are no multiple of the splits.
-    """
+    """Data-parallel ranks of ``gpus`` GPUs; InvalidInputError if the splits do not divide them."""
     if gpus % (tensor * pipeline * context):
         raise InvalidInputError(
             f"gpus is {gpus}",
@@ -107,11 +63,7 @@ def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | Non
 
 
 def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
-    """Find a GPU by its key ("a100-80gb"), or by its name ("H100") if the table has one memory size of it.
-
-    Raises:
-        InvalidInputError: no GPU, or several, match.
-    """
+    """Find a GPU by its key ("a100-80gb"), or by its name ("H100") if the table has one memory size of it."""
     wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
     if wanted in gpus:
         return gpus[wanted]
@@ -127,11 +79,7 @@ def default_sharding(model: ModelSpec, ranks: int) -> str:
 
 
 def resolve_seq_len(model: ModelSpec, given: int | None) -> int:
-    """Tokens of one sequence: as given, else USUAL_SEQ_LEN or the model's longest if that is less; 1 for a CNN.
-
-    Raises:
-        InvalidInputError: given for a model that is counted in samples.
-    """
+    """Tokens of one sequence: as given, else USUAL_SEQ_LEN or the model's longest if less; 1 for a CNN."""
     if model.counts_samples:
         if given not in (None, 1):
             takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"

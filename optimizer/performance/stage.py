@@ -19,8 +19,7 @@ def updated_parameters(x: Inputs) -> Number:
 def stage_parameters(x: Inputs) -> Number:
     """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before sharding over data ranks.
 
-    The first stage has the input embedding and the last the output projection (both a copy of tied embeddings), so the
-    fullest stage has its layers and one table.
+    The fullest stage has its layers and one table: the first the embedding, the last the output projection.
     """
     return _stage_parameters(x, x.expert)
 
@@ -62,9 +61,8 @@ def tokens_of_rank(x: Inputs) -> Number:
 def experts_in_32_bits(x: Inputs) -> Flag:
     """Flag mixtures whose products run in 32 bits although the recipe computes in 16.
 
-    torch's grouped product is no autocast operation: with 32-bit weights, which autocast leaves as they are, it
-    computes in 32 bits (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py,
-    _grouped_mm). FSDP gathers 16-bit weights.
+    Autocast skips torch's grouped product (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23,
+    integrations/moe.py, _grouped_mm). FSDP gathers 16-bit weights.
     """
     return experts_miss_autocast(x) & np.logical_not(computes_narrow(x))
 

@@ -34,11 +34,8 @@ class Recipe:
 
     Attributes:
         seq_len: tokens of one sequence; 1 for a CNN.
-        precision: of the matrix products.
-        optimizer: "adamw", "adam", "sgd" (with momentum) or "adafactor".
         attention: "flash" (fused, never stores the score matrix) or "unfused".
-        compiled: torch.compile fuses element-wise operations.
-        framework: a profile of data/frameworks.toml: bytes the training code keeps, and its host time.
+        framework: a profile of data/frameworks.toml.
         experts: a mixture's experts in one grouped kernel or in a loop; None for the framework's choice.
         shardings: the SHARDINGS that a search may use.
     """
@@ -59,8 +56,6 @@ class Hardware:
 
     Attributes:
         gpu: the GPU model; of a fractional GPU, at its fraction's rates.
-        gpus_per_node: ranks of one node.
-        interconnect: the link between the GPUs of one node.
         network_gbit_per_s: bandwidth of one node, all cards together, one direction, Gbit/s.
         efa: the network is EFA or InfiniBand (kernel bypass); otherwise TCP.
         gpu_memory_gib: memory of one GPU, GiB; None for the GPU model's own (a fractional GPU has less).
@@ -97,20 +92,14 @@ class Hardware:
 class Grid:
     """Configurations: arrays (or numbers) that broadcast against each other; a number is a grid of one.
 
-    The GPUs used are data x tensor x pipeline x context, spread evenly over ``nodes``.
-
     Attributes:
-        nodes: nodes.
-        data, tensor, pipeline, context: ranks of each kind of parallelism.
-        expert: ranks of expert parallelism, which divides ``data``: ``expert`` data-parallel ranks together hold each
-            expert once (Megatron's expert-model-parallel size); with 1 every rank holds all experts.
-        sequence_parallel: 1 where tensor parallelism also splits norms, dropout and residual (Megatron's sequence
-            parallelism), else 0; None for the framework's choice.
+        data, tensor, pipeline, context: ranks of each kind; their product is spread evenly over ``nodes``.
+        expert: data-parallel ranks that together hold each expert once (Megatron's expert-model-parallel size).
+        sequence_parallel: 1 where tensor ranks also split norms, dropout and residual; None for the framework's choice.
         virtual_stages: model chunks of one pipeline rank (interleaved schedule); 1 is the plain 1F1B schedule.
-        sharding: position in SHARDINGS.
+        sharding, checkpointing: positions in SHARDINGS and CHECKPOINTINGS.
         micro_batch: sequences (or images) of one forward pass on one data-parallel rank.
         grad_accum: forward passes of one optimizer step.
-        checkpointing: position in CHECKPOINTINGS.
     """
 
     nodes: npt.ArrayLike
@@ -129,18 +118,15 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Estimates of each configuration of a grid, all of the grid's shape.
+    """Estimates of each configuration, all of the grid's shape.
 
     Attributes:
-        step_time_s: one optimizer step, seconds.
+        step_time_s: one optimizer step; ``time_s`` has its parts.
         tokens_per_second: of the whole fleet; samples per second for a CNN.
-        mfu: model FLOPs utilisation: useful FLOPs (no recomputation) over the precision's dense peak.
-        peak_memory_gib: peak of the memory that a process allocates on the fullest rank, GiB.
-        limit_gib: memory that a process may allocate: the GPU's less ``reserve_gib``, GiB.
-        nccl_gib: buffers of NCCL's communicators, GiB.
-        fits: peak_memory_gib <= limit_gib.
-        memory_gib: GiB by part; the parts add up to peak_memory_gib.
-        time_s: seconds by part; the parts add up to step_time_s.
+        mfu: useful FLOPs (no recomputation) over the precision's dense peak.
+        peak_memory_gib: peak of a process's allocated memory on the fullest rank; ``memory_gib`` has its parts.
+        limit_gib: memory that a process may allocate: the GPU's less ``reserve_gib``.
+        nccl_gib: buffers of NCCL's communicators.
     """
 
     step_time_s: Floats

@@ -14,8 +14,8 @@ import numpy as np
 
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu
-from optimizer.performance.adapt import adapt, left_out_errors, residuals
-from optimizer.performance.calibrate import fit, fit_rows
+from optimizer.performance.adapt import adapt, residuals
+from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance
 from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, read_usable_runs
 from optimizer.performance.types import Bools, Floats
@@ -28,19 +28,13 @@ LEAST_MFU = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """A calibration, and errors before and after, one entry a usable row.
+    """A calibration, and one entry a usable row: log(predicted / measured) step time and peak memory.
 
     Attributes:
-        calibration: the fitted calibration.
-        rows: the runs that it was fitted to.
-        refused: unusable lines, with the reason.
         unread_columns: columns of the file that are never read.
-        before: log(predicted / measured) step time with the base calibration; None without a base.
-        after: the same with the new calibration, which has seen the row.
-        left_out: the same with a calibration fitted to the other models' rows (the other runs of a single model).
-        left_out_by: the unit left out, "model" or "run".
+        before: errors of the base calibration; None without a base.
+        after, left_out: errors of the new calibration, and of one without the row's model or run (``left_out_by``).
         peak_memory_gib: predicted peak; a calibration does not change it.
-        fits: the run is predicted to fit its GPU.
         seen_before: the base calibration was fitted to this very file, so ``before`` flatters it.
     """
 
@@ -60,19 +54,7 @@ class CalibrationReport:
 def calibrate(
     path: Path, gpus: Mapping[str, Gpu], base: Calibration | None, *, as_of: date, command: str, alone: bool = False
 ) -> CalibrationReport:
-    """Fit a calibration to the runs of a file.
-
-    Args:
-        path: CSV with the columns of data/measured_runs.csv; a subset suffices.
-        gpus: the GPU table by key.
-        base: the calibration to start from and compare with; None to fit the file's rows alone.
-        as_of: the date to record.
-        command: the command to record.
-        alone: fit the file's rows alone, and only compare with ``base``.
-
-    Raises:
-        InvalidInputError: the file cannot be read, or no row (fewer than LEAST_ALONE with ``alone``) can be used.
-    """
+    """Fit a calibration to the runs of ``path``: starting from ``base``, or ``alone`` and only compared with it."""
     rows, refused, unread = read_usable_runs(path, gpus)
     rows, impossible = _possible(rows, base)
     refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)

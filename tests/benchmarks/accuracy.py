@@ -23,7 +23,7 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.hardware import Gpu
 from optimizer.performance.adapt import adapt
-from optimizer.performance.calibrate import cross_validated_errors, fit, fit_rows, folds
+from optimizer.performance.calibrate import fit, fit_rows, folds, left_out_errors
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs
@@ -99,7 +99,7 @@ def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
     """Log errors of every row, by way of predicting it."""
     shipped = fit_rows(rows)
     suites = np.array([row.suite for row in rows])
-    found = {"fitted": log_errors(rows, shipped), "models": cross_validated_errors(rows)}
+    found = {"fitted": log_errors(rows, shipped), "models": left_out_errors(rows, fit_rows)}
     found["suites"] = left_out_suite_errors(rows)
     found |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
     for suite in sorted(set(suites)):

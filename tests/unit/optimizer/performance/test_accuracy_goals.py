@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import cross_validated_errors
+from optimizer.performance.calibrate import fit_rows, left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_runs, throughput_error
 from optimizer.performance.types import Floats
 from tests.benchmarks.accuracy import RESULTS
@@ -25,7 +25,7 @@ def rows() -> list[MeasuredRun]:
 
 @functools.cache
 def new_model_errors() -> Floats:
-    return throughput_error(cross_validated_errors(rows()))
+    return throughput_error(left_out_errors(rows(), fit_rows))
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal[0])
