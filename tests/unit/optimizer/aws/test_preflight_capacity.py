@@ -359,25 +359,23 @@ def scores(aws: FakeAws, **zones: int) -> None:
     ]
 
 
-@pytest.mark.parametrize(("score", "level"), [(10, "ok"), (7, "ok"), (6, "warning"), (4, "warning"), (3, "warning")])
-def test_a_score_of_one_type_is_no_error_as_aws_scores_it_low(aws: FakeAws, score: int, level: str) -> None:
-    scores(aws, use1_az2=score)
-    row = only(check_spot_score(context()))
-    assert (row.level, row.value) == (level, score)
-    assert "AWS scores fewer than 3 types low" in row.why
-
-
 @pytest.mark.parametrize(
-    ("score", "fallback", "level"),
-    [(4, "none", "warning"), (3, "none", "error"), (1, "none", "error"), (1, "on-demand", "warning")],
+    ("types", "score", "fallback", "level"),
+    [
+        *((0, score, "none", "ok") for score in (10, 7)),
+        *((0, score, "none", "warning") for score in (6, 4, 3)),
+        *((2, 4, "none", "warning"), (2, 3, "none", "error"), (2, 1, "none", "error"), (2, 1, "on-demand", "warning")),
+    ],
 )
-def test_a_low_score_of_three_types_is_an_error_without_a_fallback(
-    aws: FakeAws, score: int, fallback: str, level: str
+def test_a_low_score_is_an_error_for_three_types_without_a_fallback(
+    aws: FakeAws, types: int, score: int, fallback: str, level: str
 ) -> None:
+    """AWS scores fewer types low whatever there is."""
     scores(aws, use1_az2=score)
-    plan = sample_plan(purchase={"spot_types": ["p4de.24xlarge", "p5.48xlarge"], "fallback": fallback})
-    row = only(check_spot_score(context(plan)))
-    assert row.level == level and "AWS scores fewer" not in row.why
+    further = ["p4de.24xlarge", "p5.48xlarge"][:types]
+    row = only(check_spot_score(context(sample_plan(purchase={"spot_types": further, "fallback": fallback}))))
+    assert (row.level, row.value) == (level, score)
+    assert ("AWS scores fewer than 3 types low" in row.why) == (not types)
 
 
 def test_the_score_is_of_the_true_capacity_in_one_zone(aws: FakeAws) -> None:
@@ -543,21 +541,20 @@ def test_a_block_ends_its_instances_half_an_hour_early_and_saving_takes_nine_min
     assert only(block(aws, hours=5.1)).level == "error"
 
 
-@pytest.mark.parametrize("state", ["payment-failed", "payment-pending", "expired", "cancelled"])
-def test_a_block_in_another_state_is_an_error(aws: FakeAws, state: str) -> None:
-    assert [row.level for row in block(aws, State=state)] == ["error"]
-
-
-def test_a_block_of_other_times_than_the_plans_is_an_error(aws: FakeAws) -> None:
-    row = only(block(aws, EndDate=START + timedelta(hours=48)))
-    assert row.level == "error" and row.next_step == "gpufleet recommend with the block's own times"
-
-
-def test_a_reservation_in_place_of_a_block_is_an_error(aws: FakeAws) -> None:
-    rows = block(aws, ReservationType="default", State="active", AvailableInstanceCount=2)
-    assert [row.text for row in rows] == [
-        "it is an On-Demand Capacity Reservation, and the plan's option is capacity-block"
-    ]
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        *(({"State": state}, state) for state in ("payment-failed", "payment-pending", "expired", "cancelled")),
+        ({"EndDate": START + timedelta(hours=48)}, "the plan has 2026-11-22 12:00 UTC to 2026-11-23 12:00 UTC"),
+        (
+            {"ReservationType": "default", "State": "active", "AvailableInstanceCount": 2},
+            "it is an On-Demand Capacity Reservation, and the plan's option is capacity-block",
+        ),
+    ],
+)
+def test_a_block_that_does_not_fit_is_an_error(aws: FakeAws, changes: dict[str, Any], says: str) -> None:
+    row = only(block(aws, **changes))
+    assert row.level == "error" and says in row.text
 
 
 @pytest.mark.parametrize(
@@ -600,22 +597,20 @@ def test_the_cheapest_block_offered_is_named_with_its_price(aws: FakeAws) -> Non
     }
 
 
-def test_no_block_offered_is_an_error(aws: FakeAws) -> None:
+TOO_MANY = {"job": {"global_batch": 2080, "steps": 124}, "parallelism": {"data": 520, "grad_accum": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "says"),
+    [
+        ({}, 1, "AWS offers none of 2 x p4d.24xlarge for 24 h"),
+        ({"node_count": 65, **TOO_MANY}, 64, "the plan has 65 nodes"),
+        ({"hours": {"expected": 4.5, "p50": 4.4, "p95": 5000.0}}, 4367.4, "the run takes 5000 h"),
+    ],
+)
+def test_no_block_fits(aws: FakeAws, changes: dict[str, Any], limit: float, says: str) -> None:
     aws.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
-    row = only(check_reservation(context(bought("capacity-block"))))
-    assert row.level == "error" and "AWS offers none of 2 x p4d.24xlarge for 24 h" in row.text
-
-
-def test_no_block_has_more_than_64_nodes(aws: FakeAws) -> None:
     purchase = bought("capacity-block").purchase.model_dump(mode="json")
-    job = {"global_batch": 2080, "steps": 124}
-    plan = sample_plan(node_count=65, purchase=purchase, job=job, parallelism={"data": 520, "grad_accum": 1})
-    row = only(check_reservation(context(plan)))
-    assert (row.level, row.value, row.limit) == ("error", 65, 64) and aws.calls == []
-
-
-def test_no_block_is_long_enough_for_half_a_year(aws: FakeAws) -> None:
-    hours = {"expected": 4.5, "p50": 4.4, "p95": 5000.0}
-    plan = sample_plan(purchase=bought("capacity-block").purchase.model_dump(mode="json"), hours=hours)
-    row = only(check_reservation(context(plan)))
-    assert row.level == "error" and row.limit == 4367.4 and aws.calls == []
+    row = only(check_reservation(context(sample_plan(purchase=purchase, **changes))))
+    assert (row.level, row.limit) == ("error", limit) and says in row.text
+    assert len(aws.calls) == (not changes)

@@ -79,23 +79,22 @@ def test_every_kind_of_price_is_asked_for_by_itself(aws: FakeAws) -> None:
     assert (filters["instanceType"], filters["regionCode"]) == ("p4d.24xlarge", "us-east-1")
 
 
+RESERVED = "reserved, one year, no upfront, paid to its end p4d.24xlarge"
+
+
 @pytest.mark.parametrize(
-    ("documents", "says"),
+    ("item", "documents", "says"),
     [
-        ([], "the price list has no p4d.24xlarge in us-east-1"),
-        ([instance_document("p4d.24xlarge", on_demand="0")], "a price is above 0 USD"),
-        (["{broken"], "malformed document"),
+        ("on-demand p4d.24xlarge", [], "the price list has no p4d.24xlarge in us-east-1"),
+        ("on-demand p4d.24xlarge", [instance_document("p4d.24xlarge", on_demand="0")], "a price is above 0 USD"),
+        ("on-demand p4d.24xlarge", ["{broken"], "malformed document"),
+        (RESERVED, [instance_document("p4d.24xlarge", on_demand="21")], "sells no one-year no-upfront term"),
     ],
 )
-def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, documents: list[str], says: str) -> None:
+def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, item: str, documents: list[str], says: str) -> None:
     aws.answers["GetProducts"] = {"PriceList": documents}
-    row = next(check_prices(context(priced(("on-demand p4d.24xlarge", 20.0)))))
+    row = next(check_prices(context(priced((item, 20.0)))))
     assert row.level == "unknown" and says in row.text
-
-
-def test_a_reserved_price_that_aws_does_not_sell_is_unknown(aws: FakeAws) -> None:
-    row = next(check_prices(context(priced(("reserved, one year, no upfront, paid to its end p4d.24xlarge", 14.0)))))
-    assert row.level == "unknown" and "sells no one-year no-upfront term" in row.text
 
 
 @pytest.mark.parametrize(

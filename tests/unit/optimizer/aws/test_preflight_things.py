@@ -58,6 +58,10 @@ def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
     assert aws.asked("DescribeImages") == [{"ImageIds": ["ami-0123456789abcdef0"], "IncludeDeprecated": True}]
 
 
+def volume(device: str = "/dev/sda1", gib: int = 75, **changes: Any) -> dict[str, Any]:
+    return {"DeviceName": device, "Ebs": {"VolumeSize": gib, **changes}}
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "says"),
     [
@@ -65,44 +69,40 @@ def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
         ({"State": "disabled"}, "error", "is disabled"),
         ({"EnaSupport": False}, "error", "not registered with ENA support"),
         ({"DeprecationTime": "2026-11-01T00:00:00.000Z"}, "warning", "is deprecated since 2026-11-01"),
+        (
+            {"BlockDeviceMappings": [volume(gib=300), volume("/dev/sdb", 900)]},
+            "error",
+            "needs a root volume of 300 GiB, and the plan has 200",
+        ),
+        ({"BlockDeviceMappings": [volume(Encrypted=True)]}, "warning", "are encrypted"),
     ],
 )
 def test_an_image_that_does_not_fit(aws: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
     aws.answers["DescribeImages"] = {"Images": [image(**changes)]}
-    row = only(check_image(context()))
+    row = only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name="")))
     assert row.level == level and says in row.text and row.next_step
 
 
-def test_a_root_volume_cannot_be_smaller_than_the_images(aws: FakeAws) -> None:
-    mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 300}}
-    other = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 900}}
-    aws.answers["DescribeImages"] = {"Images": [image(BlockDeviceMappings=[mapping, other])]}
-    row = only(check_image(context()))
-    assert (row.level, row.value, row.limit) == ("error", 200, 300)
-
-
-@pytest.mark.parametrize("images", [[], [image(), image(ImageId="ami-2")]])
-def test_none_or_two_images_of_a_name_are_an_error(aws: FakeAws, images: list[Any]) -> None:
-    aws.answers["DescribeImages"] = {"Images": images}
-    row = only(check_image(context()))
-    assert (row.level, row.value, row.limit) == ("error", len(images), 1)
-
-
-@pytest.mark.parametrize("code", ["InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed"])
-def test_an_id_that_is_no_images(aws: FakeAws, code: str) -> None:
-    aws.answers["DescribeImages"] = Refusal(code)
-    assert only(check_image(context(ami_id="ami-1", ami_name=""))).level == "error"
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        ({"Images": []}, 0),
+        ({"Images": [image(), image(ImageId="ami-2")]}, 2),
+        (Refusal("InvalidAMIID.NotFound"), 0),
+        (Refusal("InvalidAMIID.Unavailable"), 0),
+        (Refusal("InvalidAMIID.Malformed"), 0),
+    ],
+)
+def test_none_or_two_images_are_an_error(aws: FakeAws, answer: Any, count: int) -> None:
+    aws.answers["DescribeImages"] = answer
+    by_id = isinstance(answer, Refusal)
+    row = only(check_image(context(ami_id="ami-1", ami_name="") if by_id else context()))
+    assert (row.level, row.value, row.limit) == ("error", count, 1)
 
 
 def test_a_plan_without_an_image_is_an_error_without_a_call(aws: FakeAws) -> None:
     row = only(check_image(context(ami_problem="p3.2xlarge has V100 GPUs")))
     assert (row.level, row.text, aws.calls) == ("error", "p3.2xlarge has V100 GPUs", [])
-
-
-def test_an_encrypted_image_of_ones_own_needs_its_key(aws: FakeAws) -> None:
-    mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 75, "Encrypted": True}}
-    aws.answers["DescribeImages"] = {"Images": [image(BlockDeviceMappings=[mapping])]}
-    assert only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name=""))).level == "warning"
 
 
 def test_the_stacks_key_works(aws: FakeAws) -> None:
@@ -144,25 +144,22 @@ def test_rotation_and_policy_are_each_judged_or_unknown(aws: FakeAws) -> None:
     assert levels(check_key(context()))[1] == ("KMS key rotation", "unknown")
 
 
+ALL_GRANTS = "kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext"
+
+
 @pytest.mark.parametrize(
     ("policy", "missing"),
     [
-        (key_policy(role="AROAEXAMPLE"), "kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext"),
+        (key_policy(role="AROAEXAMPLE"), ALL_GRANTS),
         (key_policy(actions=("kms:Decrypt",)), "kms:GenerateDataKeyWithoutPlaintext"),
-        (json.dumps({"Statement": []}), "kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext"),
+        (json.dumps({"Statement": []}), ALL_GRANTS),
+        (key_policy().replace("Allow", "Deny"), ALL_GRANTS),
     ],
 )
 def test_a_policy_without_the_service_role_is_an_error(aws: FakeAws, policy: str, missing: str) -> None:
     aws.answers["GetKeyPolicy"] = {"Policy": policy}
     row = list(check_key(context()))[2]
     assert (row.level, row.value) == ("error", missing) and ROLE in row.text
-
-
-def test_a_denial_gives_nothing(aws: FakeAws) -> None:
-    policy = json.loads(key_policy())
-    policy["Statement"][1]["Effect"] = "Deny"
-    aws.answers["GetKeyPolicy"] = {"Policy": json.dumps(policy)}
-    assert list(check_key(context()))[2].level == "error"
 
 
 @pytest.mark.parametrize("lacking", ["stack", "account"])
@@ -180,17 +177,12 @@ def test_the_accounts_own_encryption_is_no_hindrance(aws: FakeAws, by_default: b
     assert (row.level, row.value) == ("ok", value)
 
 
-def buckets(aws: FakeAws, listed: Any, head: Any) -> None:
-    aws.answers["ListBuckets"] = listed if isinstance(listed, Refusal) else {"Buckets": listed}
-    aws.answers["HeadBucket"] = head
-
-
 @pytest.mark.parametrize(
     ("listed", "head", "level", "says"),
     [
-        ([{"Name": BUCKET}], {}, "ok", "is this account's"),
+        ([BUCKET], {}, "ok", "is this account's"),
         ([], Refusal("404", 404), "ok", "is free"),
-        ([{"Name": f"{BUCKET}-old"}], Refusal("404", 404), "ok", "is free"),
+        ([f"{BUCKET}-old"], Refusal("404", 404), "ok", "is free"),
         ([], Refusal("403", 403), "error", "is another account's"),
         ([], Refusal("301", 301), "error", "is another account's"),
         ([], {}, "error", "is another account's"),
@@ -200,7 +192,8 @@ def buckets(aws: FakeAws, listed: Any, head: Any) -> None:
     ],
 )
 def test_whose_the_buckets_name_is(aws: FakeAws, listed: Any, head: Any, level: str, says: str) -> None:
-    buckets(aws, listed, head)
+    answer = listed if isinstance(listed, Refusal) else {"Buckets": [{"Name": name} for name in listed]}
+    aws.answers |= {"ListBuckets": answer, "HeadBucket": head}
     row = only(check_bucket(context()))
     assert row.level == level and says in row.text and BUCKET in row.text
 
