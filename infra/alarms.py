@@ -1,7 +1,4 @@
-"""The stack's alarms as plain data: the metrics of each, its threshold, and the text of its mail.
-
-Metrics of the stack's own namespace have no dimensions; the controller and each node publish theirs every minute.
-"""
+"""The stack's alarms as plain data. Metrics of the stack's namespace have no dimensions and come every minute."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from infra.settings import Settings
 
-# Longer than launching, booting and testing a node takes, so that one replaced spot node rings no alarm.
+# Longer than launching, booting and testing a replaced spot node takes.
 MISSING_NODES_MINUTES = 45
-# The controller runs every minute; one failure is AWS throttling it, and the next minute makes up for it.
+# One failure is AWS throttling, and the next minute makes up for it.
 CONTROLLER_ERRORS = 3
 CONTROLLER_SILENT_MINUTES = SILENT // timedelta(minutes=1)
 IDLE_MINUTES = 30
-# A GPU that waits for data or another node still shows more than this in a minute's mean.
+# A GPU that waits for data or another node still has a higher mean.
 IDLE_GPU_PERCENT = 5
 SPENT_SHARE = 0.8
 
@@ -36,18 +33,9 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """An alarm.
+    """An alarm; a single metric needs no expression, and ``rings_after`` bad ones of ``periods`` ring it.
 
-    Attributes:
-        name: its name after the stack's prefix.
-        description: text of the mail.
-        metrics: its metrics, by their names in ``expression``; a single metric needs no expression.
-        expression: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/using-metric-math.html
-        comparison, threshold: CloudWatch's words for a bad period.
-        period_s: length of a period, s.
-        periods: periods that are looked at.
-        rings_after: bad periods among them that ring the alarm.
-        without_data: CloudWatch's word for a period without samples.
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/using-metric-math.html
     """
 
     name: str
@@ -110,7 +98,7 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         Alarm(
             name="controller-silent",
             description=f"No word of the controller for {CONTROLLER_SILENT_MINUTES} minutes: nothing holds the ceiling",
-            # A metric that the controller publishes at the end of a tick; Lambda would also count a tick that failed.
+            # Published at the end of a tick; Lambda's count has failed ticks too.
             metrics={"measured": own("SpentUsd", "SampleCount")},
             comparison="LessThanThreshold",
             threshold=1,
@@ -123,7 +111,7 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             name="idle-gpus",
             description=f"Nodes are paid and their GPUs below {IDLE_GPU_PERCENT}% for {IDLE_MINUTES} minutes",
             metrics={"serving": own("NodesInService", "Minimum"), "gpu": own("GpuUtilizationPercent", "Average")},
-            # Nodes that publish nothing count as idle: they are paid.
+            # Nodes that publish nothing count as idle.
             expression=f"IF(serving > 0 AND FILL(gpu, 0) < {IDLE_GPU_PERCENT}, 1, 0)",
             periods=IDLE_MINUTES // 5,
             rings_after=IDLE_MINUTES // 5,

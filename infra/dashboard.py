@@ -23,13 +23,7 @@ _LIMIT = "#d62728"
 
 
 def body(plan: FleetPlan, names: Names, *, ceiling_usd: float | None) -> dict[str, Any]:
-    """Body of the dashboard.
-
-    Args:
-        plan: the predictions.
-        names: the stack; its metric namespace, queues and controller.
-        ceiling_usd: spend at which the controller ends the fleet; None for no ceiling.
-    """
+    """Body of the dashboard."""
     hourly = plan.cost_usd.expected / plan.hours.expected
     columns = COLUMNS // _WIDTH
     placed = [

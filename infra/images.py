@@ -1,8 +1,6 @@
-"""The machine image that a plan's nodes boot, by exact name, so that the same plan boots the same software.
+"""The machine image that a plan's nodes boot, by exact name.
 
-AWS also publishes image ids as public SSM parameters (/aws/service/deeplearning/ami/x86_64/
-base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id), but only of the newest release: a fleet that replaces a node
-weeks later would run two driver versions in one job.
+AWS's SSM parameters name only the newest release: a node that is replaced weeks later would run another driver.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
 from infra.settings import ConfigError, Platform, Settings
 from optimizer.plan import FleetPlan
 
-# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1 and Python 3.12. These
-# are arm64's notes, read 2026-11-21; the x86_64 image is of the same release:
+# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python 3.12; arm64's
+# notes, read 2026-11-21:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
 PINNED = {
     "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
@@ -28,15 +26,7 @@ ImageKind = Literal["dlami", "custom", "eks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A machine image.
-
-    Attributes:
-        id: "ami-…".
-        name: published name.
-        kind: "dlami" when the image brings driver, CUDA, NCCL and EFA; "custom" when the bootstrap must check and
-            install them; "eks" when it brings driver and kubelet, and containers bring the rest.
-        root_device: device name of the root volume.
-    """
+    """A machine image. A "custom" one may lack driver, CUDA, NCCL and EFA, which the bootstrap then installs."""
 
     id: str
     name: str
@@ -45,11 +35,7 @@ class Image:
 
 
 def pinned_name(plan: FleetPlan, platform: Platform = "ec2") -> str:
-    """Name of the image for ``plan`` when neither amiId nor amiName is set.
-
-    Raises:
-        ConfigError: no pinned image drives the plan's GPU.
-    """
+    """Name of the image for ``plan`` when neither amiId nor amiName is set."""
     node = plan.node
     if platform == "eks":
         date = EKS_RELEASE_VERSION.rpartition("-")[2]
@@ -71,17 +57,12 @@ def pinned_name(plan: FleetPlan, platform: Platform = "ec2") -> str:
 
 
 def look_up(settings: Settings) -> Image:
-    """Find the image of the plan in its region.
-
-    Raises:
-        ConfigError: no pinned image fits, or the image is for another CPU architecture or has a larger root volume.
-    """
+    """Find the image of the plan in its region."""
     plan = settings.plan
     by, wanted = "image-id", settings.ami_id
     if not wanted:
         by, wanted = "name", settings.ami_name or pinned_name(plan, settings.platform)
-    # Without most_recent, two images of one name are an error instead of a silent choice. AWS hides deprecated images,
-    # and a running stack must still find its own.
+    # Without most_recent, two images of one name are an error. A running stack must find its image once deprecated.
     ami = aws.ec2.get_ami(
         owners=None if settings.ami_id else ["amazon"],
         include_deprecated=True,

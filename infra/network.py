@@ -18,7 +18,7 @@ from infra.policies.statements import Policy
 from infra.settings import ConfigError, Settings
 from optimizer.plan import INTERFACE_ENDPOINTS
 
-# EKS puts a cluster's control plane into subnets of two zones, and into none of the zones below:
+# EKS puts a control plane into two zones, and into none of the zones below:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
 CONTROL_PLANE_ZONES = 2
 NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
@@ -26,7 +26,7 @@ NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zone:
-    """An availability zone as this account names it ("us-east-1a" is another zone in another account)."""
+    """An availability zone; its name ("us-east-1a") differs between accounts."""
 
     name: str
     id: str
@@ -35,11 +35,7 @@ class Zone:
 def choose_zones(settings: Settings) -> list[Zone]:
     """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's.
 
-    Traffic between zones is slow and billed by the GB, and EFA does not cross them:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
-
-    Raises:
-        ConfigError: this account has none of the plan's zones, or no zone offers the instance type.
+    EFA does not cross zones: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
     """
     plan = settings.plan
     wanted = (settings.zone_id,) if settings.zone_id else plan.zone_ids
@@ -60,11 +56,7 @@ def choose_zones(settings: Settings) -> list[Zone]:
 
 
 def control_plane_zones(first: Zone) -> list[Zone]:
-    """Zones of a Kubernetes control plane: the nodes' first zone and the next zone that EKS takes.
-
-    Raises:
-        ConfigError: this account has too few such zones in the region.
-    """
+    """Zones of a Kubernetes control plane: the nodes' first zone and the next zone that EKS takes."""
     others = [zone for zone in _account_zones().values() if zone.id != first.id]
     zones = [zone for zone in (first, *others) if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
     if len(zones) < CONTROL_PLANE_ZONES:
@@ -79,7 +71,7 @@ def control_plane_zones(first: Zone) -> list[Zone]:
 def _account_zones() -> dict[str, Zone]:
     available = aws.get_availability_zones(
         state="available",
-        # No Local and Wavelength Zones, which have no cluster placement groups.
+        # Local and Wavelength Zones have no cluster placement groups.
         filters=[aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])],
     )
     return {
@@ -91,12 +83,9 @@ class Network(Component):
     """VPC with private subnets and endpoints, or an existing one; and the placement group.
 
     Attributes:
-        vpc_id, subnet_ids: VPC and subnets of the nodes.
-        control_plane_subnet_ids: subnets of a Kubernetes control plane, in two zones; empty on platform ec2.
-        own_vpc_id: the VPC that the stack creates; None for an existing one.
+        vpc_id, subnet_ids, control_plane_subnet_ids: places of the nodes and of a Kubernetes control plane.
+        own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
         zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
-        endpoint_group_id: security group of the interface endpoints; None in an existing VPC.
-        s3_prefix_list_id: S3's addresses in this region; None in an existing VPC.
         placement_group: cluster placement group; None for a lone node.
     """
 
@@ -125,13 +114,12 @@ class Network(Component):
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
         endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
-        # A node has one address (its other EFA cards are efa-only). Twice as many, for replacements that start while
-        # their predecessors stop. An endpoint takes one address, in the first subnet.
+        # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
+        # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count
         addresses = (nodes + kubernetes.SYSTEM_NODES) * kubernetes.NODE_ADDRESSES if eks else nodes
         ranges = subnet_ranges(settings.vpc_cidr, ZONES, addresses + len(endpoints))
-        # Ranges of the gateway and the control plane are always set aside, so that turning either on or off changes
-        # no other subnet's range.
+        # Always set aside, so that a later gateway or control plane changes no other subnet's range.
         services = service_ranges(settings.vpc_cidr, ZONES, 2 * ZONES)
         nat_ranges, control_plane_ranges = services[:ZONES], services[ZONES:]
         vpc = aws.ec2.Vpc(
@@ -144,7 +132,7 @@ class Network(Component):
             opts=self._own,
         )
         self.vpc_id = self.own_vpc_id = vpc.id
-        # A VPC's default group lets its members talk to each other and out; adopted without rules, it closes both.
+        # Adopted without rules, the VPC's default group lets nothing in or out.
         aws.ec2.DefaultSecurityGroup(f"{prefix}-default-group", vpc_id=vpc.id, tags=tags, opts=self._own)
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
@@ -177,10 +165,9 @@ class Network(Component):
         return subnet.id
 
     def _nat(self, private: aws.ec2.RouteTable, zone: Zone, addresses: ipaddress.IPv4Network) -> None:
-        """Declare a NAT gateway, through which nodes fetch packages, images and data sets; nothing connects inwards.
+        """Declare one NAT gateway, in the fleet's first zone: a second would cost more than traffic between zones.
 
-        One gateway, in the fleet's first zone: a lone node in another zone pays for traffic between zones, and a second
-        gateway would cost more. AWS's own services stay on the endpoints, whose routes and names come first.
+        AWS's own services stay on the endpoints, whose routes and names come first.
         """
         prefix, vpc_id = self._prefix, self.vpc_id
         internet = aws.ec2.InternetGateway(
@@ -253,7 +240,7 @@ class Network(Component):
                 interface_endpoint_policy(self._names, service),
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
-                # One subnet serves the whole VPC; a second would double the hourly price.
+                # A second subnet would double the hourly price.
                 subnet_ids=self.subnet_ids[:1],
                 security_group_ids=[group.id],
             )
@@ -272,8 +259,8 @@ class Network(Component):
 
     def _placement_group(self) -> aws.ec2.PlacementGroup | None:
         settings = self._settings
-        # An existing reservation may belong to its owner's placement group, and instances of another group cannot use
-        # it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+        # An existing reservation may belong to another placement group, and is then closed to this one:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         if not settings.gang or settings.plan.purchase.capacity_reservation_id:
             return None
         return aws.ec2.PlacementGroup(f"{self._prefix}-cluster", strategy="cluster", tags=self._tags, opts=self._own)

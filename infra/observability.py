@@ -16,10 +16,9 @@ from infra.naming import PROJECT, Names
 from infra.policies.resources import queue_policy, topic_policy
 from infra.policies.roles import flow_log_policy, flow_log_trust
 
-# A two-minute notice is worthless a day later; events that could not be handled are kept for an investigation.
 EVENT_RETENTION_S = 86_400
 DEAD_RETENTION_S = 14 * 86_400
-# Flow logs of nodes on Nitro are aggregated within a minute in any case, and records are billed by the GB:
+# On Nitro records cover a minute at most in any case, and they are billed by the GB:
 # https://docs.aws.amazon.com/vpc/latest/userguide/flow-log-records.html
 FLOW_LOG_INTERVAL_S = 600
 STACK_TAG = f"{PROJECT}:stack"
@@ -30,8 +29,8 @@ BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECA
 def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[str, Any]]:
     """EventBridge pattern of each event in ``policies.resources.EVENTS``; "reservation" for an existing one only.
 
-    EC2's events name an instance and no group or tag, so events of the account's other instances arrive too, and the
-    controller drops them: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    EC2's events name no group or tag, so the controller drops those of other instances:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """
     patterns: dict[str, dict[str, Any]] = {
         "spot-interruption": {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]},
@@ -57,7 +56,7 @@ def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[s
         patterns["reservation"] = {
             "source": ["aws.ec2"],
             "detail-type": [
-                # Editions of the page differ in the word "Reservation"; the warning comes 40 minutes before the end:
+                # Editions of the page differ in the word "Reservation":
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
                 *(
                     f"Capacity Block {word}{event}"
@@ -81,12 +80,7 @@ class ObservabilityArgs(ComponentArgs):
 
 
 class Observability(Component):
-    """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms for an address.
-
-    Attributes:
-        queue_url: queue of node events.
-        log_group: log group of the nodes.
-    """
+    """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms for an address."""
 
     def __init__(self, name: str, args: ObservabilityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(name, args, opts)
@@ -137,7 +131,7 @@ class Observability(Component):
         return aws.sqs.Queue(
             f"{self._prefix}-{name}",
             name=physical,
-            # Part of the queue: the provider waits half a minute for a later change of a queue's attributes.
+            # A policy resource of its own would take the provider half a minute longer.
             policy=json.dumps(queue_policy(names, queue_arn=names.arn("sqs", physical))),
             kms_master_key_id=self._key_arn,
             kms_data_key_reuse_period_seconds=300,
@@ -204,11 +198,9 @@ class Observability(Component):
         )
 
     def _budget(self) -> None:
-        """Declare a budget that mails shares of AWS's own bill, as a second opinion on the controller's meter.
+        """Declare a monthly budget on AWS's own bill, hours old: a second opinion on the controller's meter.
 
-        The bill is hours old, so only the meter holds gpufleet:ceilingUsd in time. A budget is monthly: a run over a
-        month's end counts in two. The forecast needs about five weeks of history, and the filter matches nothing until
-        gpufleet:stack is activated as a cost allocation tag:
+        The forecast needs about five weeks of history, and the filter needs gpufleet:stack as a cost allocation tag:
         https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html
         """
         settings = self._settings

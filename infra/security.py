@@ -26,11 +26,7 @@ class SecurityArgs(ComponentArgs):
 class Security(Component):
     """KMS key, instance role and profile, Auto Scaling's service-linked role, security group of the nodes.
 
-    Attributes:
-        key_arn, key_id: the stack's KMS key.
-        service_role_arn: Auto Scaling's role that may use the key.
-        instance_profile_arn: instance profile of the nodes; None on platform eks, whose nodes have another role.
-        node_group_id: security group of every interface of a node.
+    On platform eks the nodes have another instance profile, and ``instance_profile_arn`` is None.
     """
 
     def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -43,8 +39,7 @@ class Security(Component):
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
     def _service_role(self) -> pulumi.Output[str]:
-        # The stack has a role of its own beside the account's AWSServiceRoleForAutoScaling: only this stack's group can
-        # use the key, and an account that never had a group, and so lacks that role, can deploy:
+        # With a role of the stack's own no other group uses the key, and an account without the common role can deploy:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/autoscaling-service-linked-role.html
         role = aws.iam.ServiceLinkedRole(
             f"{self._prefix}-auto-scaling",
@@ -62,7 +57,6 @@ class Security(Component):
             f"{self._prefix}-key",
             description=f"gpufleet {names.stack}: checkpoints, volumes, queue, logs",
             enable_key_rotation=True,
-            # The longest wait: without the key no checkpoint can be read.
             deletion_window_in_days=7 if settings.force_destroy else 30,
             policy=self.service_role_arn.apply(
                 lambda arn: json.dumps(key_policy(names, service_role_arn=arn, alarms=bool(settings.alarm_email)))
@@ -79,7 +73,7 @@ class Security(Component):
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(node_policy, self.key_arn, workers=self._settings.mode == "workers")
         granted = self._role_policy(name, role, policy)
-        # A node fetches its bundle within seconds of its start, so the permission exists before the profile.
+        # A node fetches its bundle within seconds of its start.
         profile = aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(granted))
         return profile.arn
 
@@ -92,7 +86,7 @@ class Security(Component):
             tags=self._named(name),
             opts=self._own,
         )
-        # EFA needs both directions, all protocols, to and from the same group:
+        # EFA needs all protocols to and from the same group:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html#nccl-start-base-setup
         for kind, rule, description in (
             (SecurityGroupIngressRule, "from-nodes", "From the other nodes"),
@@ -107,7 +101,6 @@ class Security(Component):
         if endpoints is not None:
             self._rule(out, "to-endpoints", group.id, "Interface endpoints", referenced_security_group_id=endpoints)
         if self._settings.nat or endpoints is None:
-            # Through the NAT gateway that the user asked for; or in an existing VPC, whose owner decides where its
-            # endpoints or proxy are, and bounds this by routes and network ACLs.
+            # The owner of an existing VPC bounds this by routes and network ACLs.
             self._rule(out, "to-https", group.id, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
         return group.id

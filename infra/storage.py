@@ -12,8 +12,7 @@ from infra.bundle import Bundle
 from infra.component import Component, ComponentArgs
 from infra.policies.resources import bucket_policy
 
-# A deleted or overwritten object can be restored for a day, S3's shortest; longer would bill every pruned checkpoint,
-# and a version a minute of the controller's state.
+# S3's shortest: every pruned checkpoint is billed as long, and a version a minute of the controller's state.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
@@ -28,16 +27,9 @@ class StorageArgs(ComponentArgs):
 
 
 class Storage(Component):
-    """The checkpoint bucket and the bootstrap bundle in it.
+    """The checkpoint bucket, protected from `pulumi destroy` unless gpufleet:forceDestroy is set, and ``node_files``.
 
-    Unless gpufleet:forceDestroy is set, the bucket and its settings are protected: `pulumi destroy` refuses to delete
-    the checkpoints of a training run, and `pulumi destroy --exclude-protected` deletes the rest of the stack.
-
-    Attributes:
-        bucket: name of the bucket.
-        bundle_key: key of the bundle in the bucket.
-        train_archive: key of the training code in the bucket; empty without training code.
-        node_files: every object that a node fetches when it starts.
+    `pulumi destroy --exclude-protected` deletes the rest of the stack. Without training code ``train_archive`` is "".
     """
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -89,7 +81,7 @@ class Storage(Component):
                             sse_algorithm="aws:kms", kms_master_key_id=self._key_arn
                         )
                     ),
-                    # KMS is called once in a while for the bucket instead of once a shard:
+                    # Fewer calls of KMS than one a shard:
                     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
                     bucket_key_enabled=True,
                 )
@@ -142,7 +134,7 @@ class Storage(Component):
                         )
                     ),
                     expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True),
-                    # A killed node leaves parts of an upload, which are billed until they are removed.
+                    # A killed node leaves parts of an upload, billed until removed.
                     abort_incomplete_multipart_upload=(
                         aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
                             days_after_initiation=ABANDONED_UPLOAD_DAYS

@@ -1,15 +1,11 @@
 """The Kubernetes cluster of platform eks, around the same fleet: its Auto Scaling group is a self-managed node group.
 
-A managed node group would have an Auto Scaling group of EKS's own: other lifecycle hooks, another service-linked role,
-no on-demand base under spot nodes, and a size that only UpdateNodegroupConfig changes. The controller's gang start,
-meter and ceiling hang on the fleet's group; only the nodes' image, role and user data differ.
-https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html
+docs/kubernetes.md tells why. Only the nodes' image, role and user data differ from platform ec2.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -31,13 +27,7 @@ from infra.kubernetes.constants import (
     SYSTEM_VOLUME_GIB,
 )
 from infra.kubernetes.node_config import node_config
-from infra.policies.roles import (
-    assume_role,
-    gpu_node_policy,
-    pod_identity_trust,
-    system_node_policy,
-    training_policy,
-)
+from infra.policies.roles import EKS_STATEMENTS, assume_role, eks_policy, pod_identity_trust
 from infra.policies.statements import Policy
 
 SYSTEM_AMI_TYPE = "AL2023_ARM_64_STANDARD"
@@ -46,16 +36,14 @@ LOG_RETENTION_DAYS = 90
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 # https://docs.aws.amazon.com/eks/latest/userguide/create-node-role.html
 _NODE_POLICIES = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
-# A GPU node runs a handful of pods; by default its CNI would keep two interfaces' addresses, up to a hundred a node.
+# By default the CNI of a GPU node keeps two interfaces' addresses, up to a hundred, for a handful of pods:
 # https://github.com/aws/amazon-vpc-cni-k8s/blob/master/docs/eni-and-ip-target.md
-_CNI_CONFIGURATION = {
-    "env": {"MINIMUM_IP_TARGET": str(NODE_ADDRESSES - 2), "WARM_IP_TARGET": "1"},
-}
+_CNI_CONFIGURATION = {"env": {"MINIMUM_IP_TARGET": str(NODE_ADDRESSES - 2), "WARM_IP_TARGET": "1"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArgs(ComponentArgs):
-    """Arguments of Cluster; ``node_group_id`` is the security group of the GPU nodes."""
+    """Arguments of Cluster; ``node_group_id`` is the GPU nodes' security group."""
 
     key_arn: pulumi.Input[str]
     subnet_ids: list[pulumi.Input[str]]
@@ -65,14 +53,7 @@ class ClusterArgs(ComponentArgs):
 
 
 class Cluster(Component):
-    """EKS cluster, its add-ons and system nodes, and the roles of GPU nodes and of the training container.
-
-    Attributes:
-        name: name of the cluster.
-        node_config: NodeConfig of a GPU node, JSON.
-        instance_profile_arn: instance profile of a GPU node.
-        node_tags: tags that a GPU node has besides the stack's.
-    """
+    """EKS cluster, its add-ons and system nodes, and the roles of GPU nodes and of the training container."""
 
     def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(name, args, opts)
@@ -104,10 +85,7 @@ class Cluster(Component):
         self.register_outputs({"name": self.name})
 
     def _initial_request(self) -> None:
-        """Declare a request to stop: GPU nodes that started before the manifests are applied would be paid idle.
-
-        `gpufleet resume` starts the nodes. `pulumi up` sets back neither its request nor a later one.
-        """
+        """Declare a request to stop, as GPU nodes without manifests would be paid idle, until `gpufleet resume`."""
         request = PersonRequest(
             schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="pulumi up (platform eks)"
         )
@@ -123,7 +101,7 @@ class Cluster(Component):
 
     def _control_plane(self) -> aws.eks.Cluster:
         args, names, eks = self._args, self._names, self._settings.eks
-        # EKS writes into the log group of this name. A group that EKS created would be unencrypted and never expire.
+        # EKS writes into this name. A group that EKS created would be unencrypted and never expire.
         logs = self._log_group(
             f"{self._prefix}-control-plane", names.cluster_log_group, args.key_arn, days=LOG_RETENTION_DAYS
         )
@@ -134,13 +112,12 @@ class Cluster(Component):
             name=names.cluster,
             version=KUBERNETES_VERSION,
             role_arn=role.arn,
-            # At the end of standard support the control plane moves to the next version; extended support would bill
-            # it six times as much: https://docs.aws.amazon.com/eks/latest/userguide/disable-extended-support.html
+            # The control plane moves on when standard support ends; extended support costs six times as much:
+            # https://docs.aws.amazon.com/eks/latest/userguide/disable-extended-support.html
             upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type="STANDARD"),
             access_config=aws.eks.ClusterAccessConfigArgs(
                 authentication_mode="API", bootstrap_cluster_creator_admin_permissions=False
             ),
-            # The stack declares the add-ons and their versions itself.
             bootstrap_self_managed_addons=False,
             enabled_cluster_log_types=list(LOG_TYPES),
             encryption_config=aws.eks.ClusterEncryptionConfigArgs(
@@ -178,14 +155,8 @@ class Cluster(Component):
             opts=self._own,
         )
 
-    def _granted_role(
-        self, name: str, trust: Policy, managed: list[str], build: Callable[..., Policy] | None = None
-    ) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        """Declare a role with AWS's policies ``managed`` and the policy that ``build`` makes.
-
-        Returns:
-            The role, and its permissions, which must exist before the role is used.
-        """
+    def _granted_role(self, name: str, trust: Policy, managed: list[str]) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
+        """A role, and its permissions, which must exist before the role is used."""
         names, logical = self._names, f"{self._prefix}-{name}"
         role = self._role(logical, trust, description=f"gpufleet {names.stack}: {name} of the Kubernetes cluster")
         granted: list[pulumi.Resource] = [
@@ -197,24 +168,20 @@ class Cluster(Component):
             )
             for policy in managed
         ]
-        if build is not None:
-            granted.append(self._role_policy(logical, role, self._policy(build, self._args.key_arn)))
+        if name in EKS_STATEMENTS:
+            policy = self._policy(eks_policy, self._args.key_arn, role=name)
+            granted.append(self._role_policy(logical, role, policy))
         return role, granted
 
     def _gpu_nodes(self) -> pulumi.Output[str]:
-        # The permissions of the training container and of the network plugin are those of their service accounts.
-        role, granted = self._granted_role(
-            "gpu-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES, gpu_node_policy
-        )
+        role, granted = self._granted_role("gpu-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES)
         self._entry("gpu-node", role.arn, "EC2_LINUX")
-        profile = aws.iam.InstanceProfile(
-            f"{self._prefix}-gpu-node", role=role.name, tags=self._tags, opts=self._after(*granted)
-        )
-        return profile.arn
+        name, opts = f"{self._prefix}-gpu-node", self._after(*granted)
+        return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=opts).arn
 
     def _training(self) -> None:
         trust = pod_identity_trust(self._names, NAMESPACE, SERVICE_ACCOUNT)
-        role, granted = self._granted_role("training", trust, [], training_policy)
+        role, granted = self._granted_role("training", trust, [])
         aws.eks.PodIdentityAssociation(
             f"{self._prefix}-training",
             cluster_name=self.name,
@@ -237,8 +204,7 @@ class Cluster(Component):
         configuration: dict[str, Any] | None = None,
         after: pulumi.Resource | None = None,
     ) -> aws.eks.Addon:
-        # EKS tests the default version with this Kubernetes version. The version at creation stays: a new default must
-        # not restart the network of a running job.
+        # The version at creation stays: a new default must not restart the network of a running job.
         default = aws.eks.get_addon_version(addon_name=addon, kubernetes_version=KUBERNETES_VERSION)
         return aws.eks.Addon(
             f"{self._prefix}-{addon}",
@@ -254,9 +220,7 @@ class Cluster(Component):
         )
 
     def _system_nodes(self, first: list[aws.eks.Addon]) -> aws.eks.NodeGroup:
-        role, granted = self._granted_role(
-            "system-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES, system_node_policy
-        )
+        role, granted = self._granted_role("system-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES)
         tags = self._named(f"{self._prefix}-system")
         template = aws.ec2.LaunchTemplate(
             f"{self._prefix}-system-node",
@@ -269,8 +233,7 @@ class Cluster(Component):
                     ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                         volume_type="gp3",
                         volume_size=SYSTEM_VOLUME_GIB,
-                        # Under the account's default key: EKS's Auto Scaling groups use the account's service-linked
-                        # role, which the stack's key does not know. The volume holds only the image's files.
+                        # Under the account's default key: guardrails/exceptions.py tells why.
                         encrypted="true",
                         delete_on_termination="true",
                     ),
@@ -302,7 +265,7 @@ class Cluster(Component):
         )
 
     def _traffic(self) -> None:
-        """Allow traffic between the GPU nodes' security group and the cluster's (control plane and system nodes).
+        """Allow traffic between GPU nodes, and control plane and system nodes (the cluster's own group).
 
         https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
         """

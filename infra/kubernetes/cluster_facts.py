@@ -1,4 +1,4 @@
-"""Facts of a deployed cluster that a plan's manifests need: the stack's output ``kubernetes``."""
+"""Facts of a deployed cluster that a plan's manifests need."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class ClusterFacts(BaseModel):
 
 
 def plan_digest(plan: FleetPlan) -> str:
-    """SHA-256 of a plan, hexadecimal; manifests are made only of the plan that the stack carries out."""
+    """SHA-256 of a plan, hexadecimal."""
     return hashlib.sha256(plan.to_json().encode()).hexdigest()

@@ -7,7 +7,7 @@
 KUBERNETES_VERSION = "1.35"
 EKS_RELEASE_VERSION = "1.35.6-20260714"
 
-# CoreDNS and controllers run on two nodes, so that one may fail. Arm is the cheapest with the 2 GiB that they need.
+# CoreDNS and controllers survive the loss of one node. Arm is the cheapest with the 2 GiB that they need.
 SYSTEM_NODES = 2
 SYSTEM_INSTANCE_TYPE = "t4g.small"
 SYSTEM_VOLUME_GIB = 20
@@ -15,8 +15,8 @@ SYSTEM_VOLUME_GIB = 20
 # Addresses of a node: its own, and the addresses that its CNI keeps for pods.
 NODE_ADDRESSES = 6
 
-# Endpoints that only Kubernetes nodes need: the registry of their images, and EKS for the roles of service accounts
-# (Pod Identity): https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
+# Endpoints of Kubernetes nodes: the images' registry, and Pod Identity:
+# https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
 ENDPOINTS = ("ecr.api", "ecr.dkr", "eks-auth")
 
 NAMESPACE = "gpufleet"

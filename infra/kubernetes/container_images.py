@@ -1,4 +1,4 @@
-"""Container images of platform eks: names, versions and the AWS accounts that serve them in each region."""
+"""Container images of platform eks, and the AWS accounts that serve them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NVIDIA_PLUGIN = "nvidia/k8s-device-plugin:v0.20.0"
 NVIDIA_REGISTRY = "nvcr.io"
 # https://github.com/aws/eks-charts/tree/master/stable/aws-efa-k8s-device-plugin (chart v0.5.30, 2026-08-03)
 EFA_PLUGIN = "eks/aws-efa-k8s-device-plugin:v0.5.20"
-# torch 2.11 for CUDA 13.0, as in bootstrap/requirements-node.txt, EFA and its NCCL plugin, boto3:
+# torch 2.11 for CUDA 13.0 (as bootstrap/requirements-node.txt), EFA, NCCL plugin, boto3:
 # https://github.com/aws/deep-learning-containers/blob/main/docs/pytorch/changelog/index.md, read 2026-11-21
 TRAINING_IMAGE = "pytorch:2.11.0-cu130-amzn2023"
 
@@ -58,7 +58,7 @@ _DLC_ACCOUNTS = {
 
 
 def default_image(plan: FleetPlan) -> str | None:
-    """AWS's training image in the plan's region; None where AWS has none for the CPU architecture or region."""
+    """AWS's training image for the plan; None where AWS has none for its CPU architecture or region."""
     if plan.node.cpu_architecture != "x86_64" or plan.region.startswith("us-gov-"):
         return None
     return _ecr(_DLC_ACCOUNTS.get(plan.region, _DLC_ACCOUNT), plan.region, TRAINING_IMAGE)

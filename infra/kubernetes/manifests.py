@@ -1,8 +1,4 @@
-"""A plan as Kubernetes manifests for the cluster of platform eks: device plugins, and one gang of training pods.
-
-Plain data from a plan and the stack's output. No gang scheduler is needed: the controller starts all nodes of the group
-or none, and each node has room for exactly one pod.
-"""
+"""A plan as Kubernetes manifests for platform eks: device plugins, and one gang of training pods, one a node."""
 
 from __future__ import annotations
 
@@ -26,21 +22,13 @@ POD_FAILURES, RESTARTS = 6, 3
 
 
 def manifests(plan: FleetPlan, facts: ClusterFacts, *, image: str, kind: Kind = "jobset") -> list[Manifest]:
-    """Objects to apply to the cluster, in order.
-
-    Args:
-        plan: the plan that the stack carries out.
-        facts: the stack's output.
-        image: image of the training container; it has bash, Python with torch and boto3, and where the plan has EFA,
-            libfabric and the NCCL plugin.
-        kind: controller that runs the gang.
-    """
+    """Objects to apply to the cluster, in order; ``image`` is the training container's."""
     objects = [
         build_object(
             "v1",
             "Namespace",
             NAMESPACE,
-            # The pod shares a folder with its host, which stricter profiles forbid:
+            # For the pod's hostPath volume:
             # https://kubernetes.io/docs/concepts/security/pod-security-standards/
             labels={"pod-security.kubernetes.io/enforce": "privileged"},
         ),
@@ -74,7 +62,7 @@ def _jobset(plan: FleetPlan, facts: ClusterFacts, image: str) -> Manifest:
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onExitCodes": {"containerName": "train", "operator": "In", "values": [GAVE_UP]}},
-                # The loss of a node is no failure of the command, however often it happens.
+                # The loss of a node is no failure of the command.
                 {"action": "Ignore", "onExitCodes": {"containerName": "train", "operator": "In", "values": [LEFT]}},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
@@ -87,10 +75,7 @@ def _jobset(plan: FleetPlan, facts: ClusterFacts, image: str) -> Manifest:
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
                 "maxRestarts": RESTARTS,
-                "rules": [
-                    # The command gave up, and would give up again.
-                    {"name": "gaveUp", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-                ],
+                "rules": [{"name": "gaveUp", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
             },
             "replicatedJobs": [{"name": nodes, "replicas": 1, "template": {"spec": job}}],
         },

@@ -10,16 +10,10 @@ from infra.naming import Names, slug
 
 
 def node_config(names: Names, *, endpoint: str, authority: str, service_cidr: str, nvme: bool) -> str:
-    """NodeConfig with which a GPU node joins the cluster, as nodeadm reads it from user data (JSON is YAML).
+    """NodeConfig of a GPU node, as nodeadm reads it from user data (JSON is YAML).
 
+    ``authority`` is the API's certificate authority, base64. NVMe disks hold images, logs and emptyDir volumes.
     https://awslabs.github.io/amazon-eks-ami/nodeadm/doc/api/
-
-    Args:
-        names: the stack.
-        endpoint: URL of the cluster's API.
-        authority: certificate authority of the API, base64.
-        service_cidr: addresses of the cluster's services; the DNS address follows from them.
-        nvme: the node has instance-store disks, which then hold images, logs and emptyDir volumes.
     """
     key, value, effect = GPU_TAINT
     spec: dict[str, Any] = {

@@ -15,15 +15,13 @@ SCRATCH_DIR = "/mnt/nvme"
 # EFA's driver reserves these huge pages of each node, for the programs that use EFA:
 # https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html
 HUGEPAGES = "5120Mi"
-# Share of a node's processors and memory that the training pod requests; kubelet and daemons have the rest. The pod has
-# no limit, as it is alone on its node.
+# Share of a node's processors and memory that the training pod requests; kubelet and daemons have the rest.
 POD_SHARE = 0.8
-# Exit statuses of launch.sh: the node is leaving (that of SIGTERM, which operators retry), and the command is at fault
-# (EX_CONFIG of sysexits.h).
+# Exit statuses of launch.sh: the node is leaving (SIGTERM's), and the command is at fault (EX_CONFIG of sysexits.h).
 LEFT, GAVE_UP = 143, 78
 
-# Program of the init container: fetches the bundle, which has launch.sh, and the training code, and unpacks neither
-# before its digest is checked. In Python, as the image must have boto3 for the checkpoints and may lack the AWS CLI.
+# Program of the init container: fetches bundle and training code, and checks their digests. The image has boto3 for the
+# checkpoints, and may lack the AWS CLI.
 FETCH = f"""\
 import hashlib, io, os, tarfile
 import boto3
@@ -45,16 +43,7 @@ for key, digest in wanted:
 def build_pod(
     plan: FleetPlan, facts: ClusterFacts, image: str, *, container: str, index_label: str, peers: str
 ) -> Manifest:
-    """Template of the training pod.
-
-    Args:
-        plan: the plan that the stack carries out.
-        facts: the stack's output.
-        image: image of the training container.
-        container: name of the training container.
-        index_label: label that holds the pod's index, which is its node rank.
-        peers: host name of a pod, with %d for its index.
-    """
+    """Template of the training pod; ``index_label`` holds its node rank, ``peers`` is a host name with %d for it."""
     node = plan.node
     environment = _environment(plan, facts, peers)
     rank = {"name": "GPUFLEET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{index_label}']"}}}
@@ -96,7 +85,7 @@ def build_pod(
                 "volumeMounts": [code],
             },
             {
-                # Runs until the training ends. Its failure stops nothing: a node without metrics trains on.
+                # Its failure stops nothing: a node without metrics trains on.
                 "name": "metrics",
                 "image": image,
                 "restartPolicy": "Always",
@@ -133,8 +122,7 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
     """Variables of node.env, with those that differ in a pod."""
     variables = {
         **facts.environment,
-        # The node's gpufleet-node.service answers the hooks, reports to the controller and watches the GPUs. Without a
-        # group launch.sh ends with the training.
+        # gpufleet-node.service on the node does this work. Without a group launch.sh ends with the training.
         "GPUFLEET_ASG_NAME": "",
         "GPUFLEET_LAUNCH_HOOK": "",
         "GPUFLEET_TERMINATE_HOOK": "",
@@ -143,14 +131,14 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         "GPUFLEET_LEFT_STATUS": str(LEFT),
         # Seconds after SIGTERM, within the pod's grace period.
         "GPUFLEET_DRAIN_LIMIT_S": str(plan.save_limit_s),
-        # The metadata service answers the node alone (one hop), which passes notices on in the drain file.
+        # The metadata service answers the node alone (one hop).
         "AWS_EC2_METADATA_DISABLED": "true",
         "GPUFLEET_BUNDLE_KEY": facts.bundle_key,
         "GPUFLEET_BUNDLE_SHA256": facts.bundle_sha256,
     }
     if plan.node_count > 1:
         variables["GPUFLEET_PEERS"] = peers
-        # The controller gives an incomplete fleet back. Until then pods wait: a pod that ended would count as failed.
+        # A pod that ended would count as failed; the controller gives an incomplete fleet back.
         variables["GPUFLEET_JOIN_LIMIT_S"] = str(7 * 24 * 3600)
     if facts.environment.get("GPUFLEET_TRAIN_ARCHIVE"):
         variables["GPUFLEET_TRAIN_DIR"] = f"{CODE_DIR}/train"

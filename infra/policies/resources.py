@@ -5,33 +5,26 @@ from __future__ import annotations
 from infra.naming import Names
 from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
 
-# EventBridge rules, named by the event that each forwards. The policies need their ARNs before the rules exist;
-# "reservation" exists only for a plan that runs in a reservation.
+# EventBridge rules, by the event that each forwards; "reservation" only for a plan with an existing reservation.
 EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle", "reservation")
 _ENCRYPT_AND_DECRYPT = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 _WRITE_ENCRYPTED = ["kms:GenerateDataKey", "kms:Decrypt"]
-# Prefix of the actions behind an interface endpoint, where it is not the endpoint's own name.
+# Prefix of an endpoint's actions, where it is not the endpoint's name.
 _ACTION_PREFIXES = {"monitoring": "cloudwatch", "ecr.api": "ecr", "ecr.dkr": "ecr"}
 
 
 def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> Policy:
-    """Policy of the stack's KMS key. In a key policy "Resource": "*" means this key and nothing else.
+    """Policy of the stack's KMS key, where "Resource": "*" means this key.
 
     https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-overview.html
-
-    Args:
-        names: the stack.
-        service_role_arn: Auto Scaling's service-linked role.
-        alarms: allow CloudWatch's alarms to use the key.
     """
     auto_scaling = {"AWS": service_role_arn}
     groups = (names.log_group, names.controller_log_group, names.flow_log_group, names.cluster_log_group)
     log_arns = [names.arn("logs", f"log-group:{group}") for group in groups]
     statements = [
-        # Without this statement nobody could ever change or delete the key. It grants nothing by itself, IAM policies
-        # do: https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-default.html
+        # Without this statement nobody could change the key; it leaves the grants to IAM policies:
+        # https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-default.html
         allow("AccountAdministersKey", "kms:*", "*", principal={"AWS": names.account_root_arn}),
-        # Auto Scaling launches instances with encrypted volumes:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
         allow("AutoScalingUsesKey", _ENCRYPT_AND_DECRYPT, "*", principal=auto_scaling),
         allow(
@@ -73,18 +66,18 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> Policy:
 
 
 def bucket_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of the checkpoint bucket: TLS 1.2 or newer only, and no key but the stack's."""
+    """Policy of the checkpoint bucket: TLS 1.2 or newer, and no key but the stack's."""
     bucket = [names.bucket_arn, f"{names.bucket_arn}/*"]
     header = "s3:x-amz-server-side-encryption"
     return document(
         deny_plain_http("OnlyTls", "s3:*", bucket),
         deny("OnlyTls12", "s3:*", bucket, {"NumericLessThan": {"s3:TlsVersion": "1.2"}}),
-        # An upload that names no encryption gets the bucket's default, this key; an upload that names another is
-        # refused: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
+        # An upload that names no encryption gets the stack's key by default:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
         _deny_upload("OnlyKms", names, _unless(header, "aws:kms")),
         _deny_upload("OnlyThisKey", names, _unless(f"{header}-aws-kms-key-id", key_arn)),
-        # Encryption under a key that only the uploader has names no KMS key: hostile code could take the checkpoints
-        # hostage. https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
+        # Hostile code could take the checkpoints hostage under a key of its own, which names no KMS key:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
         _deny_upload("NoKeysOfUploaders", names, {"Null": {f"{header}-customer-algorithm": "false"}}),
     )
 
@@ -137,14 +130,9 @@ def _for_rules(names: Names) -> Statement:
 
 
 def interface_endpoint_policy(names: Names, service: str) -> Policy:
-    """Policy of an interface endpoint: for principals of this account only.
+    """Policy of an interface endpoint like "logs": no foreign credentials carry data out through it.
 
-    An endpoint policy grants nothing, the nodes' role does. It keeps foreign credentials on a node from carrying data
-    out through the endpoint: https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
-
-    Args:
-        names: the stack.
-        service: the endpoint's name, like "logs".
+    https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
     """
     condition = {"StringEquals": {"aws:PrincipalAccount": names.account_id}}
     actions = f"{_ACTION_PREFIXES.get(service, service)}:*"
@@ -152,17 +140,13 @@ def interface_endpoint_policy(names: Names, service: str) -> Policy:
 
 
 def s3_endpoint_policy(names: Names, *, image_layers: bool, internet: bool) -> Policy:
-    """Policy of the S3 gateway endpoint: principals of this account, buckets of this account.
-
-    Buckets of the account and not of the stack alone, so that a bucket with data can let the nodes in by its own
-    policy. Session Manager uses no bucket, and the pinned image installs nothing from one.
+    """Policy of the S3 gateway endpoint: principals and buckets of this account, as data may lie in another bucket.
 
     Args:
         names: the stack.
-        image_layers: nodes pull images from ECR, which serves layers from a bucket of its own over signed URLs:
+        image_layers: admit ECR's signed URLs of image layers:
             https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
-        internet: nodes reach the internet. Much of it is kept in S3 (registry.k8s.io's images, public data sets), whose
-            addresses in this region lead through the endpoint all the same.
+        internet: admit reads of any bucket, as much of the internet (registry.k8s.io, public data sets) lies in S3.
     """
     own = {"StringEquals": {"aws:PrincipalAccount": names.account_id, "aws:ResourceAccount": names.account_id}}
     layers = f"arn:{names.partition}:s3:::prod-{names.region}-starport-layer-bucket/*"

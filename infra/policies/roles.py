@@ -5,39 +5,20 @@ from __future__ import annotations
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, document
 
-# Statements of node_policy on platform eks, where the training container has a role of its own.
-_GPU_NODE = (
-    "ReadBootstrap",
-    "ReportRun",
-    "SeeController",
-    "UseKeyThroughServices",
-    "ActInOwnGroup",
-    "WriteLogs",
-    "PublishMetrics",
-    "SessionManagerChannels",
-    "SessionManagerRegisters",
-)
-_TRAINING = (
-    "ReadBootstrap",
-    "KeepCheckpoints",
-    "ListCheckpoints",
-    "ReportRun",
-    "UseKeyThroughServices",
-    "WriteLogs",
-    "PublishMetrics",
-    "ReadParameters",
-)
-_SYSTEM_NODE = ("SessionManagerChannels", "SessionManagerRegisters")
+# Statements of node_policy that each role of platform eks has; the training container alone reaches the checkpoints.
+EKS_STATEMENTS = {
+    "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
+    "PublishMetrics SessionManagerChannels SessionManagerRegisters",
+    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReportRun UseKeyThroughServices WriteLogs "
+    "PublishMetrics ReadParameters",
+    "system-node": "SessionManagerChannels SessionManagerRegisters",
+}
 
 
 def assume_role(service: str, condition: Statement | None = None, actions: Values = "sts:AssumeRole") -> Policy:
-    """Trust policy of a role for one AWS service.
+    """Trust policy of a role for one AWS service, like "ec2.amazonaws.com".
 
-    Args:
-        service: like "ec2.amazonaws.com".
-        condition: resources or account that the service must act for, where it names one:
-            https://docs.aws.amazon.com/IAM/latest/UserGuide/confused-deputy.html
-        actions: actions of sts that the service needs.
+    ``condition`` binds services that name a source: https://docs.aws.amazon.com/IAM/latest/UserGuide/confused-deputy.html
     """
     trust: Statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": actions}
     return document({**trust, "Condition": condition} if condition else trust)
@@ -59,7 +40,7 @@ def pod_identity_trust(names: Names, namespace: str, service_account: str) -> Po
 
 
 def flow_log_trust(names: Names) -> Policy:
-    """Trust policy of the flow log's role, for flow logs of this account and region alone.
+    """Trust policy of the flow log's role, for flow logs of this account and region.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/flow-logs-iam-role.html
     """
@@ -73,7 +54,7 @@ def flow_log_trust(names: Names) -> Policy:
 
 
 def flow_log_policy(names: Names) -> Policy:
-    """Policy of the flow log's role: write into its log group, which the stack creates."""
+    """Policy of the flow log's role."""
     group = names.arn("logs", f"log-group:{names.flow_log_group}")
     return document(
         _write_logs("WriteFlowLogs", group),
@@ -82,29 +63,22 @@ def flow_log_policy(names: Names) -> Policy:
 
 
 def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
-    """Policy of a node's role: this stack's checkpoints, logs and lifecycle, and nothing of any other stack.
+    """Policy of a node's role.
 
-    Args:
-        names: the stack.
-        key_arn: the stack's key.
-        workers: allow a node to protect itself from scale-in, as a worker does while it works. A gang's node may not:
-            hostile training code could hold its nodes beyond the ceiling, each time the controller lets them go.
+    Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
     bucket = names.bucket_arn
     return document(
         allow("ReadBootstrap", "s3:GetObject", f"{bucket}/{names.bootstrap_prefix}/*"),
-        # DeleteObject leaves a version behind (the bucket is versioned), and a node can delete no version.
+        # DeleteObject leaves a version behind, and a node can delete no version.
         allow(
             "KeepCheckpoints",
             ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             f"{bucket}/{names.checkpoint_prefix}/*",
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
-        # The node's report. The controller's state and a person's request lie beside it, out of a node's reach.
         allow("ReportRun", "s3:PutObject", f"{bucket}/{names.control_prefix}/nodes/*"),
-        # A node ends itself when the lease of the controller's state is over.
         allow("SeeController", "s3:GetObject", f"{bucket}/{names.control_prefix}/state.json"),
-        # Without these services a node cannot decrypt anything with the key.
         _use_key_through(names, key_arn, "s3", "ssm"),
         allow(
             "ActInOwnGroup",
@@ -112,8 +86,7 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:RecordLifecycleActionHeartbeat",
                 "autoscaling:SetInstanceHealth",
-                # A node that the controller no longer counts ends itself (bootstrap/steps/check-lease.sh), without
-                # a replacement. SetInstanceHealth already lets it end as many nodes.
+                # bootstrap/steps/check-lease.sh ends the node when the lease is over.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
                 *(["autoscaling:SetInstanceProtection"] if workers else []),
             ],
@@ -127,8 +100,7 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
             ["ssm:GetParameter", "ssm:GetParameters", "ssm:GetParametersByPath"],
             [names.arn("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
         ),
-        # Session Manager replaces SSH. Its channels have no resource-level permissions; this is the smallest policy
-        # that AWS documents, without its s3 and kms statements for session logs:
+        # AWS's smallest policy for Session Manager, without the s3 and kms statements for session logs:
         # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
         allow(
             "SessionManagerChannels",
@@ -148,33 +120,14 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
     )
 
 
-def gpu_node_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of a GPU node's role on platform eks, with no permission on checkpoints."""
-    return _select(node_policy(names, key_arn=key_arn), _GPU_NODE)
-
-
-def training_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of the training container's role on platform eks."""
-    return _select(node_policy(names, key_arn=key_arn), _TRAINING)
-
-
-def system_node_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of a system node's role on platform eks: Session Manager alone."""
-    return _select(node_policy(names, key_arn=key_arn), _SYSTEM_NODE)
-
-
-def _select(policy: Policy, sids: tuple[str, ...]) -> Policy:
-    statements = {statement["Sid"]: statement for statement in policy["Statement"]}
-    return document(*(statements[sid] for sid in sids))
+def eks_policy(names: Names, *, key_arn: str, role: str) -> Policy:
+    """Policy of a role of ``EKS_STATEMENTS``."""
+    statements = {statement["Sid"]: statement for statement in node_policy(names, key_arn=key_arn)["Statement"]}
+    return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split()))
 
 
 def controller_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of the controller's role: this stack's group, events, control objects, metrics and its own log.
-
-    Args:
-        names: the stack.
-        key_arn: the stack's key.
-    """
+    """Policy of the controller's role."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
     return document(
@@ -184,10 +137,9 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
                 "autoscaling:CompleteLifecycleAction",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
-                # To end a node that protects itself again each time the controller lets it go.
+                # For a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
-                # To set the bounds of workers and schedules and the number of spot nodes bought on demand, and to set
-                # them back for a plan that has none. Another launch template is refused, as it takes ec2:RunInstances.
+                # For the bounds and the on-demand share. Another launch template would take ec2:RunInstances.
                 "autoscaling:UpdateAutoScalingGroup",
             ],
             names.group_arn,
@@ -221,9 +173,9 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
 
 
 def _list_prefix(sid: str, names: Names, prefix: str) -> Statement:
-    # S3 answers 404 for a missing object, and not 403, only to a principal that may list. That request carries no
-    # prefix, hence IfExists: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
-    # A listing of the whole bucket carries none either, so the principal can see the names of this stack's objects.
+    # Without permission to list, S3 answers 403 for a missing object instead of 404; that request carries no prefix,
+    # hence IfExists. It also admits a listing of the whole bucket:
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
     condition = {"StringLikeIfExists": {"s3:prefix": [f"{prefix}/*"]}}
     return allow(sid, "s3:ListBucket", names.bucket_arn, condition=condition)
 
@@ -239,14 +191,14 @@ def _use_key_through(names: Names, key_arn: str, *services: str) -> Statement:
 
 
 def _describe(sid: str, names: Names, actions: list[str]) -> Statement:
-    # Describe calls have no resource-level permissions, and these show metadata only:
+    # Describe calls have no resource-level permissions:
     # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
     # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
     return allow(sid, actions, "*", condition={"StringEquals": {"aws:RequestedRegion": names.region}})
 
 
 def _publish_metrics(names: Names) -> Statement:
-    # PutMetricData has no resource-level permissions, only a condition on the namespace:
+    # PutMetricData has no resource-level permissions:
     # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/iam-cw-condition-keys-namespace.html
     condition = {"StringEquals": {"cloudwatch:namespace": names.metric_namespace}}
     return allow("PublishMetrics", "cloudwatch:PutMetricData", "*", condition=condition)

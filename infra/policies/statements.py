@@ -28,7 +28,7 @@ def allow(
 
 
 def deny(sid: str, action: Values, resource: Values, condition: Statement) -> Statement:
-    """A statement of a resource's policy that denies everybody ``action`` under a condition."""
+    """A statement that denies everybody ``action`` under a condition."""
     return _statement("Deny", sid, action, resource, EVERYBODY, condition)
 
 

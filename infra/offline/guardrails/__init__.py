@@ -1,8 +1,4 @@
-"""Guardrails: rules that the resources of every stack keep. The tests break each rule to see it fail.
-
-What a rule lets pass stands in exceptions.py. A new rule is a function of the file of its subject and an entry of
-``RULES``.
-"""
+"""Guardrails: rules that the resources of every stack keep. A new rule is a function and an entry of ``RULES``."""
 
 from __future__ import annotations
 
@@ -32,13 +28,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Violation:
-    """A resource that breaks a rule.
-
-    Attributes:
-        rule: name of the rule.
-        resource: type and logical name of the resource.
-        breach: what breaks the rule, in words.
-    """
+    """A resource, by type and logical name, that breaks a rule."""
 
     rule: str
     resource: str
@@ -49,7 +39,7 @@ class Violation:
 
 
 def violations(resources: Sequence[Resource]) -> list[Violation]:
-    """Every violation among a stack's resources, as ``infra.offline.preview.resources`` returns them."""
+    """Every violation among ``infra.offline.preview.resources``."""
     declared = Declared(resources=[resource for resource in resources if resource.type.startswith("aws:")])
     return [
         Violation(rule=rule.__name__, resource=f"{resource.kind} {resource.name}", breach=breach)

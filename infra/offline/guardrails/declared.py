@@ -38,7 +38,7 @@ class Declared:
         return re.compile(rf"{PROJECT}[-/](?:{'|'.join(slugs) or '(?!)'})(?![a-z0-9*])")
 
     def referring(self, kind: str, argument: str, owner: Resource) -> list[Mapping[str, Any]]:
-        """Arguments of the resources of a type that name ``owner`` by its stand-in identifier or ARN."""
+        """Arguments of a type's resources that name ``owner`` by its stand-in identifier or ARN."""
         ends = (f"{owner.name}-id", f":{owner.name}")
         return [resource.inputs for resource in self.all(kind) if str(resource.inputs.get(argument)).endswith(ends)]
 
@@ -57,7 +57,7 @@ class Declared:
 
 
 def as_list(value: Any) -> list[Any]:
-    """An element of a policy, which may be absent, one value or a list, as a list."""
+    """A policy's element (absent, one value or a list) as a list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

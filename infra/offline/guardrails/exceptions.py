@@ -1,4 +1,4 @@
-"""What the guardrails let pass, with the reason of each exception; docs/security.md says the same to a reviewer."""
+"""Exceptions of the guardrails with their reasons, which docs/security.md tells a reviewer."""
 
 # Sid of a role's statement whose resources do not have this stack's name.
 BEYOND_THE_STACK = {
@@ -13,10 +13,10 @@ BEYOND_THE_STACK = {
 
 # Name of a policy of AWS that a role may have.
 MANAGED_POLICIES = {
-    "AmazonEKSClusterPolicy": "the permissions EKS requires of a cluster's role",
-    "AmazonEKSWorkerNodePolicy": "the permissions EKS requires of a node's role",
-    "AmazonEC2ContainerRegistryPullOnly": "the permissions EKS requires of a node's role to pull images",
-    "AmazonEKS_CNI_Policy": "the permissions the VPC CNI requires, for its service account alone",
+    "AmazonEKSClusterPolicy": "required of a cluster's role",
+    "AmazonEKSWorkerNodePolicy": "required of a node's role",
+    "AmazonEC2ContainerRegistryPullOnly": "required of a node's role to pull images",
+    "AmazonEKS_CNI_Policy": "required of the VPC CNI's service account",
 }
 
 # Services whose role needs no condition: they name no source, and act only for the account that passed them the role.

@@ -82,7 +82,7 @@ def _ingress(declared: Declared) -> Breaches:
 
 
 def _egress(declared: Declared) -> Breaches:
-    # With a NAT gateway the user asked for the internet; an existing VPC's owner bounds what leaves it.
+    # The owner of an existing VPC bounds the traffic out of it.
     may_leave = bool(declared.all("NatGateway")) or not declared.all("Vpc")
     for rule in declared.all("SecurityGroupEgressRule"):
         if not {rule.inputs.get("cidrIpv4"), rule.inputs.get("cidrIpv6")} & _EVERYWHERE:
