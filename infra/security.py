@@ -33,7 +33,7 @@ class Security(Component):
         super().__init__(name, args, opts)
         self.service_role_arn = self._service_role()
         key = self._key()
-        self.key_arn, self.key_id = key.arn, key.key_id
+        self.key_arn = key.arn
         self.instance_profile_arn = self._instance_profile() if args.settings.platform == "ec2" else None
         self.node_group_id = self._node_group(args)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
