@@ -10,51 +10,31 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$BOOTSTRAP_DIR/fleet.sh"
 
-# Script or "-m module" to train, with its arguments, in shell quoting. Empty: nothing to train.
-GPUFLEET_TRAIN_COMMAND="${GPUFLEET_TRAIN_COMMAND:-}"
-# training: all nodes are one gang. workers: each node runs the command by itself, repeatedly.
-GPUFLEET_MODE="${GPUFLEET_MODE:-training}"
-GPUFLEET_RUN="${GPUFLEET_RUN:-}"
-GPUFLEET_NODE_COUNT="${GPUFLEET_NODE_COUNT:-1}"
-GPUFLEET_GPUS_PER_NODE="${GPUFLEET_GPUS_PER_NODE:-1}"
-GPUFLEET_EFA_CARDS="${GPUFLEET_EFA_CARDS:-0}"
-GPUFLEET_REGION="${GPUFLEET_REGION:-}"
-# Empty outside a fleet: launch.sh then ends with the training.
-GPUFLEET_ASG_NAME="${GPUFLEET_ASG_NAME:-}"
-GPUFLEET_TERMINATE_HOOK="${GPUFLEET_TERMINATE_HOOK:-}"
-GPUFLEET_LOG_GROUP="${GPUFLEET_LOG_GROUP:-}"
-GPUFLEET_BUCKET="${GPUFLEET_BUCKET:-}"
-GPUFLEET_CHECKPOINT_PREFIX="${GPUFLEET_CHECKPOINT_PREFIX:-checkpoints}"
-# The training code's archive, named by its digest; empty where the image has the code.
-GPUFLEET_TRAIN_ARCHIVE="${GPUFLEET_TRAIN_ARCHIVE:-}"
-# Working folder of the command.
-GPUFLEET_TRAIN_DIR="${GPUFLEET_TRAIN_DIR:-$PWD}"
-# The Python with torch, from install-python-env.sh.
-GPUFLEET_PYTHON="${GPUFLEET_PYTHON:-python3}"
+# Variables of node.env and runtime.env (contract/node_env.py); without a group launch.sh ends with the training.
+: "${GPUFLEET_TRAIN_COMMAND:=}" "${GPUFLEET_TRAIN_ARCHIVE:=}" "${GPUFLEET_TRAIN_DIR:=$PWD}" "${GPUFLEET_PYTHON:=python3}"
+: "${GPUFLEET_MODE:=training}" "${GPUFLEET_RUN:=}" "${GPUFLEET_NODE_COUNT:=1}" "${GPUFLEET_GPUS_PER_NODE:=1}"
+: "${GPUFLEET_EFA_CARDS:=0}" "${GPUFLEET_REGION:=}" "${GPUFLEET_ASG_NAME:=}" "${GPUFLEET_TERMINATE_HOOK:=}"
+: "${GPUFLEET_LOG_GROUP:=}" "${GPUFLEET_BUCKET:=}" "${GPUFLEET_CHECKPOINT_PREFIX:=checkpoints}"
+
 # Restarts of the workers by one torchrun, which take seconds; an interruption of another node uses one.
-GPUFLEET_MAX_RESTARTS="${GPUFLEET_MAX_RESTARTS:-10}"
+: "${GPUFLEET_MAX_RESTARTS:=10}"
 # A failed torchrun is started again, unless this many in a row failed whose workers, torchrun's own restarts counted
 # in, lived less than GPUFLEET_HEALTHY_S seconds each.
-GPUFLEET_MAX_LAUNCHES="${GPUFLEET_MAX_LAUNCHES:-5}"
-GPUFLEET_HEALTHY_S="${GPUFLEET_HEALTHY_S:-300}"
-GPUFLEET_RELAUNCH_DELAY_S="${GPUFLEET_RELAUNCH_DELAY_S:-5}"
-# Pause between two runs of a worker's command, in which the group may end the node.
-GPUFLEET_WORKER_PAUSE_S="${GPUFLEET_WORKER_PAUSE_S:-60}"
+: "${GPUFLEET_MAX_LAUNCHES:=5}"
+: "${GPUFLEET_HEALTHY_S:=300}"
+: "${GPUFLEET_RELAUNCH_DELAY_S:=5}"
+: "${GPUFLEET_WORKER_PAUSE_S:=60}" # between two runs of a worker's command, s; the group may end the node in it
 # torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
 # (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
-GPUFLEET_KILL_AFTER_S="${GPUFLEET_KILL_AFTER_S:-32}"
-# Seconds to wait until all nodes of the fleet are in service, and between two polls.
-GPUFLEET_JOIN_LIMIT_S="${GPUFLEET_JOIN_LIMIT_S:-1800}"
-GPUFLEET_JOIN_POLL_S="${GPUFLEET_JOIN_POLL_S:-10}"
-GPUFLEET_RENDEZVOUS_PORT="${GPUFLEET_RENDEZVOUS_PORT:-29400}"
-# In a pod, without an Auto Scaling group to ask: host names of the peers, with %d for the rank, and this pod's rank.
-GPUFLEET_PEERS="${GPUFLEET_PEERS:-}"
-GPUFLEET_NODE_RANK="${GPUFLEET_NODE_RANK:-0}"
-# Exit status of a node that left the run; Kubernetes would count a pod with 0 as done.
-GPUFLEET_LEFT_STATUS="${GPUFLEET_LEFT_STATUS:-0}"
-# Seconds between two checks for broken GPUs, and between two attempts to report to the controller.
-GPUFLEET_GPU_CHECK_S="${GPUFLEET_GPU_CHECK_S:-60}"
-GPUFLEET_TELL_DELAY_S="${GPUFLEET_TELL_DELAY_S:-30}"
+: "${GPUFLEET_KILL_AFTER_S:=32}"
+: "${GPUFLEET_JOIN_LIMIT_S:=1800}" # until all nodes of the fleet are in service, s
+: "${GPUFLEET_JOIN_POLL_S:=10}"
+: "${GPUFLEET_RENDEZVOUS_PORT:=29400}"
+: "${GPUFLEET_PEERS:=}"        # in a pod, without a group to ask: host names of the peers, with %d for the rank
+: "${GPUFLEET_NODE_RANK:=0}"   # this pod's rank
+: "${GPUFLEET_LEFT_STATUS:=0}" # of a node that left the run; Kubernetes would count a pod with 0 as done
+: "${GPUFLEET_GPU_CHECK_S:=60}"
+: "${GPUFLEET_TELL_DELAY_S:=30}" # between two attempts to report to the controller, s
 
 # EX_CONFIG (sysexits.h): the training command is at fault; the unit does not restart it.
 readonly GAVE_UP=78

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -97,7 +97,8 @@ def run(options: Options) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; returns the exit code, 0 or 1."""
     rank = int(os.environ["RANK"])
     reporter = _Reporter(options, rank)
-    watchdog = threading.Timer(options.timeout_s, _give_up, [options, reporter])
+    late = f"rank {rank} is not done after --timeout-s {options.timeout_s:g}"
+    watchdog = threading.Timer(options.timeout_s, _fail, [reporter, late])
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -109,12 +110,7 @@ def run(options: Options) -> int:
         passed = reporter.publish(None, final=True)
         place.leave()
     except Exception as error:  # noqa: BLE001 - the report holds every error, and the exit code is 1
-        message = f"rank {rank}: {type(error).__name__}: {error}".splitlines()[0]
-        report.progress(message)
-        _tell_supervisor(reporter, message)
-        reporter.publish(message, final=True)
-        # Not sys.exit: destructors of a broken NCCL communicator can hang.
-        os._exit(1)
+        _fail(reporter, f"rank {rank}: {type(error).__name__}: {error}".splitlines()[0])
     finally:
         watchdog.cancel()
     return 0 if passed else 1
@@ -132,16 +128,12 @@ def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list
     ]
 
 
-def _tell_supervisor(reporter: _Reporter, message: str) -> None:
-    if SUPERVISED in os.environ and reporter.store is not None:
-        reporter.store.set(f"{ERROR_KEY}/{reporter.rank}", message)
-
-
-def _give_up(options: Options, reporter: _Reporter) -> None:
-    message = f"rank {reporter.rank} is not done after --timeout-s {options.timeout_s:g}"
+def _fail(reporter: _Reporter, message: str) -> NoReturn:
     report.progress(message)
     try:
-        _tell_supervisor(reporter, message)
+        if SUPERVISED in os.environ and reporter.store is not None:
+            reporter.store.set(f"{ERROR_KEY}/{reporter.rank}", message)
         reporter.publish(message, final=True)
     finally:
+        # Not sys.exit: destructors of a broken NCCL communicator can hang.
         os._exit(1)

@@ -98,7 +98,7 @@ def rank_shard_name(rank: int) -> str:
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:
-    """Folder of one save; unique, as ``writer_id`` is random and a writer numbers its saves."""
+    """Folder of one save."""
     return f"step-{step:08d}-{writer_id}.{save_number}"
 
 
@@ -117,7 +117,7 @@ class Checkpoints:
         self.store = store
 
     def scan(self) -> tuple[list[Committed], list[str]]:
-        """Committed checkpoints, newest first, and the reason for each one whose manifest is invalid.
+        """Committed checkpoints, newest first, and the reason for each invalid manifest.
 
         Raises:
             CheckpointError: the store cannot be listed, or a checkpoint is of a newer format.
@@ -153,12 +153,7 @@ class Checkpoints:
 
     @contextmanager
     def verified(self, checkpoint: Committed, name: str) -> Iterator[Path]:
-        """Local path of one shard whose size and SHA-256 are the manifest's.
-
-        Raises:
-            InvalidCheckpoint: missing, truncated or changed.
-            CheckpointError: the store cannot be read.
-        """
+        """Local path of one shard; InvalidCheckpoint where it is missing, truncated or changed."""
         shard = next((shard for shard in checkpoint.manifest.shards if shard.name == name), None)
         try:
             if shard is None:
@@ -205,7 +200,7 @@ class Checkpoints:
         oldest_kept_step = kept[-1].manifest.step
         deleted = []
         for prefix, names in self._names_by_prefix().items():
-            # No save below the oldest kept step is still being written: old checkpoints, and remains of dead saves.
+            # No save below the oldest kept step is still being written.
             if prefix in kept_prefixes or _step_of(prefix) >= oldest_kept_step:
                 continue
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST_NAME)):

@@ -1,7 +1,6 @@
-"""Ends a process that must not go on: a process without progress, or a process whose torchrun is gone.
+"""Ends a process without progress, which may wait for a dead peer, and a process whose torchrun is gone.
 
-Waiting for a dead peer would otherwise go on, paid, forever. torchrun starts its workers in sessions of their own, so
-they outlive a killed torchrun; the next torchrun would then train the same run on the same GPUs beside them.
+Workers have their own sessions and outlive a killed torchrun; the next torchrun would train the same run beside them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from bootstrap.training.errors import EXIT_HUNG
 class Heartbeat:
     """Exits the process with ``EXIT_HUNG`` when a beat is overdue or torchrun is gone.
 
-    A thread does this even while the main thread is stuck in a collective, where no Python signal handler runs. The
-    stacks of all threads go to stderr first.
+    It is a thread because no signal handler runs while the main thread is stuck in a collective. The stacks of all
+    threads go to stderr first.
     """
 
     def __init__(self) -> None:

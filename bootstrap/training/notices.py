@@ -63,7 +63,7 @@ class NoticeFiles:
 
     @classmethod
     def from_environment(cls) -> NoticeFiles | None:
-        """launch.sh's files, or None where launch.sh did not start this process."""
+        """launch.sh's files; None without launch.sh."""
         path = os.environ.get(DRAIN_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
@@ -74,7 +74,7 @@ class NoticeFiles:
             self._write(self.path, notice)
 
     def read_stop(self) -> Notice | None:
-        """Notice of the node's end; an unreadable file counts as a notice with the shorter limit."""
+        """Notice of the node's end; an unreadable file is a notice with the shorter limit."""
         return self._read(self.path, notice_limit_s())
 
     def write_save(self, notice: Notice) -> None:
@@ -87,7 +87,7 @@ class NoticeFiles:
         return replace(notice, save_by=NEVER) if notice else None
 
     def listen(self) -> None:
-        """Announce that the calling process will answer with ``confirm_saved``."""
+        """Promise to answer with ``confirm_saved``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._sibling("listener").touch()
 
@@ -96,7 +96,7 @@ class NoticeFiles:
         self._sibling("listener").unlink(missing_ok=True)
 
     def confirm_saved(self) -> None:
-        """Announce that this node's share of the state is saved; does nothing without a notice of the node's end."""
+        """Announce that this node's share of the state is saved, if the node ends."""
         if self.path.exists():
             self._sibling("saved").touch()
 

@@ -1,11 +1,11 @@
 """Progress file of the run, from which the metrics publisher takes tokens per second.
 
-Rank 0 alone writes it, so that one node publishes the whole job's figure. Other training code may write the same file:
+Rank 0 alone writes it, for the whole job. Other training code may write the same file:
 
     {"schema_version": 1, "at": 1795276800.5, "step": 1200, "samples": 307200, "tokens": 629145600}
 
-``at`` is the Unix time at which ``step`` optimizer steps were done; samples and tokens are the whole job's totals, and
-tokens is null where unknown. Replace the file by a rename: no reader may see half of it.
+``at`` is the Unix time at which ``step`` optimizer steps were done; samples and tokens are totals, tokens null where
+unknown. Replace the file by a rename: no reader may see half of it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,18 @@ INTERVAL_S = 1.0
 
 
 class ProgressFile:
-    """Writer of the progress file; writes nothing without a path. A failure is logged once and never stops training."""
+    """Writer of launch.sh's progress file, if there is one. A failure is logged once and never stops training.
 
-    def __init__(self, path: Path | None, *, global_batch: int, tokens_per_sample: int | None) -> None:
-        self._path = path
+    The plan's sequence length is the default of ``tokens_per_sample``.
+    """
+
+    def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
+        path = os.environ.get(PROGRESS_FILE_VARIABLE)
+        self._path = Path(path) if path else None
         self._global_batch = global_batch
-        self._tokens_per_sample = tokens_per_sample
+        self._tokens_per_sample = tokens_per_sample or positive_count(SEQ_LEN_VARIABLE)
         self._written_at = 0.0
         self._failed = False
-
-    @classmethod
-    def from_environment(cls, *, global_batch: int, tokens_per_sample: int | None = None) -> ProgressFile:
-        """launch.sh's file; the plan's sequence length is the default of ``tokens_per_sample``."""
-        path = os.environ.get(PROGRESS_FILE_VARIABLE)
-        return cls(
-            Path(path) if path else None,
-            global_batch=global_batch,
-            tokens_per_sample=tokens_per_sample or positive_count(SEQ_LEN_VARIABLE),
-        )
 
     def update(self, step: int) -> None:
         """Write that ``step`` steps are done, at most once a second."""

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Position of the loaded checkpoint, and the generators' state to restore when the first step begins."""
+    """Step of the loaded checkpoint, and the generators' state to restore before the first step."""
 
     step: int
     random: Mapping[str, Any]

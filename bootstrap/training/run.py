@@ -1,7 +1,7 @@
 """SpotTolerantRun, the context around a user's loop: resume, steps, stopping on a notice.
 
-After every step (or every ``agree_every`` steps) the ranks agree by an all-reduce whether any rank wants to stop or to
-save. So all ranks stop or save after the same step, and their shards fit together.
+After each step (or every ``agree_every`` steps) an all-reduce tells all ranks whether one wants to stop or to save, so
+all do so after the same step and their shards fit together.
 """
 
 from __future__ import annotations
@@ -45,18 +45,13 @@ SPLIT_VARIABLES = (
 )
 # Seconds between checkpoints without a plan's interval.
 DEFAULT_INTERVAL_S = 600.0
-# Longer than a sane step or an evaluation within one, shorter than anyone would pay for a hung fleet.
 DEFAULT_HANG_TIMEOUT_S = 600.0
 # Compilation, autotuning and cold data caches slow the first step down.
 FIRST_STEP_FACTOR = 3
 
 
 def refuse_splits() -> None:
-    """Refuse a plan with a split: samples and checkpoints would silently be wrong.
-
-    Raises:
-        ConfigurationError: a variable of SPLIT_VARIABLES is not 1.
-    """
+    """Refuse a plan with a split: samples and checkpoints would silently be wrong."""
     values = {name: os.environ.get(name, "").strip() or "1" for name in SPLIT_VARIABLES}
     splits = [f"{name}={value}" for name, value in values.items() if value != "1"]
     if splits:
@@ -70,21 +65,17 @@ def refuse_splits() -> None:
 class SpotTolerantRun:
     """Context of one training run that may be stopped and started any number of times.
 
-    Entering loads the newest valid checkpoint into ``model``, ``optimizer`` and the rest. A notice raises
-    ``Interrupted`` (exit code 75) out of the loop with the state saved. Make model, wrappers, optimizer and process
-    group first.
+    Entering loads the newest valid checkpoint. A notice raises ``Interrupted`` (exit code 75) out of the loop, with the
+    state saved. Make model, wrappers, optimizer and process group first.
 
     Args:
         model: on its device; plain, DistributedDataParallel or compiled.
-        optimizer: optimizer of the model's parameters.
         dataset_size: samples of one epoch.
-        global_batch: samples of one step over all ranks; constant for the run, whatever the number of ranks.
+        global_batch: samples of one step over all ranks; constant, whatever the number of ranks.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
-        scheduler: learning-rate scheduler.
-        scaler: gradient scaler.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
-        tokens_per_sample: for the published tokens per second; default: ``GPUFLEET_SEQ_LEN`` of the plan.
-        seed: seed of the sample order, and of the random generators after the number of ranks changed.
+        tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
+        seed: of the sample order, and of the random generators after the number of ranks changed.
         shuffle: False to read the data set in its own order.
         checkpoint_interval_s: seconds between checkpoints; default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600. With
             ``GPUFLEET_MTBF_S`` set, the measured stall refines it to √(2·stall·MTBF).
@@ -95,9 +86,8 @@ class SpotTolerantRun:
             ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         watcher: source of notices; default: ``Watcher.from_environment()``.
         rehearsal: runs one forward and backward pass on any batch, without an optimizer step; called once on entering.
-            DistributedDataParallel on more than two ranks needs it for a bit-equal resume: DDP lays its gradient
-            buckets out anew after its first backward pass, and the order of a sum over ranks depends on the layout.
-            Without it the first step of each start would use another layout than an undisturbed run.
+            DDP on more than two ranks needs it for a bit-equal resume: after its first backward pass DDP lays its
+            gradient buckets out anew, and the order of a sum over ranks depends on them.
 
     Attributes:
         step: completed steps.
@@ -146,7 +136,7 @@ class SpotTolerantRun:
         self._ranks = RankGroup(timeout_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self.sample_indices(0)  # refuses sizes that do not divide before the first step
-        self._progress = ProgressFile.from_environment(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
+        self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
         writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = (
             Ledger.open(self._checkpoints.store, writer_id=writer_id)
@@ -202,16 +192,13 @@ class SpotTolerantRun:
             self._watcher.close()
 
     def steps(self, total: int) -> Iterator[int]:
-        """Steps still to do, from the checkpoint's on; a step is done when the next one is asked for.
-
-        Args:
-            total: optimizer steps of the whole run.
+        """Steps still to do of the run's ``total``; a step is done when the next one is asked for.
 
         Raises:
             Interrupted: a notice stopped the run; the state is saved.
         """
         if self._random_state is not None:
-            # Not on entering: random numbers drawn by the user's set-up in between must not shift the sequence.
+            # Not on entering: the user's set-up may draw random numbers in between.
             restore_random_state(self._random_state, self._state.device)
             self._random_state = None
         self._ledger.train(self.step)

@@ -1,8 +1,8 @@
 """Order of the samples: a pure function of the seed and the sample's number in the run.
 
 Sample ``g`` of the run is position ``g % dataset_size`` of epoch ``g // dataset_size``; each epoch has its own
-permutation of the data set. Only the step is stored, so the order is the same after any restart and on any number of
-ranks, as long as the global batch stays. The permutations are part of the checkpoint format.
+permutation. So only the step is stored, and the order is the same after any restart and on any number of ranks, as long
+as the global batch stays. The permutations are part of the checkpoint format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Saver: copies the state to CPU memory, writes it in the background, commits it once every rank has written.
-
-All ranks call the same methods after the same step.
-"""
+"""Saver: copies the state to CPU memory, writes it in the background, commits it once every rank has written."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-# Longest wait at the end of the run for the deletion of old checkpoints; the next run deletes the rest.
+# Longest wait for the deletion of old checkpoints at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
 
 
@@ -69,7 +66,7 @@ class _Save:
 
 @dataclass(kw_only=True)
 class Saver:
-    """Saves of one rank.
+    """Saves of one rank; all ranks call the same methods after the same step.
 
     Attributes:
         beat: reports the current activity to the heartbeat.
@@ -176,11 +173,7 @@ class Saver:
         save.write_s = time.monotonic() - started
 
     def _finish_pending(self, step: int, deadline: float) -> None:
-        """Commit the pending save once every rank has written its shards.
-
-        The rank whose node ends first limits the wait for all, even where its notice comes during the wait; without a
-        notice ``deadline`` limits it.
-        """
+        """Commit the pending save once every rank has written; the earliest notice or ``deadline`` limits the wait."""
         save = self._pending
         if save is None:
             return
@@ -197,7 +190,7 @@ class Saver:
         self._commit(step)
 
     def _commit(self, step: int) -> None:
-        """Collect every rank's shards and write the manifest; a failure is logged and leaves the older checkpoints."""
+        """Write the manifest of every rank's shards; a failure is logged and leaves the older checkpoints."""
         save, self._pending = self._pending, None
         assert save is not None
         self.ledger.progress(step, force=True)

@@ -56,7 +56,7 @@ class TrainingState:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """User's module inside DistributedDataParallel and torch.compile, so that names fit any wrapping."""
+    """User's module inside DistributedDataParallel and torch.compile: parameter names fit any wrapping."""
     while True:
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
         inner = inner or getattr(model, "_orig_mod", None)
@@ -78,7 +78,7 @@ def refuse_sharded(model: nn.Module, optimizer: Stateful) -> None:
 
 
 def to_cpu(value: Any) -> Any:
-    """Copy of a nested state with every tensor cloned to the CPU; later training steps do not change it."""
+    """Copy of a nested state with every tensor cloned to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

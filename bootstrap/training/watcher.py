@@ -56,8 +56,7 @@ class Watcher:
     """Collects notices in the background; training asks for them at step boundaries.
 
     Args:
-        imds: metadata client; None to read notices from ``files`` alone.
-        poll_interval_s: seconds between two polls of the metadata service.
+        imds: metadata client, polled every ``poll_interval_s``.
         files: notice files of this node; written with ``imds``, read without.
         answers: this process confirms its save in ``files``; one process a node does.
         signals: SIGTERM and SIGINT ask to stop (main thread only); a second SIGINT raises KeyboardInterrupt.
@@ -93,10 +92,7 @@ class Watcher:
 
     @classmethod
     def from_environment(cls) -> Watcher:
-        """Watcher of a training process: of launch.sh's notice files, or of the metadata service without launch.sh.
-
-        Only local rank 0 asks the service, as every rank learns of a stop.
-        """
+        """Watcher of launch.sh's notice files, or, on local rank 0 without launch.sh, of the metadata service."""
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         files = NoticeFiles.from_environment()
         imds = own_imds() if is_first and files is None else None
@@ -132,7 +128,7 @@ class Watcher:
         self.save_notice = None
 
     def announce_saved(self) -> None:
-        """Tell launch.sh that this node's share of the state is saved and torchrun may be ended."""
+        """Tell launch.sh that torchrun may be ended: this node's share of the state is saved."""
         if self._files is not None and self._answers:
             self._files.confirm_saved()
 

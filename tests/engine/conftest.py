@@ -1,4 +1,4 @@
-"""What the engine's tests need from the machine."""
+"""Fixtures of the engine's tests: the tools of this machine, an empty emulated AWS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unavailable(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
-    """The real engine and the real provider, or the reason why there are none."""
+    """The real engine and the real provider, or the reason for their absence."""
     pulumi = pulumi_cli.find_pulumi(os.environ["PATH"])
     if pulumi is None:
         unavailable(f"no Pulumi CLI: {pulumi_cli.HOW_TO_GET_IT}")
@@ -38,6 +38,6 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
 
 @pytest.fixture
 def aws(tmp_path: Path) -> Iterator[Client]:
-    """boto3 clients of an empty emulated AWS of the test's own."""
+    """boto3 clients of the test's own, empty emulated AWS."""
     with emulated_aws(tmp_path, {}) as endpoint:
         yield clients(endpoint, REGION)

@@ -1,4 +1,4 @@
-"""A stack in an emulated AWS of its own, of the repository's program or of a test's."""
+"""A stack of the repository's program, or of a test's, in an emulated AWS of its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Deployment:
     aws: Client
 
     def set_plan(self, plan: FleetPlan) -> None:
-        """What a user does: ``gpufleet stack set PLAN --stack NAME``."""
+        """Run ``gpufleet stack set PLAN --stack NAME``."""
         file = self.stack.project / "plan.json"
         file.write_text(plan.to_json(), encoding="utf-8")
         arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--directory", str(self.stack.project)]
@@ -57,7 +57,7 @@ class Deployment:
         assert result.exit_code == 0, result.output
 
     def set_config(self, values: Mapping[str, Any]) -> None:
-        """Set keys ``gpufleet:KEY`` of the stack's configuration file, as a person with an editor does."""
+        """Edit keys ``gpufleet:KEY`` of the stack's configuration file."""
         file = self.stack.project / f"Pulumi.{self.stack.name}.yaml"
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         content["config"] |= {f"gpufleet:{key}": value for key, value in values.items()}
@@ -93,7 +93,7 @@ def deployment(tools: Tools, scratch: Path, name: str, *, attached: bool = True)
 
 
 PROGRAM = ("infra", "optimizer", "bootstrap")
-"""What the program consists of: its own package, the plan's, and what it uploads for the nodes."""
+"""Packages of the program: its own, the plan's, and the nodes'."""
 
 
 def write_project(scratch: Path, name: str) -> None:
@@ -106,7 +106,7 @@ def write_project(scratch: Path, name: str) -> None:
     project.mkdir(parents=True)
     for package in PROGRAM:
         shutil.copytree(REPOSITORY / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
-    # Only its upload is tested; there are no nodes here to install it.
+    # Only the upload is tested; no node installs it.
     with tarfile.open(wheels, "w") as archive:
         archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What must be true in AWS after ``up``, read back through boto3 and not from Pulumi's state."""
+"""Facts that must hold in AWS after ``up``, read through boto3 and not from Pulumi's state."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def group(deployed: Deployment) -> dict[str, Any]:
     """The Auto Scaling group as AWS describes it."""
     name = deployed.stack.outputs()["group_name"]
     described = deployed.aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    found: list[dict[str, Any]] = described["AutoScalingGroups"]
-    assert len(found) == 1
-    return found[0]
+    groups: list[dict[str, Any]] = described["AutoScalingGroups"]
+    assert len(groups) == 1
+    return groups[0]
 
 
 def check(deployed: Deployment, plan: FleetPlan, *, own_network: bool = True) -> None:
-    """Every fact of a training gang that has no node, because none was started yet or all ended."""
-    found = group(deployed)
-    # Whoever pays for a node has a meter first: the controller, not `up`, asks for it.
-    assert (found["MinSize"], found["MaxSize"], found["DesiredCapacity"]) == (0, plan.node_count, 0)
-    assert found["Instances"] == []
-    # The scheduled action that drains a Capacity Block in time must be able to.
-    assert found["NewInstancesProtectedFromScaleIn"] is (plan.purchase.option != "capacity-block")
+    """Check every fact of a training gang without nodes."""
+    fleet = group(deployed)
+    # The controller, which meters, asks for nodes; `up` does not.
+    assert (fleet["MinSize"], fleet["MaxSize"], fleet["DesiredCapacity"]) == (0, plan.node_count, 0)
+    assert fleet["Instances"] == []
+    # The scheduled action that drains a Capacity Block may end any node.
+    assert fleet["NewInstancesProtectedFromScaleIn"] is (plan.purchase.option != "capacity-block")
     check_group(deployed, plan)
     check_hooks(deployed)
     check_template(deployed, plan)
@@ -57,7 +57,7 @@ def check(deployed: Deployment, plan: FleetPlan, *, own_network: bool = True) ->
 
 
 def check_all_stacks(deployed: Deployment) -> None:
-    """The facts that hold whatever the nodes are."""
+    """Check the facts of every mode."""
     check_bucket(deployed)
     check_key(deployed)
     check_events(deployed)
@@ -67,16 +67,16 @@ def check_all_stacks(deployed: Deployment) -> None:
 
 
 def check_group(deployed: Deployment, plan: FleetPlan) -> None:
-    """Nodes bought as the plan says, in one zone, that no process of Auto Scaling's takes away to even out zones."""
-    found = group(deployed)
-    assert len(found["VPCZoneIdentifier"].split(",")) == 1, "EFA does not cross zones"
-    assert [item["ProcessName"] for item in found["SuspendedProcesses"]] == ["AZRebalance"]
-    assert "AWSServiceRoleForAutoScaling_" in found["ServiceLinkedRoleARN"]
-    tags = {item["Key"]: item["Value"] for item in found["Tags"] if item["PropagateAtLaunch"]}
+    """Nodes are bought as planned, in one zone, and no rebalancing of zones ends them."""
+    fleet = group(deployed)
+    assert len(fleet["VPCZoneIdentifier"].split(",")) == 1, "EFA does not cross zones"
+    assert [item["ProcessName"] for item in fleet["SuspendedProcesses"]] == ["AZRebalance"]
+    assert "AWSServiceRoleForAutoScaling_" in fleet["ServiceLinkedRoleARN"]
+    tags = {item["Key"]: item["Value"] for item in fleet["Tags"] if item["PropagateAtLaunch"]}
     assert tags["gpufleet:stack"] == deployed.stack.name
     assert tags["team"] == "research"
     if plan.purchase.option == "spot":
-        policy = found["MixedInstancesPolicy"]
+        policy = fleet["MixedInstancesPolicy"]
         distribution = policy["InstancesDistribution"]
         assert distribution["OnDemandBaseCapacity"] == plan.purchase.on_demand_base
         assert distribution["OnDemandPercentageAboveBaseCapacity"] == 0
@@ -84,12 +84,12 @@ def check_group(deployed: Deployment, plan: FleetPlan) -> None:
         types = [plan.instance_type, *plan.purchase.spot_types]
         assert [item["InstanceType"] for item in policy["LaunchTemplate"]["Overrides"]] == types
     else:
-        assert "MixedInstancesPolicy" not in found
-        assert found["LaunchTemplate"]["LaunchTemplateId"] == deployed.stack.outputs()["launch_template_id"]
+        assert "MixedInstancesPolicy" not in fleet
+        assert fleet["LaunchTemplate"]["LaunchTemplateId"] == deployed.stack.outputs()["launch_template_id"]
 
 
 def check_hooks(deployed: Deployment) -> None:
-    """A node that never reports is replaced (ABANDON), and no hook notifies anybody by itself."""
+    """A silent node is replaced (ABANDON), and no hook has a notification target."""
     name = deployed.stack.outputs()["group_name"]
     hooks = deployed.aws("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=name)["LifecycleHooks"]
     assert {hook["LifecycleTransition"].split(":")[1] for hook in hooks} == {
@@ -160,7 +160,7 @@ def check_network(deployed: Deployment) -> None:
 
 
 def check_bucket(deployed: Deployment) -> None:
-    """Checkpoints: versioned, under the stack's key, never public, only over TLS; the code that runs is there too."""
+    """The bucket is versioned, under the stack's key, never public, TLS only; it holds the nodes' code."""
     s3, outputs = deployed.aws("s3"), deployed.stack.outputs()
     name = outputs["bucket"]
     assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
@@ -188,7 +188,7 @@ def check_key(deployed: Deployment) -> None:
 
 
 def check_events(deployed: Deployment) -> None:
-    """Events of interruption, rebalance, state and lifecycle reach the queue, which keeps what nobody could take."""
+    """Events of interruption, rebalance, state and lifecycle reach the queue, which has a dead letter queue."""
     sqs, events = deployed.aws("sqs"), deployed.aws("events")
     url = deployed.stack.outputs()["queue_url"]
     attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
@@ -210,27 +210,27 @@ def check_events(deployed: Deployment) -> None:
 
 
 def check_controller(deployed: Deployment) -> None:
-    """The function runs every minute, may be called by its rule only, and understands what it is told."""
+    """The function runs every minute, only its rule may call it, and its settings parse."""
     functions, events = deployed.aws("lambda"), deployed.aws("events")
-    (found,) = functions.list_functions()["Functions"]
-    settings = ControllerSettings.from_environment(found["Environment"]["Variables"])
+    (function,) = functions.list_functions()["Functions"]
+    settings = ControllerSettings.from_environment(function["Environment"]["Variables"])
     assert (settings.group, settings.stack) == (group(deployed)["AutoScalingGroupName"], deployed.stack.name)
     assert settings.bucket == deployed.stack.outputs()["bucket"]
     assert settings.queue_url == deployed.stack.outputs()["queue_url"]
-    assert found["KMSKeyArn"] == deployed.stack.outputs()["key_arn"]
+    assert function["KMSKeyArn"] == deployed.stack.outputs()["key_arn"]
     (rule,) = [item for item in events.list_rules()["Rules"] if "ScheduleExpression" in item]
     assert (rule["ScheduleExpression"], rule["State"]) == ("rate(1 minute)", "ENABLED")
     (target,) = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
-    assert target["Arn"] == found["FunctionArn"]
-    (permission,) = json.loads(functions.get_policy(FunctionName=found["FunctionName"])["Policy"])["Statement"]
+    assert target["Arn"] == function["FunctionArn"]
+    (permission,) = json.loads(functions.get_policy(FunctionName=function["FunctionName"])["Policy"])["Statement"]
     assert permission["Principal"] == {"Service": "events.amazonaws.com"}
     assert permission["Condition"]["ArnLike"]["AWS:SourceArn"] == rule["Arn"]
-    invoked = functions.get_function_event_invoke_config(FunctionName=found["FunctionName"])
+    invoked = functions.get_function_event_invoke_config(FunctionName=function["FunctionName"])
     assert invoked["MaximumRetryAttempts"] == 0, "two ticks of one minute are in each other's way"
 
 
 def check_watching(deployed: Deployment) -> None:
-    """Logs are kept for a time and under the stack's key; dashboard, alarms and budget show and tell."""
+    """Logs expire and are under the stack's key; dashboard, alarms and budget exist."""
     key, aws = deployed.stack.outputs()["key_arn"], deployed.aws
     for log_group in aws("logs").describe_log_groups()["logGroups"]:
         assert log_group["retentionInDays"] > 0
@@ -264,7 +264,7 @@ def check_roles(deployed: Deployment) -> None:
 
 
 def check_scaling(deployed: Deployment, schedules: int) -> None:
-    """Workers: alarms that call step policies, or target tracking on the nodes' own metric; schedules."""
+    """Workers scale by alarms with step policies, or by target tracking on the nodes' metric, and by schedules."""
     scaling, name = deployed.aws("autoscaling"), group(deployed)["AutoScalingGroupName"]
     policies = scaling.describe_policies(AutoScalingGroupName=name)["ScalingPolicies"]
     called = {
@@ -288,17 +288,17 @@ def check_scaling(deployed: Deployment, schedules: int) -> None:
 
 def controller_settings_namespace(deployed: Deployment) -> str:
     """Namespace of the stack's metrics, as the deployed controller publishes them."""
-    (found,) = deployed.aws("lambda").list_functions()["Functions"]
-    return ControllerSettings.from_environment(found["Environment"]["Variables"]).metric_namespace
+    (function,) = deployed.aws("lambda").list_functions()["Functions"]
+    return ControllerSettings.from_environment(function["Environment"]["Variables"]).metric_namespace
 
 
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:
-    """A reserved fleet has a reservation of its size that only its template uses; no other fleet pays for one."""
-    found = deployed.aws("ec2").describe_capacity_reservations()["CapacityReservations"]
+    """A reserved fleet has a reservation of its size that only its template uses; other fleets have none."""
+    reservations = deployed.aws("ec2").describe_capacity_reservations()["CapacityReservations"]
     if plan.purchase.option != "reserved" or plan.purchase.capacity_reservation_id:
-        assert found == []
+        assert reservations == []
         return
-    (reservation,) = found
+    (reservation,) = reservations
     assert reservation["State"] == "active"
     assert reservation["InstanceType"] == plan.instance_type
     assert reservation["TotalInstanceCount"] == plan.node_count

@@ -1,4 +1,4 @@
-"""An AWS that refuses one call: what a missing permission, a full quota or an outage does to a deployment half-way.
+"""An AWS that refuses one call, as with a missing permission, a full quota or an outage in mid-deployment.
 
 ``POST /refuse-next`` with ``{"action": "CreateVpc", "code": "UnauthorizedOperation"}`` arms it; the next call of that
 action is refused, and acts on nothing.

@@ -1,4 +1,4 @@
-"""What an AWS account holds, for the question whether a destroyed stack left anything behind."""
+"""Inventory of an AWS account, to find what a destroyed stack left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Client = Callable[[str], Any]
 """Makes a boto3 client of a service by its name."""
 
 Inventory = dict[str, frozenset[str]]
-"""Kind of resource → the ids of those that exist (and cost money, hold a name, or stand in the way)."""
+"""Kind of resource → ids of the resources that cost money, hold a name, or block another."""
 
 
 def clients(endpoint: str, region: str) -> Client:
@@ -38,7 +38,7 @@ def _ec2(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "address", [item["AllocationId"] for item in ec2.describe_addresses()["Addresses"]]
     yield "placement group", [item["GroupId"] for item in ec2.describe_placement_groups()["PlacementGroups"]]
     yield "flow log", ids("describe_flow_logs", "FlowLogs", "FlowLogId")
-    # A deleted gateway or endpoint and a terminated instance stay visible for some time, and cost nothing.
+    # Deleted gateways and endpoints and terminated instances stay visible for a while, at no cost.
     gateways = ec2.describe_nat_gateways()["NatGateways"]
     yield "NAT gateway", [item["NatGatewayId"] for item in gateways if item["State"] != "deleted"]
     yield (
@@ -106,5 +106,5 @@ def inventory(client: Client) -> Inventory:
 
 
 def left_behind(before: Inventory, after: Inventory) -> dict[str, list[str]]:
-    """What ``after`` has and ``before`` had not; empty when nothing was left."""
+    """Resources of ``after`` that ``before`` lacks, by kind."""
     return {kind: sorted(ids - before[kind]) for kind, ids in after.items() if ids - before[kind]}

@@ -1,4 +1,4 @@
-"""Where terraform-provider-aws is on this machine.
+"""Find terraform-provider-aws on this machine.
 
 Searched in this order: the environment variable, the folders Terraform itself searches
 (https://developer.hashicorp.com/terraform/cli/config/config-file#implied-local-mirror-directories), mirrors and the
@@ -49,13 +49,13 @@ def find_provider_binary(environment: Mapping[str, str], scratch: Path) -> Path 
             raise FileNotFoundError(f"{VARIABLE} is {named!r}, which is not an executable file")
         return path
     for folder in plugin_folders(environment):
-        found = newest(folder.glob(UNPACKED))
-        if found:
-            return found
+        binary = newest(folder.glob(UNPACKED))
+        if binary:
+            return binary
     for root in SYSTEM_ROOTS:
-        found = newest(path for depth in ("", "*/", "*/*/") for path in root.glob(depth + UNPACKED))
-        if found:
-            return found
+        binary = newest(path for depth in ("", "*/", "*/*/") for path in root.glob(depth + UNPACKED))
+        if binary:
+            return binary
     return download(environment, scratch)
 
 
@@ -94,7 +94,7 @@ def newest(candidates: Iterator[Path]) -> Path | None:
 
 
 def fits_this_machine(path: Path) -> bool:
-    """Whether the folder's OS_ARCH is this machine's."""
+    """True where the folder's OS_ARCH is this machine's."""
     system, machine = os.uname().sysname.lower(), os.uname().machine
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
     return path.parent.name == f"{system}_{architecture}"

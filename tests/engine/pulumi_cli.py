@@ -1,4 +1,4 @@
-"""The Pulumi CLI as a test runs it: a project and a state of its own, the emulated AWS, and what each run did."""
+"""The Pulumi CLI with a project and a state of its own, on the emulated AWS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOW_TO_GET_IT = (
 )
 LANGUAGE_HOST = ("pulumi-language-python", "pulumi-language-python-exec")
 
-# One run of any kind, on a busy machine. A destroy that hangs on a group does for 600 s and more, and must fail.
+# Limit of one run on a busy machine. A destroy that hangs on a group takes 600 s and more, and must fail.
 TIME_LIMIT_S = 400
 
 
@@ -106,12 +106,12 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
 
 
 class PulumiError(Exception):
-    """A run of the CLI that failed; the message is all it printed."""
+    """A failed run of the CLI; the message is its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run of the engine did.
+    """Result of one run of the engine.
 
     ``operations`` holds each resource's URN with its operation (create, update, replace, same, delete, refresh);
     ``output`` is what the CLI printed.
@@ -129,7 +129,7 @@ class Run:
         return changes
 
     def types(self) -> Counter[str]:
-        """How many resources of each type there are."""
+        """Number of resources by type."""
         return Counter(urn.split("::")[2].split("$")[-1] for urn, _ in self.operations)
 
 
@@ -155,7 +155,7 @@ class Stack:
         return self._run("up", "--yes", "--skip-preview")
 
     def settled(self) -> Run:
-        """Read every resource again and carry out the program, which fails where either finds something to do."""
+        """Refresh and carry out the program; fails where either changes anything."""
         return self._run("up", "--refresh", "--yes", "--skip-preview", "--expect-no-changes")
 
     def destroy(self, *, keep_protected: bool = False, time_limit_s: float = TIME_LIMIT_S) -> Run:
@@ -168,7 +168,7 @@ class Stack:
         shutil.rmtree(Path(self.env["PULUMI_BACKEND_URL"].removeprefix("file://")) / ".pulumi")
 
     def run(self, arguments: str) -> str:
-        """Run the CLI as a page says, ``pulumi ARGUMENTS``; what it printed."""
+        """Run ``pulumi ARGUMENTS``; return its output."""
         return self._pulumi(*shlex.split(arguments))
 
     def configure(self, key: str, value: str) -> None:
@@ -176,7 +176,7 @@ class Stack:
         self._pulumi("config", "set", key, value, "--stack", self.name)
 
     def outputs(self) -> dict[str, Any]:
-        """The stack's outputs, secrets too; asked for once after each run, as the CLI takes its time."""
+        """The stack's outputs with secrets, read once after each run, as the CLI is slow."""
         if not self._outputs:
             text = self._pulumi("stack", "output", "--stack", self.name, "--json", "--show-secrets")
             self._outputs.update(json.loads(text))

@@ -1,4 +1,4 @@
-"""What happens between two runs of the engine: the controller's ticks, and what the nodes answer.
+"""Events between two runs of the engine: the controller's ticks, and the nodes' answers.
 
 Nothing executes Lambda functions or boots nodes here, so the test calls the controller with the settings of the
 deployed function, once as Lambda would (its own archive in a process of its own) and then in this process, where the
@@ -36,24 +36,24 @@ def names(deployed: Deployment) -> Names:
 def function(deployed: Deployment) -> dict[str, Any]:
     """The controller's function as Lambda describes it."""
     name = names(deployed).controller
-    found: dict[str, Any] = deployed.aws("lambda").get_function_configuration(FunctionName=name)
-    return found
+    configuration: dict[str, Any] = deployed.aws("lambda").get_function_configuration(FunctionName=name)
+    return configuration
 
 
 def controller_settings(deployed: Deployment) -> ControllerSettings:
-    """What the deployed function would read of its variables."""
+    """Settings in the deployed function's variables."""
     return ControllerSettings.from_environment(function(deployed)["Environment"]["Variables"])
 
 
 def tick(deployed: Deployment, now: datetime) -> ControllerState:
-    """One tick at ``now``."""
+    """Run one tick at ``now``."""
     services = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
     clients = Clients(**{service: deployed.aws(service) for service in services})
     return controller_tick(clients, controller_settings(deployed), now)
 
 
 def invoke(deployed: Deployment, scratch: Path) -> dict[str, Any]:
-    """One tick as Lambda would run it: the uploaded archive's handler, alone, with the function's own variables."""
+    """Run one tick as Lambda does: the uploaded archive's handler, alone, with the function's variables."""
     described, code = function(deployed), scratch / "function"
     (archive,) = [
         item["Key"]
@@ -67,7 +67,7 @@ def invoke(deployed: Deployment, scratch: Path) -> dict[str, Any]:
     program = f"import json; from {module} import {name}; print(json.dumps({name}({{}}, None)))"
     settings = {key: value for key, value in deployed.stack.env.items() if key.startswith("AWS_")}
     done = subprocess.run(
-        # Not the repository's own modules: what the archive lacks, Lambda lacks.
+        # Without the repository's modules: Lambda has only the archive's.
         [sys.executable, "-c", program],
         cwd=code,
         env={"PATH": os.environ["PATH"], **settings, **described["Environment"]["Variables"]},

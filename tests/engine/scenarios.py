@@ -1,4 +1,4 @@
-"""What a deployed stack goes through: one function a story, each with an emulated AWS of its own."""
+"""Stories of a deployed stack: one function a story, each with an emulated AWS of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fleet(
 
 
 def assert_settled(deployed: Deployment) -> None:
-    """A refresh and another ``up`` find nothing to do; the engine itself fails the run otherwise."""
+    """A refresh and another ``up`` change nothing; the engine fails the run otherwise."""
     done = deployed.stack.settled()
     assert done.changed() == {}, done.output
 
@@ -61,7 +61,7 @@ def assert_created(deployed: Deployment) -> Run:
 
 
 def spot(tools: Tools, scratch: Path) -> None:
-    """A gang's whole life: preview, up, nodes, another plan, the ceiling, an end with nodes that hang in a hook."""
+    """A gang's life: preview, up, nodes, another plan, the ceiling, an end with nodes that hang in a hook."""
     plan = sample_plan()
     with fleet(tools, scratch, "spot", plan) as (deployed, empty):
         stack = deployed.stack
@@ -93,13 +93,16 @@ def spot(tools: Tools, scratch: Path) -> None:
         assert after["AutoScalingGroupARN"] == before["AutoScalingGroupARN"], "the same group, not a new one"
         assert (after["MaxSize"], after["DesiredCapacity"]) == (3, 2)
         kept = [
-            {(item["InstanceId"], item["LifecycleState"], item["ProtectedFromScaleIn"]) for item in found["Instances"]}
-            for found in (before, after)
+            {
+                (item["InstanceId"], item["LifecycleState"], item["ProtectedFromScaleIn"])
+                for item in described["Instances"]
+            }
+            for described in (before, after)
         ]
         assert kept[0] == kept[1], "up ends no node"
         assert_settled(deployed)
 
-        # Nodes of two plans never train together: the old ones save and go, and three come.
+        # Nodes of two plans never train together: the old nodes save and leave, and three come.
         assert running.tick(deployed, now + running.MINUTE).phase == "draining"
         assert len(running.complete(deployed, "Terminating:Wait")) == 2
         running.tick(deployed, now + 2 * running.MINUTE)
@@ -107,7 +110,7 @@ def spot(tools: Tools, scratch: Path) -> None:
         assert len(running.complete(deployed, "Pending:Wait")) == 3
         assert running.tick(deployed, now + 4 * running.MINUTE).phase == "running"
 
-        # The budget of 3000 USD is long spent; the nodes save, and one of them never answers.
+        # The budget of 3000 USD is spent; the nodes save, and one never answers.
         late = now + timedelta(hours=1000)
         assert running.tick(deployed, late).phase == "draining"
         assert list(running.states(deployed).values()) == ["Terminating:Wait"] * 3
@@ -115,7 +118,7 @@ def spot(tools: Tools, scratch: Path) -> None:
 
 
 def over_budget(deployed: Deployment, started: datetime) -> None:
-    """The ceiling: the nodes are asked to save, and ended when their time for it is over."""
+    """At the ceiling the nodes save, and end when their time for it is over."""
     late = started + timedelta(hours=1000)
     running.tick(deployed, late)
     held = running.states(deployed)
@@ -130,11 +133,11 @@ def over_budget(deployed: Deployment, started: datetime) -> None:
 
 
 def on_demand(tools: Tools, scratch: Path) -> None:
-    """A create that fails twice and is finished by the third up; then another zone, where the checkpoints stay."""
+    """A create fails twice and the third up finishes it; then another zone, while the checkpoints stay."""
     plan = sample_plan(**as_on_demand())
     with fleet(tools, scratch, "on-demand", plan, {"nat": True}) as (deployed, empty):
         stack = deployed.stack
-        # Half-way through a resource that exists by then, and late, when nearly everything else does.
+        # In the middle of an existing resource, and late, when nearly everything exists.
         for action, code in (
             ("ModifyVpcAttribute", "UnauthorizedOperation"),
             ("CreateAutoScalingGroup", "AccessDenied"),
@@ -163,7 +166,7 @@ def on_demand(tools: Tools, scratch: Path) -> None:
         deployed.set_config({"zoneId": "use1-az6"})
         moved = stack.up()
         assert {"create", "delete"} <= set(moved.changed()) <= {"create", "delete", "update", "replace", *REPLACEMENT}
-        touched = [name for operation, found in moved.changed().items() if operation != "update" for name in found]
+        touched = [name for operation, names in moved.changed().items() if operation != "update" for name in names]
         assert touched
         assert not [name for name in touched if "Storage" in name or "Security" in name], "no data, no key"
         assert s3.get_object(Bucket=bucket, Key="checkpoints/step-1/manifest.json")["Body"].read() == b"saved"
@@ -244,7 +247,7 @@ def workers(tools: Tools, scratch: Path) -> None:
         assert_settled(deployed)
         now = datetime.now(UTC)
         running.tick(deployed, now)
-        # What an alarm would do, and a schedule.
+        # The calls of an alarm and of a schedule.
         deployed.aws("autoscaling").set_desired_capacity(
             AutoScalingGroupName=running.names(deployed).group, DesiredCapacity=3
         )
@@ -261,14 +264,14 @@ def workers(tools: Tools, scratch: Path) -> None:
 
 
 def check_workers(deployed: Deployment, empty: Inventory) -> None:
-    """What must be true of workers."""
+    """Check the facts of workers."""
     facts.check_all_stacks(deployed)
     facts.check_hooks(deployed)
     facts.check_scaling(deployed, schedules=1)
     check_tags(deployed, empty)
-    found = facts.group(deployed)
-    assert found["NewInstancesProtectedFromScaleIn"] is False, "scaling takes workers away"
-    assert found["WarmPoolConfiguration"]["MinSize"] == found["WarmPoolConfiguration"]["MaxGroupPreparedCapacity"] == 1
+    group = facts.group(deployed)
+    assert group["NewInstancesProtectedFromScaleIn"] is False, "scaling takes workers away"
+    assert group["WarmPoolConfiguration"]["MinSize"] == group["WarmPoolConfiguration"]["MaxGroupPreparedCapacity"] == 1
 
 
 def kubernetes(tools: Tools, scratch: Path) -> None:

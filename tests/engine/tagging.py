@@ -1,4 +1,4 @@
-"""Whether all that a stack made carries its tags, read service by service."""
+"""Tags on everything that a stack made, read service by service."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _tags_by_call(call: Callable[..., Any], parameter: str, field: str) -> Reade
 
 
 def _plain(tags: Any) -> dict[str, str]:
-    """Tags by key, from whichever of AWS's forms they have."""
+    """Tags by key, from any of AWS's forms."""
     if isinstance(tags, dict):
         return tags
     return {tag.get("Key") or tag["TagKey"]: tag.get("Value") or tag["TagValue"] for tag in tags}
 
 
 def readers(aws: Client) -> dict[str, Reader]:
-    """How each kind of resource shows its tags; EC2's show them alike."""
+    """Readers of the tags by kind of resource; EC2's kinds share one."""
     iam = aws("iam")
     ec2 = aws("ec2")
 
@@ -89,7 +89,7 @@ def readers(aws: Client) -> dict[str, Reader]:
 
 
 def check_tags(deployed: Deployment, empty: Inventory) -> None:
-    """Whatever is new in the account carries the stack's tag and the user's, so that Cost Explorer shows its cost."""
+    """Everything new in the account carries the stack's and the user's tags, by which Cost Explorer shows its cost."""
     made, ec2 = left_behind(empty, inventory(deployed.aws)), deployed.aws("ec2")
     main = ec2.describe_route_tables(Filters=[{"Name": "association.main", "Values": ["true"]}])["RouteTables"]
     groups = ec2.describe_security_groups()["SecurityGroups"]

@@ -1,4 +1,4 @@
-"""What the extension teaches moto is what the AWS documentation says; each module names its pages."""
+"""The extension's answers are those of the AWS documentation; each module names its pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine.moto_extension.bucket_policies import applies
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """One emulated AWS for all tests here; each uses names of its own."""
+    """One emulated AWS for all tests; each test has its own names."""
     with emulated_aws(tmp_path_factory.mktemp("moto"), {"an image": "x86_64"}) as endpoint:
         yield clients(endpoint, REGION)
 
@@ -169,14 +169,15 @@ class TestAutoScalingGroups:
     def test_a_hook_is_what_was_given(self, aws: Client) -> None:
         hook = {"LifecycleHookName": "launch", "LifecycleTransition": "autoscaling:EC2_INSTANCE_LAUNCHING"}
         scaling = self.create(aws, "hooked", LifecycleHookSpecificationList=[{**hook, "HeartbeatTimeout": 600}])
-        (found,) = scaling.describe_lifecycle_hooks(AutoScalingGroupName="hooked")["LifecycleHooks"]
-        assert found == {
-            **hook,
-            "AutoScalingGroupName": "hooked",
-            "HeartbeatTimeout": 600,
-            "DefaultResult": "ABANDON",
-            "GlobalTimeout": 60_000,
-        }
+        assert scaling.describe_lifecycle_hooks(AutoScalingGroupName="hooked")["LifecycleHooks"] == [
+            {
+                **hook,
+                "AutoScalingGroupName": "hooked",
+                "HeartbeatTimeout": 600,
+                "DefaultResult": "ABANDON",
+                "GlobalTimeout": 60_000,
+            }
+        ]
 
     def test_a_hook_keeps_what_a_change_does_not_name(self, aws: Client) -> None:
         scaling = self.create(aws, "changed")
@@ -188,13 +189,13 @@ class TestAutoScalingGroups:
             **put, LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING", NotificationTargetARN=queue
         )
         scaling.put_lifecycle_hook(**put, DefaultResult="CONTINUE")
-        (found,) = scaling.describe_lifecycle_hooks(AutoScalingGroupName="changed")["LifecycleHooks"]
-        assert found["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-        assert (found["DefaultResult"], found["HeartbeatTimeout"]) == ("CONTINUE", 3600)
-        assert found["NotificationTargetARN"] == queue
+        (hook,) = scaling.describe_lifecycle_hooks(AutoScalingGroupName="changed")["LifecycleHooks"]
+        assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
+        assert (hook["DefaultResult"], hook["HeartbeatTimeout"]) == ("CONTINUE", 3600)
+        assert hook["NotificationTargetARN"] == queue
         scaling.put_lifecycle_hook(**put, NotificationTargetARN="")
-        (found,) = scaling.describe_lifecycle_hooks(AutoScalingGroupName="changed")["LifecycleHooks"]
-        assert "NotificationTargetARN" not in found
+        (hook,) = scaling.describe_lifecycle_hooks(AutoScalingGroupName="changed")["LifecycleHooks"]
+        assert "NotificationTargetARN" not in hook
 
     def test_the_role_is_the_one_given(self, aws: Client) -> None:
         role = "arn:aws:iam::123456789012:role/aws-service-role/autoscaling.amazonaws.com/{}"
@@ -230,19 +231,19 @@ class TestAutoScalingGroups:
     def test_what_moto_drops_is_kept(self, aws: Client) -> None:
         policy = {"MinHealthyPercentage": 0, "MaxHealthyPercentage": 100}
         scaling = self.create(aws, "kept", DefaultInstanceWarmup=60, InstanceMaintenancePolicy=policy)
-        found = self.describe(scaling, "kept")
-        assert (found["DefaultInstanceWarmup"], found["InstanceMaintenancePolicy"]) == (60, policy)
+        described = self.describe(scaling, "kept")
+        assert (described["DefaultInstanceWarmup"], described["InstanceMaintenancePolicy"]) == (60, policy)
         scaling.update_auto_scaling_group(AutoScalingGroupName="kept", DefaultInstanceWarmup=90)
-        found = self.describe(scaling, "kept")
-        assert (found["DefaultInstanceWarmup"], found["InstanceMaintenancePolicy"]) == (90, policy)
+        described = self.describe(scaling, "kept")
+        assert (described["DefaultInstanceWarmup"], described["InstanceMaintenancePolicy"]) == (90, policy)
 
     def test_a_refresh_is_over_at_once_and_keeps_what_was_asked(self, aws: Client) -> None:
         scaling = self.create(aws, "refreshed")
         instances = self.describe(scaling, "refreshed")["Instances"]
         asked = {"ScaleInProtectedInstances": "Ignore", "SkipMatching": True}
         scaling.start_instance_refresh(AutoScalingGroupName="refreshed", Preferences=asked)
-        (found,) = scaling.describe_instance_refreshes(AutoScalingGroupName="refreshed")["InstanceRefreshes"]
-        assert (found["Status"], found["Preferences"]) == ("Successful", asked)
+        (refresh,) = scaling.describe_instance_refreshes(AutoScalingGroupName="refreshed")["InstanceRefreshes"]
+        assert (refresh["Status"], refresh["Preferences"]) == ("Successful", asked)
         assert self.describe(scaling, "refreshed")["Instances"] == instances
         with refusal("ActiveInstanceRefreshNotFound"):
             scaling.cancel_instance_refresh(AutoScalingGroupName="refreshed")
@@ -257,19 +258,19 @@ class TestAutoScalingGroups:
             AdjustmentType="ChangeInCapacity",
             StepAdjustments=[step],
         )
-        (found,) = scaling.describe_policies(AutoScalingGroupName="policed")["ScalingPolicies"]
-        assert found["Enabled"] is True
-        assert "PredictiveScalingConfiguration" not in found
+        (shown,) = scaling.describe_policies(AutoScalingGroupName="policed")["ScalingPolicies"]
+        assert shown["Enabled"] is True
+        assert "PredictiveScalingConfiguration" not in shown
 
     def test_notifications_come_and_go(self, aws: Client) -> None:
         scaling, topic = self.create(aws, "noted"), "arn:aws:sns:us-east-1:123456789012:t"
         kinds = ["autoscaling:EC2_INSTANCE_LAUNCH_ERROR", "autoscaling:EC2_INSTANCE_TERMINATE"]
         scaling.put_notification_configuration(AutoScalingGroupName="noted", TopicARN=topic, NotificationTypes=kinds)
-        found = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
-        assert [item["NotificationType"] for item in found["NotificationConfigurations"]] == kinds
+        answer = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
+        assert [item["NotificationType"] for item in answer["NotificationConfigurations"]] == kinds
         scaling.delete_notification_configuration(AutoScalingGroupName="noted", TopicARN=topic)
-        found = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
-        assert found["NotificationConfigurations"] == []
+        answer = scaling.describe_notification_configurations(AutoScalingGroupNames=["noted"])
+        assert answer["NotificationConfigurations"] == []
 
 
 class TestLifecycleHooks:
@@ -378,16 +379,16 @@ def test_a_function_is_what_was_given_and_what_it_was_changed_to(aws: Client) ->
     given = {"FunctionName": "f", "Role": role, "Runtime": "python3.13", "Handler": "a.handler"}
     logging = {"LogFormat": "JSON", "LogGroup": "/own", "ApplicationLogLevel": "INFO", "SystemLogLevel": "WARN"}
     functions.create_function(**given, Code={"ZipFile": content.getvalue()}, LoggingConfig=logging)
-    found = functions.get_function_configuration(FunctionName="f")
-    assert found["LoggingConfig"] == logging
-    assert "DeadLetterConfig" not in found
+    settings = functions.get_function_configuration(FunctionName="f")
+    assert settings["LoggingConfig"] == logging
+    assert "DeadLetterConfig" not in settings
     queue = "arn:aws:sqs:us-east-1:123456789012:dead"
     functions.update_function_configuration(
         FunctionName="f", DeadLetterConfig={"TargetArn": queue}, TracingConfig={"Mode": "Active"}
     )
-    found = functions.get_function_configuration(FunctionName="f")
-    assert found["DeadLetterConfig"] == {"TargetArn": queue}
-    assert (found["TracingConfig"], found["LoggingConfig"]) == ({"Mode": "Active"}, logging)
+    settings = functions.get_function_configuration(FunctionName="f")
+    assert settings["DeadLetterConfig"] == {"TargetArn": queue}
+    assert (settings["TracingConfig"], settings["LoggingConfig"]) == ({"Mode": "Active"}, logging)
 
 
 def test_a_budget_says_whom_it_tells_and_keeps_its_tags(aws: Client) -> None:
@@ -435,9 +436,9 @@ class TestClusters:
 
     def test_a_cluster_has_its_defaults_and_a_security_group_that_goes_with_it(self, aws: Client) -> None:
         eks = self.create(aws, "whole")
-        found = eks.describe_cluster(name="whole")["cluster"]
-        assert found["accessConfig"]["authenticationMode"] == "CONFIG_MAP"
-        network = found["resourcesVpcConfig"]
+        cluster = eks.describe_cluster(name="whole")["cluster"]
+        assert cluster["accessConfig"]["authenticationMode"] == "CONFIG_MAP"
+        network = cluster["resourcesVpcConfig"]
         assert (network["endpointPublicAccess"], network["publicAccessCidrs"]) == (True, ["0.0.0.0/0"])
         group = network["clusterSecurityGroupId"]
         assert aws("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["VpcId"] == network["vpcId"]
@@ -463,8 +464,8 @@ class TestClusters:
         eks.create_access_entry(**entry)
         eks.associate_access_policy(**entry, policyArn=policy, accessScope={"type": "cluster"})
         assert eks.describe_access_entry(**entry)["accessEntry"]["username"] == self.ROLE
-        (found,) = eks.list_associated_access_policies(**entry)["associatedAccessPolicies"]
-        assert (found["policyArn"], found["accessScope"]["type"]) == (policy, "cluster")
+        (association,) = eks.list_associated_access_policies(**entry)["associatedAccessPolicies"]
+        assert (association["policyArn"], association["accessScope"]["type"]) == (policy, "cluster")
         eks.disassociate_access_policy(**entry, policyArn=policy)
         assert eks.list_associated_access_policies(**entry)["associatedAccessPolicies"] == []
         eks.delete_access_entry(**entry)
@@ -482,8 +483,8 @@ class TestClusters:
         with refusal("ResourceNotFoundException"):
             eks.describe_pod_identity_association(**of_addon)
         key = {"clusterName": "parts", "associationId": made["associationId"]}
-        found = eks.describe_pod_identity_association(**key)["association"]
-        assert {name: found[name] for name in identity} == identity
+        association = eks.describe_pod_identity_association(**key)["association"]
+        assert {name: association[name] for name in identity} == identity
         eks.delete_pod_identity_association(**key)
         with refusal("ResourceNotFoundException"):
             eks.describe_pod_identity_association(**key)
@@ -565,8 +566,8 @@ def test_a_nat_gateway_takes_its_interface_along_and_leaves_its_address(aws: Cli
     assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == before + 1
     ec2.delete_nat_gateway(NatGatewayId=gateway)
     assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == before
-    (found,) = ec2.describe_addresses(AllocationIds=[address])["Addresses"]
-    assert "AssociationId" not in found
+    (released,) = ec2.describe_addresses(AllocationIds=[address])["Addresses"]
+    assert "AssociationId" not in released
 
 
 def test_a_launch_templates_own_tags_are_not_its_instances(aws: Client) -> None:
@@ -597,8 +598,8 @@ def test_a_group_launches_from_a_second_version(aws: Client) -> None:
     )
     (group,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["versions"])["AutoScalingGroups"]
     assert len(group["Instances"]) == 1
-    found = ec2.describe_launch_template_versions(LaunchTemplateName="versions", Versions=["2"])
-    assert found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == changed["UserData"]
+    versions = ec2.describe_launch_template_versions(LaunchTemplateName="versions", Versions=["2"])
+    assert versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == changed["UserData"]
 
 
 def test_a_redrive_policy_reads_compact(aws: Client) -> None:

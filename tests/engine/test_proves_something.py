@@ -59,9 +59,9 @@ def test_a_leak_is_named(aws: Client) -> None:
     aws("s3").create_bucket(Bucket="forgotten")
     vpc = aws("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     key = aws("kms").create_key()["KeyMetadata"]["KeyId"]
-    found = left_behind(empty, inventory(aws))
-    assert found["bucket"] == ["forgotten"]
-    assert found["vpc"] == [vpc]
-    assert found["key"] == [key]
+    leaks = left_behind(empty, inventory(aws))
+    assert leaks["bucket"] == ["forgotten"]
+    assert leaks["vpc"] == [vpc]
+    assert leaks["key"] == [key]
     aws("kms").schedule_key_deletion(KeyId=key, PendingWindowInDays=7)
     assert "key" not in left_behind(empty, inventory(aws)), "AWS deletes a key only after a waiting period"

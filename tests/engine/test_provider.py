@@ -45,11 +45,11 @@ class StandIn:
 
 
 class RefusedError(Exception):
-    """What the engine is told."""
+    """The engine's answer."""
 
 
 class Context:
-    """Of a gRPC call."""
+    """Context of a gRPC call."""
 
     def __init__(self) -> None:
         self.metadata: dict[str, bytes] = {}

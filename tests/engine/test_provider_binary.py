@@ -1,4 +1,4 @@
-"""terraform-provider-aws is found where Terraform would find it, and nothing else is taken for it."""
+"""terraform-provider-aws comes from the places that Terraform searches, and nothing else is taken for it."""
 
 from __future__ import annotations
 

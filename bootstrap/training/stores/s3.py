@@ -26,16 +26,10 @@ SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 
 
 class S3Store:
-    """Objects under a prefix of a bucket, encrypted with KMS; the methods are ``Store``'s.
+    """Objects under a prefix of a bucket; the methods are ``Store``'s. ``client`` gets the conditional-write hooks.
 
     Needs s3:PutObject, s3:GetObject, s3:DeleteObject, s3:AbortMultipartUpload on the prefix, s3:ListBucket on the
-    bucket, and kms:GenerateDataKey, kms:Decrypt on the key.
-
-    Args:
-        bucket: bucket name.
-        prefix: key prefix without slashes at its ends; may be empty.
-        kms_key_id: encryption key; None for the bucket's default encryption.
-        client: S3 client to use instead of a new one; it gets the conditional-write hooks.
+    bucket, and kms:GenerateDataKey, kms:Decrypt on the key (``kms_key_id`` None: the bucket's default encryption).
     """
 
     def __init__(
@@ -84,11 +78,8 @@ class S3Store:
             return None
 
     def read(self, name: str) -> bytes:
-        """See ``Store.read``.
-
-        Not through the transfer manager, which names temporary files with Python's global random generator: a call
-        beside training would shift the training's random numbers.
-        """
+        """See ``Store.read``."""
+        # The transfer manager draws from Python's random generator, which would shift the training's numbers.
         with self._errors("read", name):
             return self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"].read()
 

@@ -1,4 +1,4 @@
-"""What moto's AWS lacks or makes up and the program's resources need; see README.md."""
+"""Behaviour of AWS that moto lacks or invents and the program's resources need; see README.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.moto_extension import (
 
 
 def install() -> None:
-    """Teach the moto of this process; meant for a process that serves nothing else."""
+    """Extend the moto of this process, which serves nothing else."""
     for module in (
         activities,
         auto_scaling,

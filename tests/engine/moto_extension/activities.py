@@ -1,4 +1,4 @@
-"""What Auto Scaling tried and how it went. moto 5.2 does not record it; a test that wants a failed launch says so."""
+"""Auto Scaling's activities, which moto 5.2 does not record; a test records its failed launches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.engine.moto_extension.teaching import teach
 
 
 def install() -> None:
-    """Teach moto's Auto Scaling to tell."""
+    """Put the action into moto's Auto Scaling."""
     teach(AutoScalingResponse, describe_scaling_activities)
 
 
 def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None:
-    """Record a launch that gave no instance, in AWS's words.
+    """Record a failed launch in AWS's words.
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
     """
@@ -27,7 +27,7 @@ def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None
 
 
 def record(group: FakeAutoScalingGroup, description: str, start: datetime, end: datetime | None, **more: str) -> None:
-    """Record an activity; what has no end goes on."""
+    """Record an activity; without an end it is in progress."""
     activities = group.__dict__.setdefault("activities", [])
     activity = {
         "ActivityId": f"{len(activities):08d}-0000-0000-0000-000000000000",
@@ -52,7 +52,7 @@ def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
         raise AutoscalingClientError("ValidationError", "Group name not found - null")
     activities = group.__dict__.get("activities", [])
     if not self._get_bool_param("IncludeDeletedGroups"):
-        # Those of before are a deleted group's, which had the same name.
+        # Earlier activities belong to a deleted group of the same name.
         created = datetime.fromisoformat(group.created_time).astimezone()
         activities = [activity for activity in activities if activity["StartTime"] >= created]
     # "Activities still in progress are described first."

@@ -178,14 +178,14 @@ def put_notification_configuration(self: AutoScalingResponse) -> ActionResult:
 def describe_notification_configurations(self: AutoScalingResponse) -> ActionResult:
     """DescribeNotificationConfigurations."""
     wanted = self._get_param("AutoScalingGroupNames", [])
-    found = [
+    configurations = [
         {"AutoScalingGroupName": group, "TopicARN": topic, "NotificationType": kind}
         for group, topics in _notifications(self).items()
         if not wanted or group in wanted
         for topic, kinds in topics.items()
         for kind in kinds
     ]
-    return ActionResult({"NotificationConfigurations": found})
+    return ActionResult({"NotificationConfigurations": configurations})
 
 
 def delete_notification_configuration(self: AutoScalingResponse) -> ActionResult:

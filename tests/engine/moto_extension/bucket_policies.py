@@ -33,7 +33,7 @@ def install() -> None:
 
 
 def get_permission(self: FakeBucket, action: str, resource: str) -> PermissionResult:
-    """What the bucket's policy says of the current request."""
+    """The bucket policy's decision on the current request."""
     if self.policy is None:
         return PermissionResult.NEUTRAL
     policy = json.loads(self.policy.decode())
@@ -48,12 +48,12 @@ def get_permission(self: FakeBucket, action: str, resource: str) -> PermissionRe
 
 
 def request_context(headers: Mapping[str, str]) -> dict[str, str]:
-    """The condition keys of a request with these headers (names in lower case); what it lacks is absent here."""
+    """Condition keys of a request with these headers (names in lower case)."""
     return {**TRANSPORT, **{f"s3:{name}": headers[name] for name in HEADERS if name in headers}}
 
 
 def applies(condition: Mapping[str, Mapping[str, Any]], context: Mapping[str, str]) -> bool:
-    """Whether all parts of a statement's condition hold.
+    """True where all parts of a statement's condition hold.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
     """

@@ -49,10 +49,10 @@ def update_budget(self: BudgetsResponse) -> str:
 def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
     """DescribeSubscribersForNotification."""
     budget, wanted = _find(self, self._get_param("BudgetName")), self._get_param("Notification")
-    found = next((item for item in budget.notifications if _is_a(item, wanted)), None)
-    if found is None:
+    notification = next((item for item in budget.notifications if _is_a(item, wanted)), None)
+    if notification is None:
         raise NotFoundException("Unable to get subscribers - the notification doesn't exist.")
-    return json.dumps({"Subscribers": found.subscribers, "NextToken": None})
+    return json.dumps({"Subscribers": notification.subscribers, "NextToken": None})
 
 
 def _is_a(notification: Notification, wanted: dict[str, Any]) -> bool:

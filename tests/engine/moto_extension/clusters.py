@@ -87,7 +87,7 @@ def delete_cluster(self: EKSResponse) -> ActionResult:
 
 
 def create_nodegroup(self: EKSResponse) -> ActionResult:
-    """CreateNodegroup with UpdateConfig, and without what moto makes up; a launch template has the disk itself."""
+    """CreateNodegroup with UpdateConfig, without moto's inventions; a launch template has the disk."""
     result = _create_nodegroup(self)
     cluster = self.eks_backend.clusters[self._get_param("name")]
     nodegroup: Any = cluster.nodegroups[self._get_param("nodegroupName")]
@@ -110,7 +110,7 @@ def describe_update(self: EKSResponse) -> ActionResult:
 
 
 def _kept(response: EKSResponse, kind: str) -> dict[str, dict[str, Any]]:
-    """What a cluster has of ``kind``, by name.
+    """A cluster's items of ``kind``, by name.
 
     Raises:
         ResourceNotFoundException: there is no such cluster.
@@ -156,7 +156,7 @@ def _by_name(response: EKSResponse, place: int = 4) -> str:
 
 
 def tag_resource(self: EKSBackend, resource_arn: str, tags: dict[str, str]) -> None:
-    """TagResource for what is kept here too."""
+    """TagResource, also for the extension's own items."""
     for cluster in self.clusters.values():
         for kind in ("addons", "access_entries", "pod_identities"):
             for item in cluster.__dict__.get(kind, {}).values():

@@ -1,4 +1,4 @@
-"""Instance refreshes, which moto 5.2 does not have: what was asked is kept, and is over at once; no instance changes.
+"""Instance refreshes, which moto 5.2 lacks: a request is recorded as finished, and no instance changes.
 
 https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_StartInstanceRefresh.html
 """
@@ -22,7 +22,7 @@ def install() -> None:
 
 
 def _refreshes(response: AutoScalingResponse) -> list[dict[str, Any]]:
-    """Those of the group the request names, the latest first."""
+    """Refreshes of the request's group, the latest first."""
     name = response._get_param("AutoScalingGroupName")
     group = response.autoscaling_backend.autoscaling_groups.get(name)
     if group is None:
@@ -50,8 +50,8 @@ def start_instance_refresh(self: AutoScalingResponse) -> ActionResult:
 def describe_instance_refreshes(self: AutoScalingResponse) -> ActionResult:
     """DescribeInstanceRefreshes."""
     wanted = self._get_param("InstanceRefreshIds", [])
-    found = [item for item in _refreshes(self) if not wanted or item["InstanceRefreshId"] in wanted]
-    return ActionResult({"InstanceRefreshes": found})
+    refreshes = [item for item in _refreshes(self) if not wanted or item["InstanceRefreshId"] in wanted]
+    return ActionResult({"InstanceRefreshes": refreshes})
 
 
 def cancel_instance_refresh(self: AutoScalingResponse) -> ActionResult:

@@ -1,4 +1,4 @@
-"""EC2 instances whose volumes and interfaces are those of their launch template, and go with them.
+"""EC2 instances with the volumes and interfaces of their launch template, which end with them.
 
 moto 5.2 leaves the volume of the machine image behind when the launch template maps the same device, and keeps the
 primary network interface of a terminated instance:

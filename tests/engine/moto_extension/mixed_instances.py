@@ -22,7 +22,7 @@ def install() -> None:
 def update(self: FakeAutoScalingGroup, *args: Any, **given: Any) -> None:
     """Update a group; a policy without a launch template keeps the group's."""
     present = self.mixed_instances_policy
-    policy = given.get("mixed_instances_policy") or next((found for found in args[10:] if found), None)
+    policy = given.get("mixed_instances_policy") or next((argument for argument in args[10:] if argument), None)
     if policy and present and "LaunchTemplate" not in policy:
         kept = present["LaunchTemplate"]
         specification = dict(kept["LaunchTemplateSpecification"])

@@ -1,4 +1,4 @@
-"""How an action gets into moto: moto calls the method named after the action on the service's response class."""
+"""Adds actions to moto, which calls the method named after the action on the service's response class."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def pack_state(state: State) -> str:
 
 
 def unpack_state(outputs: Properties) -> State:
-    """The reverse of ``pack_state``, from a resource's outputs."""
+    """Reverse ``pack_state``, from a resource's outputs."""
     hidden = json.loads(outputs[HIDDEN_STATE])
     return State(value=hidden["state"], private=base64.b64decode(hidden["private"]))
 
@@ -75,7 +75,7 @@ def name_argument(terraform: str, block: Block, properties: Properties) -> str |
 
 
 def name_is_taken(terraform: str, block: Block, inputs: Properties, prior: State) -> bool:
-    """Whether a replacement would have the very name of the resource it replaces, so that the old one must go first.
+    """True where a replacement has its predecessor's name, so that the predecessor must be deleted first.
 
     As nameRequiresDeleteBeforeReplace of Pulumi's bridge: only where Pulumi could have made the name up, and did not.
     What else two resources cannot share (a subnet's range) is for the program to say, with ``delete_before_replace``.
@@ -102,7 +102,7 @@ class InitFailedError(Exception):
         self._detail = detail
 
     def status(self) -> status_pb2.Status:
-        """As gRPC's rich errors travel: https://grpc.io/docs/guides/error/#richer-error-model."""
+        """Encode as a rich error of gRPC: https://grpc.io/docs/guides/error/#richer-error-model."""
         status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=str(self))
         status.details.add().Pack(self._detail)
         return status
@@ -219,7 +219,7 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
 
     @_reported
     def Diff(self, request: provider_pb2.DiffRequest, context: grpc.ServicerContext) -> provider_pb2.DiffResponse:
-        """What the AWS provider would change, and whether it needs a new resource for it."""
+        """Plan the AWS provider's changes, and whether they need a new resource."""
         name, block = self._resource(request.urn)
         inputs, prior = _dict(request.news), unpack_state(_dict(request.olds))
         plan = self._plan(name, inputs, prior, request.ignoreChanges)
@@ -306,14 +306,14 @@ class AwsProvider(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _unfinished(error: UnfinishedError, block: Block, inputs: Struct) -> InitFailedError:
-    """What to tell the engine of a resource that exists and is not as it should be."""
+    """Error for the engine: the resource exists, but its create or update failed half-way."""
     return InitFailedError(
         provider_pb2.ErrorResourceInitFailed(
             id=error.state.value["id"],
             properties=_outputs(block, error.state),
             inputs=inputs,
             reasons=[str(error)],
-            # What the provider meant to set is in its state, whether it came to that or not.
+            # The state holds the intended values, whether set or not.
             refresh_before_update=True,
         )
     )
@@ -330,7 +330,7 @@ def _keep(block: Block, config: TerraformObject, prior: TerraformObject, path: l
 
 
 def arguments_of(block: Block, state: State) -> Properties:
-    """Of a resource's properties, those a program could have given and AWS would not have chosen, and its name."""
+    """A resource's name, and its properties that a program can set and AWS does not choose."""
     given = {item.pulumi_name for item in block.attributes.values() if item.settable and not item.computed}
     given |= {"bucket", "name"} & {item.pulumi_name for item in block.attributes.values() if item.settable}
     return {key: value for key, value in from_terraform(block, state.value).items() if key in given and value != ""}
@@ -350,7 +350,7 @@ def _outputs(block: Block, state: State) -> Struct:
 
 
 def endpoint_is_local(url: str) -> bool:
-    """Whether ``url`` is on this machine; anything else would be a real AWS account."""
+    """True for a ``url`` on this machine; any other could be a real AWS account."""
     return url.startswith(("http://127.0.0.1:", "http://localhost:"))
 
 

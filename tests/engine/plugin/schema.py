@@ -15,7 +15,7 @@ CtyType = str | list[Any]
 
 
 class Nesting(Enum):
-    """How often a nested block may stand; the values are tfplugin5's Schema.NestedBlock.NestingMode."""
+    """Number of a nested block's occurrences; the values are tfplugin5's Schema.NestedBlock.NestingMode."""
 
     SINGLE = 1
     LIST = 2
@@ -41,7 +41,7 @@ class Attribute:
 
     @property
     def settable(self) -> bool:
-        """Whether a program may give it."""
+        """True where a program may set it."""
         return self.required or self.optional
 
 
@@ -57,7 +57,7 @@ class NestedBlock:
 
     @property
     def repeated(self) -> bool:
-        """Whether Terraform's value is a list or set of objects."""
+        """True where Terraform's value is a list or set of objects."""
         return self.nesting in (Nesting.LIST, Nesting.SET)
 
 
@@ -76,7 +76,7 @@ class Block:
 
 
 def is_collection(cty_type: CtyType) -> bool:
-    """Whether values of the type are lists or sets."""
+    """True for types whose values are lists or sets."""
     return isinstance(cty_type, list) and cty_type[0] in ("list", "set")
 
 

@@ -51,7 +51,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the provider would do: the planned object, and the attributes whose change needs a new resource."""
+    """The provider's plan: the planned object, and the attributes whose change needs a new resource."""
 
     config: TerraformObject
     value: TerraformObject
@@ -70,9 +70,9 @@ def raise_errors(diagnostics: Any) -> None:
     Raises:
         ProviderError: there are some.
     """
-    found = errors(diagnostics)
-    if found:
-        raise ProviderError("; ".join(found))
+    messages = errors(diagnostics)
+    if messages:
+        raise ProviderError("; ".join(messages))
 
 
 def _value(item: object) -> Any:
@@ -145,7 +145,7 @@ class TerraformProvider:
         raise_errors(self._stub.Configure(request).diagnostics)
 
     def validate(self, terraform_type: str, config: TerraformObject) -> list[str]:
-        """What the provider finds wrong with a resource's configuration."""
+        """Problems of a resource's configuration, by the provider's validation."""
         request = messages.ValidateResourceTypeConfig.Request(type_name=terraform_type, config=_value(config))
         return errors(self._stub.ValidateResourceTypeConfig(request).diagnostics)
 
@@ -202,9 +202,9 @@ class TerraformProvider:
             )
         )
         state = State(value=_object(response.new_state), private=response.private)
-        found = errors(response.diagnostics)
-        if found and (state.value or {}).get("id"):
-            raise UnfinishedError("; ".join(found), state)
+        problems = errors(response.diagnostics)
+        if problems and (state.value or {}).get("id"):
+            raise UnfinishedError("; ".join(problems), state)
         raise_errors(response.diagnostics)
         return state
 

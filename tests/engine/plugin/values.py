@@ -39,7 +39,7 @@ class UnsupportedValueError(ValueError):
 
 
 def is_unknown(value: object) -> bool:
-    """Whether ``value`` is Terraform's unknown, with refinements or without."""
+    """True for Terraform's unknown value, with or without refinements."""
     return isinstance(value, msgpack.ExtType)
 
 

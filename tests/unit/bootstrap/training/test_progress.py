@@ -62,7 +62,7 @@ def test_tokens_of_a_sample_can_be_given(path: Path, tmp_path: Path) -> None:
 
 def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUFLEET_SEQ_LEN")
-    ProgressFile.from_environment(global_batch=4).update(3)
+    ProgressFile(global_batch=4).update(3)
     assert json.loads(path.read_text())["tokens"] is None
     assert read(path) is None
 
@@ -71,11 +71,14 @@ def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_sequence_length_that_is_none_is_refused(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFLEET_SEQ_LEN", text)
     with pytest.raises(ConfigurationError, match="GPUFLEET_SEQ_LEN"):
-        ProgressFile.from_environment(global_batch=4)
+        ProgressFile(global_batch=4)
 
 
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    progress = ProgressFile(tmp_path / "absent" / "progress.json", global_batch=1, tokens_per_sample=1)
+def test_a_file_that_cannot_be_written_stops_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUFLEET_PROGRESS_FILE", str(path.parent / "absent" / "progress.json"))
+    progress = ProgressFile(global_batch=1)
     with caplog.at_level(logging.ERROR):
         for step in range(3):
             progress._written_at = -10.0
@@ -83,16 +86,16 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyt
     assert len(caplog.records) == 1
 
 
-def test_it_is_written_once_a_second_at_most(tmp_path: Path) -> None:
-    progress = ProgressFile(tmp_path / "progress.json", global_batch=1, tokens_per_sample=1)
+def test_it_is_written_once_a_second_at_most(path: Path) -> None:
+    progress = ProgressFile(global_batch=1)
     progress.update(1)
     progress._written_at = time.monotonic() + 1000
     progress.update(2)
-    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+    assert json.loads(path.read_text())["step"] == 1
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUFLEET_PROGRESS_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
-    ProgressFile.from_environment(global_batch=4).update(3)
+    ProgressFile(global_batch=4).update(3)
     assert list(tmp_path.iterdir()) == []

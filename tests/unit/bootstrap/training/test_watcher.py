@@ -414,7 +414,7 @@ def test_times_of_a_drain_fit_into_the_two_minutes_of_a_spot_notice() -> None:
     """One place for each number, and together they are what EC2 and systemd give."""
     launch = (Path(bootstrap.training.__file__).parents[1] / "launch.sh").read_text()
     unit = (Path(bootstrap.training.__file__).parents[1] / "gpufleet-train.service").read_text()
-    kill_after_s = float(re.findall(r"GPUFLEET_KILL_AFTER_S:-(\d+)", launch)[0])
+    kill_after_s = float(re.findall(r"GPUFLEET_KILL_AFTER_S:=(\d+)", launch)[0])
     stop_s = float(re.findall(r"TimeoutStopSec=(\d+)", unit)[0])
     assert kill_after_s > 30, "torchrun's own SIGKILL comes first"
     assert NOTICE_LIMIT_S + kill_after_s < stop_s
