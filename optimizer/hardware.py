@@ -120,8 +120,8 @@ class Offer:
 
     instance: InstanceType
     region: str
-    zone_ids: tuple[str, ...]
-    on_demand: HourlyPrice | None
-    reserved_1yr: HourlyPrice | None
-    spot: HourlyPrice | None
-    interruption_band: tuple[float, float | None] | None
+    zone_ids: tuple[str, ...] = ()
+    on_demand: HourlyPrice | None = None
+    reserved_1yr: HourlyPrice | None = None
+    spot: HourlyPrice | None = None
+    interruption_band: tuple[float, float | None] | None = None

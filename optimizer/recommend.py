@@ -1,4 +1,4 @@
-"""``recommend``: from a FleetRequest to the best plans and what an answer says beside them."""
+"""``recommend``: from a FleetRequest to its answer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,9 @@ class Recommendation:
     """The answer to a request.
 
     Attributes:
-        problem: the request, resolved.
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
-        pareto: plans that no other plan beats in both expected hours and expected cost, cheapest first.
-        mixed_fleets: mixed fleets that are cheaper than every plan, cheapest first.
-        rejected: the considered types without a plan.
         searched_plans: ``configurations`` crossed with their purchases.
-        configurations: legal configurations of all types that have a price.
-        evaluated: configurations whose memory and time were computed; a lower bound ruled the others out.
-        alternatives: the layouts that the best plan's was chosen over on the same nodes, and why.
-        notes: sentences on the request that the user should read.
-        elapsed_s: seconds the search took.
+        configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
     """
 
     problem: Problem
@@ -73,12 +65,7 @@ class Recommendation:
 
 
 def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Recommendation:
-    """Find the best fleets for a request.
-
-    Raises:
-        InvalidInputError: an unknown model, region or instance type, or a workload or framework the model cannot have.
-        DataMissingError: a price the cost needs is in no region of the catalog.
-    """
+    """Find the best fleets for a request; raises InvalidInputError, or DataMissingError without a unit price."""
     started = time.perf_counter()
     problem = Problem.resolve(request, catalog, calibration)
     limits = request.constraints
@@ -120,7 +107,6 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
 
 
 def _workload_notes(problem: Problem) -> list[str]:
-    """Notes on a slow precision, and on a CNN's workload given in a transformer's words."""
     work, model = problem.request.workload, problem.model
     slow = fp8_note(work.precision, work.framework, compiled=work.compiled)
     notes = [slow] if slow else []
@@ -135,7 +121,6 @@ def _workload_notes(problem: Problem) -> list[str]:
 
 
 def _reservation_notes(problem: Problem) -> list[str]:
-    """A note for each reservation that the request's own limits leave unused."""
     limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     notes = []
     for owned in limits.existing_reservations:

@@ -1,4 +1,4 @@
-"""Alternatives: the layouts that a plan's own was chosen over on its nodes, and why each loses."""
+"""Alternatives: the layouts that a plan's own was chosen over, and why each loses."""
 
 from __future__ import annotations
 
@@ -20,22 +20,18 @@ from optimizer.search.purchases import PricedPurchase
 from optimizer.search.search_space import SearchSpace
 from optimizer.units import cents, rounded
 
-# Numbers of an alternative that no configuration of is legal.
+# Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
     ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
 )
 
 
 def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchase) -> list[dict[str, Any]]:
-    """Alternatives to ``plan`` on its own type, region, purchase and node count, the cheapest first.
-
-    One entry for each other combination of splits, and for each other sharding of the plan's own layout: its best
-    configuration, or the one that comes nearest to fitting.
+    """List the best or nearest to fitting of each other combination of splits, and of each other sharding.
 
     Returns:
-        For each: parallelism (as in a plan; null where none is legal), fits, peak_gib, limit_gib, step_time_s,
-        hours_expected, cost_usd_expected (null where it does not fit), loses_by ("memory", "illegal", "slower",
-        "dearer", "tie" or "not allowed") and why.
+        Entries of the JSON answer, the cheapest first. parallelism is null where none is legal, dollars and hours
+        where it does not fit; loses_by is "memory", "illegal", "slower", "dearer", "tie" or "not allowed".
     """
     instance, nodes = purchase.offer.instance, plan.node_count
     table = layouts.build_layouts(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
@@ -65,9 +61,8 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
 
 
 def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
-    """The best setting of each other combination of splits, and of each other sharding of the plan's layout."""
     settings, table, own = space.evaluate_all(), space.table, plan.parallelism
-    # Settings that do not fit come after those that do, the nearest to fitting first.
+    # Fitting settings by hours, then the others by the memory they lack.
     lack_gib = np.where(np.isfinite(settings.hours), settings.peak_gib - settings.limit_gib, np.inf)
     key = np.where(lack_gib <= 0, settings.hours, 1e9 + lack_gib)
     masks: list[Bools] = []
@@ -115,7 +110,6 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
 
 
 def _list_illegal(problem: Problem, splits: Ints, ranks: int, nodes: int) -> list[dict[str, Any]]:
-    """Splits of which no configuration is legal here, or that the request leaves out."""
     model, recipe = problem.model, problem.recipe
     entries = []
     for bit, name in enumerate(layouts.SPLITS):

@@ -1,9 +1,8 @@
-"""``FastestSearch``: branch and bound over a search space, for the fastest configurations of every slot.
+"""``FastestSearch``: branch and bound for the fastest configurations of every slot (machine, node count, confidence).
 
-A slot is a (machine, node count, confidence); its incumbent is the hours of its fastest configuration known so far. A
-row is first bounded with the checkpointings that memory asks for at its layout's smallest micro-batch; where it may
-beat the incumbent, its own memory is computed, and it is bounded again with the checkpointings that this asks for. The
-rows left are evaluated in rounds, least bounds first, because they lower the incumbents that rule out the others.
+A row is bounded with the checkpointings that memory asks for at its layout's smallest micro-batch; where it may beat
+the slot's incumbent, its own memory is computed, and it is bounded again. Rows are evaluated in rounds, least bounds
+first, because they lower the incumbents that rule out the others.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from optimizer.search.lower_bound import LowerBound
 from optimizer.search.search_space import CONFIDENCE_LEVELS, SearchSpace
 from optimizer.search.tables import join_rows, take_rows
 
-# Configurations whose hours differ by less are tied, and the simplest of them is taken: a third of the error of the
-# best-measured GPU.
+# Relative difference of hours below which configurations are tied: a third of the best-measured GPU's error.
 TIE = 0.01
-# Rows evaluated together: with fewer, numpy's calls dominate; with more, arrays miss the cache.
+# With fewer rows, numpy's calls dominate; with more, arrays miss the cache.
 _ROWS_TOGETHER = 8192
-# A round evaluates what is within its factor of the least bound of the slot.
+# A round evaluates bounds within its factor of the slot's least.
 _ROUNDS = (1.03, 1.2, np.inf)
 _INNER_ROUNDS = (1.03, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configurations:
-    """Evaluated configurations: machine and row of the search space, fields of Grid, hours of useful training."""
+    """Evaluated configurations: indices in the search space, fields of Grid, hours of useful training."""
 
     machine: Ints
     row: Ints
@@ -54,11 +52,9 @@ class FastestSearch:
     """One search.
 
     Attributes:
-        space: the space.
-        bound: its lower bound.
-        incumbents: of each slot, hours of the fastest configuration that is as sure or surer.
-        evaluated: of each machine, configurations whose rows were weighed.
-        weighed: (machine, row) arrays of the rows whose memory was computed.
+        incumbents: of each slot, hours of the fastest known configuration of its confidence or higher.
+        evaluated: of each machine, configurations of weighed rows.
+        weighed: machines and rows whose memory was computed.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -70,7 +66,7 @@ class FastestSearch:
         self._fast: list[Configurations] = []
 
     def run(self) -> Configurations:
-        """Search, and return what was evaluated and is as fast as an incumbent, a tie or a slower start included."""
+        """Search; return a superset of the configurations that tie with an incumbent."""
         rows = [np.flatnonzero(self.space.splits[rows] == 0) + rows.start for rows in self.space.machine_rows]
         self._weigh(np.repeat(np.arange(len(rows)), [row.size for row in rows]), np.concatenate(rows))
         bounded = self.bound_split_rows()
@@ -81,7 +77,7 @@ class FastestSearch:
         return join_rows([empty, *self._fast])
 
     def limits(self) -> Floats:
-        """Hours that a configuration of each slot must not exceed: a tie with the incumbent; finite."""
+        """Most hours of a configuration of each slot: a tie with the incumbent; finite."""
         return np.minimum((1 + TIE) * self.incumbents, np.finfo(float).max)
 
     def bound_split_rows(self) -> BoundedRows:
@@ -106,7 +102,7 @@ class FastestSearch:
                 first = space.first_fitting(memory.peak_gib[:, :, own] <= allowed_gib)
                 fitting[table, memory_bytes] = first, first.min(axis=0)[layout]
             checkpointing, least_checkpointing = fitting[table, memory_bytes]
-            # Machines with the same measured splits have the same slots of a table, but for the first.
+            # Slots relative to the machine's first are the same for machines with the same measured splits.
             first_slot, unmeasured = machine * space.machine_slots, int(space.unmeasured[machine])
             if (table, unmeasured) not in slots:
                 slots[table, unmeasured] = space.slot(machine, rows) - first_slot
@@ -127,7 +123,7 @@ class FastestSearch:
         return join_rows(kept)
 
     def _rounds(self, slot: Ints, bound: Floats, factors: Sequence[float]) -> Iterator[Ints]:
-        """Indices to evaluate together, round by round, of what may still win its slot."""
+        """Indices of what may still win its slot, round by round."""
         least = np.full(self.incumbents.size, np.inf)
         np.minimum.at(least, slot, bound)
         left = np.arange(slot.size)
@@ -138,13 +134,12 @@ class FastestSearch:
             left = left[~now]
 
     def _weigh(self, machine: Ints, row: Ints) -> None:
-        """Compute the memory of rows, bound them again, and evaluate what may win its slot."""
         if not row.size:
             return
         space = self.space
         self.weighed.append((machine, row))
         self.evaluated += np.bincount(machine, weights=space.settings[row], minlength=self.evaluated.size).astype(int)
-        # Machines share rows: memory is computed once for each.
+        # Memory is computed once for rows that machines share.
         place = np.zeros(space.table.size, dtype=np.int64)
         place[row] = 1
         needed = np.flatnonzero(place)
@@ -169,7 +164,6 @@ class FastestSearch:
             self._evaluate(machine[now], row[now], slot[now], *settings)
 
     def _evaluate(self, machine: Ints, row: Ints, slot: Ints, sharding: Ints, checkpointing: Ints) -> None:
-        """Compute the hours of configurations that fit, and lower the incumbents."""
         space = self.space
         for start in range(0, row.size, _ROWS_TOGETHER):
             piece = slice(start, start + _ROWS_TOGETHER)

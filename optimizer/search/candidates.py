@@ -1,7 +1,6 @@
 """Candidates: the fastest configurations of each type, crossed with every purchase, with their hours and dollars.
 
-Slower configurations need no candidate: a fleet's cost rises with its hours, so the fastest is best at every price.
-Budget and deadline bind the 95th percentile: a plan that keeps a limit in expectation breaks it every other time.
+A fleet's cost rises with its hours, so the fastest configuration is best at every price.
 """
 
 from __future__ import annotations
@@ -25,21 +24,13 @@ from optimizer.search.purchases import PricedPurchase, find_purchases
 from optimizer.search.rejections import Rejection, reject_limits, reject_purchase
 from optimizer.search.tables import take_rows
 
-# Types whose candidates are computed together: with fewer, numpy's calls dominate; with more, arrays miss the cache.
+# With fewer types, numpy's calls dominate; with more, arrays miss the cache.
 _TYPES_TOGETHER = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTable:
-    """The candidates of one type, a row each.
-
-    Attributes:
-        fastest: the configurations.
-        purchases: the purchases.
-        configuration, purchase: of each candidate, its index in ``fastest`` and in ``purchases``.
-        outcome, cost: hours and dollars of each candidate.
-        reserve_hours: the drain reserve of each candidate.
-    """
+    """The candidates of one type; ``configuration`` and ``purchase`` are indices in the first two fields."""
 
     fastest: Fastest
     purchases: tuple[PricedPurchase, ...]
@@ -50,12 +41,12 @@ class CandidateTable:
     reserve_hours: Floats
 
     def feasible(self, limits: Constraints) -> Bools:
-        """Mask of the candidates that keep budget and deadline, and end before their capacity does."""
+        """Mask of the candidates that keep the limits and end before their capacity does."""
         return keeps_limits(self.outcome, self.cost, limits) & (self.outcome.hours_p95 <= self._available_hours)
 
     def reject(self, limits: Constraints) -> Rejection:
-        """The rejection of the type, none of whose candidates is feasible."""
-        return reject_limits(self.fastest.instance, self.outcome, self.cost, self._available_hours, limits)
+        """Reject the type, none of whose candidates is feasible."""
+        return reject_limits(self.fastest.instance.name, self.outcome, self.cost, self._available_hours, limits)
 
     @property
     def _available_hours(self) -> Floats:
@@ -64,7 +55,7 @@ class CandidateTable:
 
 
 def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bools:
-    """Mask of the fleets that keep budget and deadline at the 95th percentile; the budget pays the drain too."""
+    """Mask of the fleets that keep the limits at the 95th percentile; the budget pays the drain too."""
     budget = math.inf if limits.budget_usd is None else limits.budget_usd
     deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
     hours = outcome.hours_p95
@@ -72,7 +63,7 @@ def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bool
 
 
 def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
-    """All candidates of each of the problem's types, or why a type has none even without budget and deadline."""
+    """Find all candidates of each of the problem's types, feasible or not."""
     purchases = [find_purchases(problem, instance) for instance in problem.instance_types]
     bought = [instance for instance, options in zip(problem.instance_types, purchases, strict=True) if options]
     fastest = iter(find_fastest(problem, bought))
@@ -89,7 +80,7 @@ def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
 
 
 def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[PricedPurchase]]]) -> list[CandidateTable]:
-    """Cross the configurations of each type with its purchases, and compute hours and dollars of all types at once."""
+    """Cross each type's configurations with its purchases; compute hours and dollars of all types at once."""
     configurations = [fastest for fastest, _ in types]
     purchases = [purchase for _, options in types for purchase in options]
     first_configuration = np.cumsum([0, *(fastest.nodes.size for fastest in configurations)]).tolist()
@@ -146,7 +137,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     cost = fleet_cost(outcome, rates)
     fallback = by_purchase([p.fallback for p in purchases])
     if fallback.any():
-        # No data says how often spot capacity does not come, so limits bind a run that gets none at all.
+        # No data says how often spot capacity does not come: limits bind a run that gets none.
         all_on_demand = replace(rates, spot_usd_per_hour=np.where(fallback > 0, on_demand, price))
         dearer = fleet_cost(outcome, all_on_demand)
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))

@@ -33,7 +33,7 @@ def speed_source(
     model: ModelSpec,
     splits: Collection[str],
 ) -> tuple[Residual, str]:
-    """The error of a layout's speed, given its splits, and in words where the speed comes from."""
+    """The error of the speed of a layout with these splits, and its source in words."""
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
     residual = calibration.residual(gpu, precision, framework, kind=kind)
     source = calibration.describe(gpu, precision, framework, kind=kind)

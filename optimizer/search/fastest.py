@@ -1,8 +1,6 @@
 """The fastest configurations that fit, at every node count of every instance type.
 
-For one type and node count, the configuration that trains fastest is best at every price, because a fleet's cost rises
-with its hours. Types of the same hardware are searched once. The answer is that of evaluating every configuration
-(tests compare it with brute force); ``Fastest`` counts the evaluated ones and those that the lower bound covered.
+The answer is that of evaluating every configuration: tests compare it with brute force.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from optimizer.search.rejections import Rejection, reject_batch, reject_memory, 
 from optimizer.search.search_space import CONFIDENCE_LEVELS, SearchSpace
 from optimizer.search.tables import take_rows
 
-# The largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its own header.
+# Largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
 _LARGE_BYTES = 32 * 2**20 - 2**16
 
 
@@ -34,17 +32,12 @@ _LARGE_BYTES = 32 * 2**20 - 2**16
 class Fastest:
     """The fastest configurations of one type that fit: arrays over them.
 
-    A node count has up to three, because estimates are not equally sure: the fastest of data parallelism alone; of
-    measured splits, where that is faster; and of all splits, where that is faster still.
+    A node count has up to three: the fastest of data parallelism alone; of measured splits, where that is faster; and
+    of all splits, where that is faster still.
 
     Attributes:
-        instance: the type.
-        layouts: layout and batch split.
-        sharding, checkpointing: as in Grid.
         relative_error: of the estimates, standard deviation of the log.
-        steps, train_hours: optimizer steps, and hours of useful training.
-        configurations: legal ones, all weighed: evaluated, or ruled out by the bound.
-        evaluated: the configurations that were evaluated.
+        configurations, evaluated: legal configurations, and those not ruled out by the lower bound.
     """
 
     instance: InstanceType
@@ -64,13 +57,13 @@ class Fastest:
 
     @property
     def checkpoint_writers(self) -> Floats:
-        """Nodes that write a checkpoint together: the nodes that hold different parts of the state."""
+        """Nodes that write a checkpoint together, each its own part of the state."""
         split = np.minimum(self.layouts.nodes, self.layouts.pipeline)
         return np.where(self.sharding == DDP, split, self.layouts.nodes).astype(float)
 
     def reserve_hours(self, checkpoint_gib: float) -> Floats:
         """The drain reserve of each configuration, for checkpoints of a size."""
-        # As in FleetPlan: one node writes a state that every rank holds whole.
+        # Like FleetPlan: one node writes a state that every rank holds whole.
         writers = np.where(self.sharding == DDP, 1, self.nodes)
         return reserve_hours(self.train_hours * 3600 / self.steps, checkpoint_gib, writers)
 
@@ -86,8 +79,8 @@ class Fastest:
 
 def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
     """Find the fastest configurations that fit of each type, or why there is none."""
-    # Until glibc's allocator has had a block of this size back, it returns every large array's pages to the system
-    # and faults them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
+    # Once freed, this block keeps glibc's allocator from returning each large array's pages to the system and faulting
+    # them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
     np.empty(_LARGE_BYTES, dtype=np.uint8)
     recipe, max_nodes = problem.recipe, problem.request.constraints.max_nodes
     results: dict[str, Fastest | Rejection] = {}
@@ -122,7 +115,6 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
 
 
 def _search(space: SearchSpace) -> list[Fastest | Rejection]:
-    """One result a machine of the space."""
     search = FastestSearch(space)
     chosen = _choose_simplest(search, search.run())
     ends = np.searchsorted(chosen.machine, np.arange(len(space.machine_rows) + 1)).tolist()
@@ -139,11 +131,7 @@ def _search(space: SearchSpace) -> list[Fastest | Rejection]:
 
 
 def _choose_simplest(search: FastestSearch, configurations: Configurations) -> Configurations:
-    """Pick the simplest of the fastest configurations per slot; it must beat higher confidence by more than a tie.
-
-    The simplest has the fewest splits, virtual stages, sharding, recomputation and micro-batches a step, in this order:
-    training code has to implement each.
-    """
+    """Pick the simplest of the fastest configurations per slot; it must beat higher confidence by more than a tie."""
     space = search.space
     slot = space.slot(configurations.machine, configurations.row)
     limit = (1 + TIE) * search.incumbents[slot]
@@ -165,7 +153,7 @@ def _choose_simplest(search: FastestSearch, configurations: Configurations) -> C
 
 
 def build_fastest(space: SearchSpace, chosen: Configurations, configurations: int, evaluated: int) -> Fastest:
-    """The chosen configurations of one machine, and how many were weighed and evaluated."""
+    """Build the ``Fastest`` of one machine."""
     return Fastest(
         instance=space.machines.instances[int(chosen.machine[0])],
         layouts=take_rows(space.table, chosen.row),

@@ -1,13 +1,8 @@
 """Layouts that are searched: every legal mesh of a fleet's GPUs with every split of the global batch.
 
-A layout is (nodes, data, tensor, pipeline, context, expert); a row is a layout with micro-batch, gradient accumulation
-and virtual stages, and is crossed with sharding and activation checkpointing where it is evaluated.
-``performance.legality`` decides what is legal. Beyond that, the search keeps to what training code does:
-
-- tensor ranks share a node, because each layer waits for their collectives;
-- tensor parallelism splits the sequence too where legal: the same bytes are sent, and fewer kept;
-- context ranks are powers of two, with at least MIN_CONTEXT_TOKENS each;
-- virtual stages are equal chunks of equal stages, as --num-layers-per-virtual-pipeline-stage of Megatron-LM makes them.
+``performance.legality`` decides what is legal. Besides, as in training code: tensor ranks share a node, tensor
+parallelism splits the sequence where legal, and virtual stages are equal chunks of equal stages, as
+--num-layers-per-virtual-pipeline-stage of Megatron-LM makes them.
 """
 
 from __future__ import annotations
@@ -29,10 +24,9 @@ from optimizer.workload.model import ModelSpec
 # Mesh dimensions that a request can allow; all but data are splits.
 AXES = get_args(Axis)
 SPLITS = AXES[1:]
-# Context parallelism is for sequences that do not fit: Llama 3 used it from 16 ranks' 8192 tokens each
-# (arXiv:2407.21783, table 4); a quarter of that is still searched.
+# Least tokens of a context rank: a quarter of Llama 3's, 8192 on each of 16 ranks (arXiv:2407.21783, table 4).
 MIN_CONTEXT_TOKENS = 2048
-# Micro-batches where the global batch is free: powers of two.
+# Micro-batches where the global batch is free.
 MICRO_BATCHES = 2 ** np.arange(12)
 # Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
 # (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
@@ -41,10 +35,10 @@ _SHARDINGS = {"megatron": (DDP, ZERO1), "megatron-core": (DDP, ZERO1)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutTable:
-    """Layouts with their batch splits: flat arrays of one length, sorted by nodes.
+    """Layouts with their batch splits, sorted by nodes; fields as in Grid.
 
     Rows of one ``layout`` (a number from 0) differ in micro-batch, grad_accum and virtual stages only; its first row
-    has the smallest micro-batch and no virtual stages. The other fields are those of Grid.
+    has the smallest micro-batch and no virtual stages.
     """
 
     layout: Ints
@@ -66,7 +60,7 @@ class LayoutTable:
 
     @property
     def splits(self) -> Ints:
-        """The splits of each row, bit i for SPLITS[i]; any training loop runs a row with 0."""
+        """The splits of each row, bit i for SPLITS[i]."""
         bits = np.zeros(self.size, dtype=np.int64)
         for i, name in enumerate(SPLITS):
             bits |= (getattr(self, name) > 1).astype(np.int64) << i
@@ -95,9 +89,8 @@ def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
     data = layouts["data"][:, None]
     if batch is None:
         sizes = MICRO_BATCHES
-        # As near to the limit as whole micro-batches come, so that every fleet trains with about the same batch.
         accum = limit // (data * sizes)
-        # One long sequence a GPU of one node may already exceed the limit, and is the least there is.
+        # One sequence a GPU of one node is the least there is, even above the limit.
         accum[:, 0] = np.where(layouts["nodes"] == 1, np.maximum(accum[:, 0], 1), accum[:, 0])
     else:
         sizes = np.array(divisors(batch))
@@ -110,7 +103,6 @@ def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
 
 
 def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]:
-    """Columns of every legal layout, and whether it splits the sequence."""
     model, recipe, axes = problem.model, problem.recipe, problem.request.constraints.parallelism
     one = np.ones(1, dtype=np.int64)
     most = ranks * nodes[-1]
@@ -139,7 +131,6 @@ def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]
 
 
 def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTable:
-    """Each row without virtual stages, and with each legal number of them."""
     row = np.arange(columns["nodes"].size)
     one = np.ones_like(row)
     staged = np.flatnonzero((columns["pipeline"] > 1) & (columns["grad_accum"] % columns["pipeline"] == 0))
@@ -152,11 +143,7 @@ def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTab
 
 
 def allowed_shardings(recipe: Recipe) -> Ints:
-    """Shardings that the framework has and the request allows, as in Grid.
-
-    Raises:
-        InvalidInputError: there is none.
-    """
+    """Shardings that the framework has and the request allows, as in Grid; InvalidInputError where there is none."""
     supported = _SHARDINGS.get(framework_name(recipe.framework), range(len(SHARDINGS)))
     allowed = [sharding for sharding in supported if SHARDINGS[sharding] in recipe.shardings]
     if not allowed:
@@ -174,7 +161,7 @@ def allowed_checkpointings(model: ModelSpec) -> Ints:
 
 
 def can_shard(table: LayoutTable, shardings: Ints) -> Bools:
-    """Mask of shape shardings x rows: one rank has nothing to shard its states over."""
+    """Mask, shardings x rows: one rank has nothing to shard its states over."""
     return np.asarray((table.data * table.context > 1) | (shardings == DDP)[:, None])
 
 

@@ -1,9 +1,8 @@
 """``LowerBound``: the least hours that a row can take, cheap enough to spare the search most evaluations.
 
-The bound of a row with a sharding and a checkpointing counts the computation, host work and communication of its
-layers, the pipeline's bubble, and the data-parallel communication that computation cannot hide. It omits the optimizer
-and the sends between stages. Few tables hold all of its terms: seconds of work (machine, tensor, context, expert,
-stages, micro-batch) and seconds of exchanges among data-parallel ranks (machine, layout).
+It counts the computation, host work and communication of the layers, the pipeline's bubble, and the data-parallel
+communication that computation cannot hide, but not the optimizer and the sends between stages. Two small tables hold
+its terms: seconds of work (machine, tensor, context, expert, stages, micro-batch) and of exchanges (machine, layout).
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _CHUNK = 4096
 
 
 class _Exchange(NamedTuple):
-    """Seconds of data-parallel communication by (machine, kind of exchange)."""
-
     exposed: Floats
     hideable: Floats
 
@@ -45,7 +42,7 @@ class LowerBound:
         kinds = [_Kinds(table, space.model) for table in space.tables]
         by_machine = [kinds[i] for i in space.table_index]
         table = space.table
-        # Hours of a row for each second of a step, of a micro-batch, of a micro-batch's share of the bubble.
+        # Hours of a row for each second of a step, of a micro-batch, of the bubble.
         self._step_hours = space.steps / 3600
         self._micro_batch_hours = self._step_hours * table.grad_accum
         self._bubble_hours = self._step_hours * (table.pipeline - 1) / table.virtual_stages
@@ -57,7 +54,7 @@ class LowerBound:
         self._communicate(by_machine)
 
     def _compute(self, by_machine: Sequence[_Kinds]) -> None:
-        """Fill seconds of a micro-batch on the fullest stage, with and without the head, by checkpointing and work."""
+        """Tabulate seconds of a micro-batch on the fullest stage, with and without the head."""
         machines, checkpointings = self._space.machines, self._space.checkpointings
         shapes = [kind.shapes for kind in by_machine]
         machine = np.repeat(np.arange(len(by_machine)), [shape.size for shape in shapes])
@@ -70,7 +67,7 @@ class LowerBound:
         # Autocast makes a mixture's experts slower than sharded states do, and the bound holds for every sharding.
         x = replace(machines.inputs(machine, columns), autocast=0.0)
         work, sent = compute(x), communication(x)
-        # As in step.step_seconds: the exposed communication of tensor and context ranks.
+        # Exposed communication, like step.step_seconds.
         tensor = sent.tensor * np.where(x.overlaps_tensor > 0, x.coefficients.exposed_communication, 1.0)
         context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
         layers = work.layer_matmul + work.layer_attention + work.layer_elementwise + tensor + context + sent.expert
@@ -97,7 +94,7 @@ class LowerBound:
         self._micro_batch_s, self._without_head_s = micro_batch.ravel(), without_head.ravel()
 
     def _communicate(self, by_machine: Sequence[_Kinds]) -> None:
-        """Fill seconds of data-parallel communication, of each micro-batch and once a step, by sharding."""
+        """Tabulate seconds of data-parallel communication, of each micro-batch and once a step."""
         space = self._space
         exchanges = [kind.exchanges for kind in by_machine]
         machine = np.repeat(np.arange(len(by_machine)), [exchange.size for exchange in exchanges])
@@ -143,7 +140,7 @@ class LowerBound:
             micro_batch_s = self._micro_batch_s.take(indices[i])
             total = np.multiply(micro_batch_hours, micro_batch_s, out=hours[i])
             total += bubble_hours * self._without_head_s.take(indices[i])
-            # As in step.step_seconds: a step with more computation hides more, and never takes less.
+            # Like step.step_seconds: a step with more computation hides more, and never takes less.
             room = micro_batch_s * (2.0 / 3.0)
             each, once = self._micro_batch_exchange[i], self._step_exchange[i]
             if each is not None:
@@ -162,15 +159,13 @@ class LowerBound:
 
 
 class _Kinds:
-    """The distinct kinds of computation and of exchange among the rows of one table.
+    """The distinct kinds of work and of exchange among the rows of one table.
 
     Attributes:
         shapes: a row for each (tensor, context, expert, micro-batch): the time of a layer depends on nothing else.
-        work_shape, work_stages: of each kind of work, its shape and number of stages.
-        work_share: share of the layers that the fullest stage has.
-        row_work: of each row, its kind of work.
+        work_shape, work_stages, work_share: of each kind of work, shape, stages and layers' share of the fullest stage.
         exchanges: a row for each kind of data-parallel ranks.
-        row_exchange: of each row, its kind of exchange.
+        row_work, row_exchange: of each row, its kind.
     """
 
     def __init__(self, table: LayoutTable, model: ModelSpec) -> None:
@@ -194,7 +189,7 @@ class _Kinds:
         layers = model.layers
         self.work_share = np.ceil(layers / self.work_stages) / layers if layers else np.ones(self.work_stages.size)
         self.row_work = pipeline[table.layout] * sizes.size + size
-        # Nodes follow from the others: a node has as many ranks on all rows of a table.
+        # Nodes follow: a node has as many ranks on all rows of a table.
         ranks = first.data * first.context
         codes, exchange = distinct(_encode(ranks, first.tensor, first.pipeline, first.expert))
         exchanges = take_rows(first, first_indices(codes.size, exchange))
@@ -205,7 +200,7 @@ class _Kinds:
 
 
 def distinct(values: Ints) -> tuple[Ints, Ints]:
-    """The distinct values, sorted, and the index of each value in them; np.unique would import numpy.ma first."""
+    """The distinct values, sorted, and each value's index in them; np.unique would import numpy.ma."""
     ordered = np.sort(values)
     unique = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
     return unique, np.searchsorted(unique, values)

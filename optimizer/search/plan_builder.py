@@ -1,4 +1,4 @@
-"""From candidates to FleetPlans, with every price that a plan uses, its source and its date."""
+"""``PlanBuilder``: from candidates to FleetPlans."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from optimizer.units import cents, rounded
 
 
 class PlanBuilder:
-    """Builds the plans of one answer; looks each region's prices and each type's stand-ins up once."""
+    """Builds the plans of one answer."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._unit_prices: dict[str, list[PlanPrice]] = {}
-        self._stand_ins: dict[str, list[InstanceType]] = {}
+        # Looked up once for each region and type.
+        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog))
+        self._stand_ins = cache(lambda name: list_stand_ins(name, problem.catalog))
 
     def build(self, candidates: Sequence[tuple[CandidateTable, int]]) -> list[FleetPlan]:
-        """The plans of candidates, each a table and a row."""
+        """Build the plans of candidates, each a table and a row."""
         if not candidates:
             return []
         estimates = estimate_configurations(
@@ -107,7 +108,7 @@ class PlanBuilder:
                 checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
                 lost_hours=rounded(outcome.lost_hours[row]),
             ),
-            prices=(*list_node_prices(purchase, further), *self._list_unit_prices(purchase.offer.region)),
+            prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             calibration=self._describe_speed(fastest.instance, parallelism),
         )
 
@@ -140,33 +141,19 @@ class PlanBuilder:
         )
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
-    def _list_unit_prices(self, region: str) -> list[PlanPrice]:
-        if region not in self._unit_prices:
-            self._unit_prices[region] = list_unit_prices(region, self._problem.catalog)
-        return self._unit_prices[region]
-
-    def _list_stand_ins(self, own: InstanceType) -> list[InstanceType]:
-        if own.name not in self._stand_ins:
-            self._stand_ins[own.name] = [
-                other
-                for other in self._problem.catalog.instance_types
-                if other.name != own.name and can_stand_in(own, other)
-            ]
-        return self._stand_ins[own.name]
-
     def _further_spot_offers(
         self, purchase: PricedPurchase, compute_p95_usd: float, p95_usd: float, reserve_usd: float
     ) -> tuple[list[Offer], float]:
-        """Offers of types that a spot fleet may take too, and the run's 95th percentile with the dearest of them, USD.
+        """Offers that a spot fleet may take too, and the run's 95th percentile with the dearest of them, USD.
 
-        More pools of spot capacity mean fewer interruptions and shorter waits, but no data says how many, so only the
-        price counts: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html
+        More pools are interrupted less (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html),
+        but no data says how much less, so only the price counts.
         """
         if purchase.option != "spot":
             return [], p95_usd
         limits, own = self._problem.request.constraints, purchase.offer
         allowed: list[tuple[float, Offer]] = []
-        for instance in self._list_stand_ins(own.instance):
+        for instance in self._stand_ins(own.instance.name):
             offer = self._problem.catalog.offer(instance.name, own.region)
             if offer is None or offer.spot is None or not limits.allows_type(instance.name):
                 continue
@@ -183,23 +170,18 @@ class PlanBuilder:
 
 
 def _describe_node(instance: InstanceType) -> Node:
-    return Node(
-        gpu=instance.gpu.name,
-        gpu_count=instance.gpu_count,
-        gpu_memory_gib=instance.gpu_memory_gib,
-        vcpus=instance.vcpus,
-        memory_gib=instance.memory_gib,
-        nvme_gb=instance.nvme_gb,
-        network_gbit_per_s=instance.network_gbit_per_s,
-        network_cards=instance.network_cards,
-        efa_cards=instance.efa_cards,
-        interconnect=instance.interconnect,
-        cpu_architecture=instance.cpu_architecture,
-    )
+    names = Node.model_fields.keys() - {"gpu"}
+    return Node.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
+
+
+def list_stand_ins(name: str, catalog: Catalog) -> list[InstanceType]:
+    """Types whose nodes may replace one of the named type."""
+    own = catalog.instance_type(name)
+    return [other for other in catalog.instance_types if other.name != name and can_stand_in(own, other)]
 
 
 def can_stand_in(own: InstanceType, other: InstanceType) -> bool:
-    """Whether a node of type ``other`` may replace one of ``own``: the same GPUs and cards, nothing smaller."""
+    """True where ``other`` has the same GPUs and cards, and nothing smaller."""
     same = ("gpu", "gpu_count", "gpu_memory_gib", "network_cards", "efa_cards", "interconnect", "cpu_architecture")
     at_least = ("vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
     return all(getattr(own, name) == getattr(other, name) for name in same) and all(

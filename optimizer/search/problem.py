@@ -1,12 +1,12 @@
-"""``Problem``: a request with its model, training amount, catalog and calibration, all that an answer depends on."""
+"""``Problem``: a request with its model, training amount, catalog and calibration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Self
 
 from optimizer.catalog import Catalog
@@ -33,10 +33,8 @@ class Amount:
     """The training to do.
 
     Attributes:
-        samples: sequences (or images) to train on.
         seq_len: tokens of one sample; 1 for a CNN and a module.
-        global_batch: samples of one step; None for the search to choose.
-        batch_limit: without ``global_batch``, the most samples of one step.
+        global_batch, batch_limit: samples of one step; without the first, the search stays within the second.
     """
 
     samples: int
@@ -51,11 +49,7 @@ class Amount:
 
     @classmethod
     def resolve(cls, request: FleetRequest, model: ModelSpec) -> Self:
-        """Resolve a request's workload for its model.
-
-        Raises:
-            InvalidInputError: no seq_len for a transformer, or one longer than its position table.
-        """
+        """Resolve a request's workload for its model, or raise InvalidInputError."""
         work = request.workload
         if model.architecture == "module":
             _check_module(work, model)
@@ -90,7 +84,6 @@ class Amount:
 
 
 def _check_module(work: Workload, model: ModelSpec) -> None:
-    """Refuse a module's workload that is counted in tokens or has no global batch; its profile fixes the sample."""
     for name, value in (("tokens", work.tokens), ("seq_len", work.seq_len)):
         if value is not None:
             raise InvalidInputError(
@@ -109,14 +102,7 @@ def _check_module(work: Workload, model: ModelSpec) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A request, resolved.
-
-    Attributes:
-        request: the model, amount, limits and objective as the user gives them.
-        model, amount: what the request's model and workload resolve to.
-        catalog, calibration: prices and facts; fitted speeds.
-        regions, instance_types: those of the catalog that the request's constraints allow.
-    """
+    """A request, resolved; regions and instance types are the catalog's that the constraints allow."""
 
     request: FleetRequest
     model: ModelSpec
@@ -128,12 +114,7 @@ class Problem:
 
     @classmethod
     def resolve(cls, request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Self:
-        """Resolve a request.
-
-        Raises:
-            InvalidInputError: an unknown model, region or instance type, or a workload or framework the model cannot
-                have.
-        """
+        """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have."""
         model = resolve_model(request.model)
         check_framework(request.workload.framework, model)
         amount = Amount.resolve(request, model)
@@ -154,7 +135,7 @@ class Problem:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The part of a step that all configurations share."""
+        """Settings that all configurations share."""
         work = self.request.workload
         return Recipe(
             seq_len=self.amount.seq_len,
@@ -171,22 +152,12 @@ class Problem:
         return checkpoint_gib(self.model.parameters, self.request.workload.optimizer)
 
     @cached_property
-    def _running_costs(self) -> dict[str, RunningCosts]:
-        return {}
-
-    def running_costs(self, region: str) -> RunningCosts:
-        """Prices of everything besides nodes in a region; each region is looked up once.
-
-        Raises:
-            DataMissingError: the catalog has no such price in any region.
-        """
-        if region not in self._running_costs:
-            self._running_costs[region] = running_costs(self.catalog, region, self.checkpoint_gib)
-        return self._running_costs[region]
+    def running_costs(self) -> Callable[[str], RunningCosts]:
+        """``running_costs`` of a region, looked up once."""
+        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib))
 
 
 def _matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
-    """Regions of the catalog that match a name or pattern; all of them without patterns."""
     known = catalog.regions()
     for pattern in patterns:
         if not any(fnmatchcase(region, pattern) for region in known):
@@ -195,7 +166,6 @@ def _matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, .
 
 
 def _matching_types(patterns: Sequence[str], catalog: Catalog) -> tuple[InstanceType, ...]:
-    """Instance types that match a type, family (p5) or pattern (g6*); all of them without patterns."""
     known = catalog.instance_types
     for pattern in patterns:
         if not any(matches_type(instance.name, pattern) for instance in known):

@@ -1,4 +1,4 @@
-"""Purchases of the search: how nodes of one type in one region can be bought, with price and hazard."""
+"""Purchases of the nodes of one type in one region, with price and hazard."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ class PricedPurchase:
     """A purchase with the numbers that its cost follows from.
 
     Attributes:
-        option: the purchase option.
-        offer: type and region.
-        price: of a node that is not on the on-demand base.
+        price: of a node above the on-demand base.
         base: nodes bought on demand first; only with spot.
-        hazard: of a spot node; None for other options.
-        reservation: capacity the user owns; None where none is used.
-        fallback: whether on-demand nodes replace spot nodes that do not come.
-        hours: hours the nodes are available, their end included; finite for a Capacity Block.
+        hazard: of a spot node.
+        fallback: on-demand nodes replace spot nodes that do not come.
+        hours: hours the nodes are available, drain included; finite for a Capacity Block.
     """
 
     option: PurchaseOption
@@ -39,7 +36,7 @@ class PricedPurchase:
 
     @property
     def committed(self) -> bool:
-        """Whether this buys a new one-year commitment."""
+        """True for a new one-year commitment."""
         return self.option == "reserved" and self.reservation is None
 
 
@@ -81,16 +78,6 @@ def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurch
     limits, regions = problem.request.constraints, problem.regions
     offers = [offer for region in regions if (offer := problem.catalog.offer(instance.name, region)) is not None]
     offered = {offer.region for offer in offers}
-    offers += [
-        Offer(
-            instance=instance,
-            region=region,
-            zone_ids=(),
-            on_demand=None,
-            reserved_1yr=None,
-            spot=None,
-            interruption_band=None,
-        )
-        for region in {owned.region for owned in limits.existing_reservations} & set(regions) - offered
-    ]
+    unoffered = {owned.region for owned in limits.existing_reservations} & set(regions) - offered
+    offers += [Offer(instance=instance, region=region) for region in unoffered]
     return [purchase for offer in offers for purchase in list_purchases(offer, limits)]

@@ -17,19 +17,14 @@ MAX_PLANS = 20
 
 
 class Position(NamedTuple):
-    """A candidate: the index of its table and its row."""
+    """A candidate: index of its table, and its row."""
 
     table: int
     row: int
 
 
 class Ranking(NamedTuple):
-    """The candidates of an answer.
-
-    Attributes:
-        best: the best of each type and purchase option, at most MAX_PLANS, best first by the objective.
-        pareto: the Pareto front over all types, cheapest first.
-    """
+    """The best candidate of each type and option, best first, and the Pareto front, cheapest first."""
 
     best: list[Position]
     pareto: list[Position]

@@ -1,7 +1,7 @@
-"""The search space: layouts on several machines at once, with everything about a row that no evaluation changes.
+"""``SearchSpace``: the layouts of several machines in one table.
 
-A row is an index in the joined layout table, a machine an index in ``machines.instances``. Arrays of settings have the
-shape shardings x checkpointings x rows: numpy is fast along the last, and long, axis.
+A row is an index in that table, a machine an index in ``machines.instances``. Arrays of settings have the shape
+shardings x checkpointings x rows: numpy is fast along the last, long axis.
 """
 
 from __future__ import annotations
@@ -30,24 +30,14 @@ _ROWS_TOGETHER = 4096
 
 
 class RowMemory(NamedTuple):
-    """Memory of rows, GiB.
-
-    Attributes:
-        peak_gib: shardings x checkpointings x rows; infinite where there is nothing to shard.
-        nccl_gib: of each row, NCCL's buffers.
-    """
+    """Memory of rows: peak of each setting, infinite where there is nothing to shard, and NCCL's buffers."""
 
     peak_gib: Floats
     nccl_gib: Floats
 
 
 class EvaluatedSettings(NamedTuple):
-    """Every setting of one machine, of shape rows x shardings x checkpointings.
-
-    Attributes:
-        hours: useful training; infinite where there is nothing to shard.
-        peak_gib, limit_gib: memory of a rank.
-    """
+    """Settings of one machine, rows x shardings x checkpointings; infinite hours where there is nothing to shard."""
 
     hours: Floats
     peak_gib: Floats
@@ -58,21 +48,14 @@ class SearchSpace:
     """Rows of several machines.
 
     Attributes:
-        model: the model.
-        machines: the machines.
-        table: the layout tables, joined, each once.
-        table_rows: rows of each table.
-        tables: the tables again, as views of ``table``.
+        table, tables, table_rows: the distinct layout tables joined, as views of that, and their rows in it.
         table_index, machine_rows: of each machine, its table and that table's rows.
-        shardings, checkpointings: values of Grid that are searched.
-        can_shard: mask of shape shardings x 1 x rows.
-        settings: of each row, its legal combinations of sharding and checkpointing.
-        steps: of each row, optimizer steps of the training.
-        splits: of each row, bits as of ``LayoutTable.splits``.
+        settings, steps, splits: of each row, number of legal settings, optimizer steps, and bits of its splits.
+        unmeasured: of each machine, bits of the splits without a measured run.
+        machine_slots: slots of one machine, node counts from 0 times the levels of confidence.
     """
 
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[LayoutTable]) -> None:
-        """Join the layout tables of machines; a table may be several machines'."""
         recipe, calibration, self.model = problem.recipe, problem.calibration, problem.model
         self.machines = Machines.build(instances, recipe, self.model, calibration)
         distinct = list({id(table): table for table in tables}.values())
@@ -99,9 +82,8 @@ class SearchSpace:
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
             for i in self.machines.instances
         ]
-        # Bits of the splits without a measured run; none where the GPU is no better known than the pooled runs.
+        # None where the GPU is no better known than the pooled runs.
         self.unmeasured = ~np.where(self._errors < self._pooled_error, measured, -1)
-        # Slots of one machine: its node counts from 0, times the levels of confidence.
         self.machine_slots = (int(self.table.nodes.max()) + 1) * CONFIDENCE_LEVELS
 
     def confidence(self, machine: Ints | int, row: Ints | slice) -> Ints:
@@ -110,16 +92,16 @@ class SearchSpace:
         return np.where(splits == 0, 0, 1 + ((splits & self.unmeasured[machine]) != 0))
 
     def slot(self, machine: Ints | int, row: Ints | slice) -> Ints:
-        """Number of the (machine, node count, confidence) for which a row competes, in this order."""
+        """Number of the (machine, node count, confidence) that a row competes for."""
         confidence = self.confidence(machine, row)
         return machine * self.machine_slots + self.table.nodes[row] * CONFIDENCE_LEVELS + confidence
 
     def relative_error(self, machine: Ints, row: Ints) -> Floats:
-        """Error of the estimates; that of the pooled runs with an unmeasured split."""
+        """Error of the estimates."""
         return np.where(self.confidence(machine, row) < 2, self._errors[machine], self._pooled_error)
 
     def columns(self, row: Ints) -> dict[str, Any]:
-        """Fields of Grid but sharding and checkpointing, one value a row."""
+        """Fields of Grid, without sharding and checkpointing."""
         return {name: getattr(self.table, name)[row].astype(float) for name in layouts.GRID_COLUMNS}
 
     def memory(self, row: Ints, **columns: Floats) -> RowMemory:
@@ -137,19 +119,13 @@ class SearchSpace:
         return RowMemory(peak_gib, nccl_gib)
 
     def least_memory(self, row: Ints) -> RowMemory:
-        """A lower bound of the memory of layouts, given their first rows."""
+        """Lower bound of the memory of layouts, given their first rows."""
         # A larger micro-batch has fewer in flight, of more samples each.
         accum = np.where(self.table.pipeline[row] > 1, self.table.grad_accum[row], 1)
         return self.memory(row, grad_accum=accum.astype(float))
 
     def first_fitting(self, fits: Bools) -> Ints:
-        """Index of the first checkpointing that fits, by sharding and row; their number where none does.
-
-        It is the fastest that fits: recomputing more is never faster.
-
-        Args:
-            fits: shardings x checkpointings x rows.
-        """
+        """First checkpointing that fits and so the fastest, shardings x rows; the number of them where none fits."""
         first = np.full((fits.shape[0], fits.shape[2]), self.checkpointings.size)
         for index in range(self.checkpointings.size)[::-1]:
             first[fits[:, index]] = index
@@ -165,7 +141,6 @@ class SearchSpace:
         return EvaluatedSettings(*(np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in parts))
 
     def _grid(self, row: Ints) -> dict[str, Any]:
-        """Fields of Grid, of shape shardings x checkpointings x rows."""
         return self.columns(row) | {
             "sharding": self.shardings[:, None, None].astype(float),
             "checkpointing": self.checkpointings[:, None].astype(float),
