@@ -12,10 +12,10 @@ ZONES = 7
 
 
 def zone_slot(zone_id: str) -> int:
-    """Index of a zone's range among ``ZONES`` ranges, the same whatever other zones the fleet uses: 1 of "use1-az2".
+    """Index of a zone's range among ``ZONES`` ranges: 1 of "use1-az2".
 
-    A fleet that moves to another zone makes its subnets there before it leaves the old ones, so two zones need two
-    ranges: https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+    A fleet that moves makes subnets in the new zone before it leaves the old one, so each zone has its own range:
+    https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
 
     Raises:
         ValueError: not a zone id, or a number above ``ZONES``.
@@ -29,13 +29,12 @@ def zone_slot(zone_id: str) -> int:
 def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: int) -> list[ipaddress.IPv4Network]:
     """Split ``vpc`` into equal ranges, as large as they can be: one a zone, and a last one left for ``service_ranges``.
 
-    The last range stays free from the start: a subnet cannot shrink, so a later NAT gateway would otherwise mean new
-    subnets for running nodes.
+    The last range stays free from the start: a subnet cannot shrink.
 
     Args:
         vpc: range of the VPC, /16 to /28.
         zones: number of ranges, 1 or more.
-        addresses_per_zone: addresses that a range must hold beside the five that AWS keeps.
+        addresses_per_zone: addresses beside the five that AWS keeps.
 
     Raises:
         ValueError: the ranges would be too small.
@@ -55,11 +54,6 @@ def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: in
 
 def service_ranges(vpc: ipaddress.IPv4Network, zones: int, count: int) -> list[ipaddress.IPv4Network]:
     """The last ``count`` /28 ranges of ``vpc``, for subnets that hold no nodes; outside all of ``subnet_ranges``.
-
-    Args:
-        vpc: range of the VPC, /16 to /28.
-        zones: as for ``subnet_ranges``.
-        count: number of ranges.
 
     Raises:
         ValueError: the nodes' subnets leave fewer.

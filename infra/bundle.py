@@ -18,12 +18,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "bootstrap"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """An archive of one folder.
-
-    Attributes:
-        content: the archive.
-        sha256: its digest, hexadecimal.
-    """
+    """An archive with its digest, hexadecimal."""
 
     content: bytes
     sha256: str
@@ -52,13 +47,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
-    """Pack a folder's files under ``root/``: the same files give the same bytes, whoever packs them and when.
-
-    Args:
-        source: the folder.
-        root: the folder's name in the archive.
-        without: names of folders and files to leave out.
-    """
+    """Pack a folder's files under ``root/``, except files and folders named in ``without``, byte for byte the same."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in files_of(source):

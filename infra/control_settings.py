@@ -12,7 +12,7 @@ from infra.naming import Names
 from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan, Market, PurchaseOption
 
-# Lifecycle that EC2 shows the meter by purchase option; an instance in a reservation has none and reads as on-demand:
+# Lifecycle of an instance by purchase option; an instance in a reservation has none and reads as on-demand:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
 LIFECYCLES: dict[PurchaseOption, Lifecycle] = {
     "on-demand": "on-demand",
@@ -21,8 +21,7 @@ LIFECYCLES: dict[PurchaseOption, Lifecycle] = {
     "capacity-block": "capacity-block",
 }
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
-# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted, as
-# the controller does not see them.
+# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not seen.
 NAT_USD_PER_HOUR = 0.093 + 0.005
 # Kubernetes cluster, metered as long as the stack exists: control plane 0.10, two t4g.small at 0.0184 with 20 GiB of
 # gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 in the catalog

@@ -15,13 +15,11 @@ from infra.images import Image
 from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
 
-# Time limit of a node's health checks and smoke test, s: booting 2 TiB of memory, mounting NVMe and, where the image
-# lacks them, installing driver, CUDA and EFA takes up to half an hour. Heartbeats of the bootstrap extend it.
+# Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800
-# The launch hook has proven the node, so a failed status check counts soon after.
+# Short, because the launch hook has proven the node.
 HEALTH_CHECK_GRACE_S = 60
-# Time from entering service, which follows the launch hook, to work that the metrics show, s: model and data load, then
-# two samples a minute apart.
+# From entering service to work that the metrics show: model and data load, then two samples a minute apart.
 WARMUP_S = 300
 
 
@@ -51,14 +49,14 @@ def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     cards = range(node.network_cards if node.efa_cards else 1)
-    # One card more than EFA interfaces: card 0 has no EFA, as DescribeInstanceTypes says of p6-b300.48xlarge.
+    # p6-b300.48xlarge has one card more than EFA interfaces: card 0 has no EFA.
     first = "efa" if node.efa_cards == node.network_cards else "interface"
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(
             network_card_index=card,
             device_index=0 if card == 0 else 1,
             interface_type=first if card == 0 else "efa-only",
-            # EC2 takes this argument for a single interface only, and gives no public address to several:
+            # EC2 takes this argument for a single interface only:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
             associate_public_ip_address="false" if len(cards) == 1 else None,
             delete_on_termination="true",
@@ -71,13 +69,7 @@ def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2
 class Fleet(Component):
     """Launch template, Auto Scaling group with its lifecycle hooks, and a capacity reservation where the plan buys one.
 
-    The group starts without a node; the controller, which meters them, sets their number (infra/controller.py).
-
-    Attributes:
-        group_name: the Auto Scaling group.
-        launch_template_id: the template.
-        environment: variables of the nodes' node.env.
-        capacity_reservation_id: the reservation the nodes run in; None without one.
+    The group starts without a node; the controller, which meters them, sets their number.
     """
 
     def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -113,8 +105,8 @@ class Fleet(Component):
             return plan.purchase.capacity_reservation_id
         if plan.purchase.option != "reserved":
             return None
-        # Billed from the moment it exists, used or not, until destroyed. Made in the placement group, as instances of a
-        # cluster group use no capacity from outside it: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+        # Billed until destroyed, used or not. In the placement group, as its instances use no capacity from outside:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         reservation = aws.ec2.CapacityReservation(
             f"{self._prefix}-nodes",
             instance_type=plan.instance_type,
@@ -193,9 +185,7 @@ class Fleet(Component):
         group = aws.autoscaling.Group(
             f"{self._prefix}-nodes",
             name=self._names.group,
-            # The desired capacity is not declared, so the group begins without a node, and no later `up` sets it back:
-            # the controller starts a gang whole or not at all, meters it and ends it. Nodes that another hand starts
-            # would run without a meter.
+            # No desired capacity is declared: the controller alone starts, meters and ends nodes.
             min_size=0,
             max_size=plan.node_count,
             vpc_zone_identifiers=args.subnet_ids,
@@ -203,23 +193,21 @@ class Fleet(Component):
             mixed_instances_policy=self._mixed(template) if spot else None,
             warm_pool=self._warm_pool() if args.settings.warm_pool else None,
             service_linked_role_arn=args.service_role_arn,
-            # Spot capacity may take hours to come; `pulumi up` has done its work when the group exists.
+            # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",
-            # On a rebalance recommendation, a sign of risk and no more, Auto Scaling would start a replacement and kill
-            # the node, and with it the running step of all. The notice goes to the queue and means "checkpoint now":
+            # A rebalance recommendation is a sign of risk only, and replacing a node kills the running step of all:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
             capacity_rebalance=False,
             protect_from_scale_in=self._protected,
             # AZRebalance would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
-            # Neither a maximum lifetime, which ends a node that trains, nor a maintenance policy, whose only use is a
-            # replacement that is paid while it waits for a place in a full gang.
+            # No maximum lifetime, which would end a node that trains.
             instance_refresh=self._refresh(),
             default_instance_warmup=WARMUP_S if workers else None,
             health_check_type="EC2",
             health_check_grace_period=HEALTH_CHECK_GRACE_S,
-            # Deletes the group with its instances at once. Without it, destroy sets the size to 0 and waits for
-            # protected instances and terminate hooks that never come, ten minutes, then fails:
+            # Deletes the group with its instances at once; else destroy waits ten minutes for protected instances and
+            # terminate hooks, then fails:
             # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
             force_delete=True,
             enabled_metrics=[
@@ -254,23 +242,17 @@ class Fleet(Component):
 
     @property
     def _protected(self) -> bool:
-        """Only the controller lets a node of a gang go.
-
-        Workers protect themselves while they work (bootstrap/launch.sh). Nodes of a Capacity Block are unprotected, so
-        that the scheduled action can drain them before the block's end, also when the controller fails.
-        """
-        settings = self._settings
-        return settings.mode == "training" and settings.plan.purchase.option != "capacity-block"
+        # Workers protect themselves while they work (bootstrap/launch.sh); nodes of a Capacity Block are unprotected for
+        # the scheduled action that drains them.
+        return self._settings.mode == "training" and self._plan.purchase.option != "capacity-block"
 
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
-        """Replacement of running nodes when the launch template changes: protected nodes stay.
+        """A changed template replaces idle workers; protected nodes keep theirs until their next start.
 
-        A gang therefore takes the new template at its next start; idle workers are replaced one after another, busy
-        ones keep theirs. Unprotected nodes of a Capacity Block train, so nothing refreshes them.
         https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
         """
         if self._plan.purchase.option == "capacity-block":
-            return None
+            return None  # its nodes train unprotected
         return aws.autoscaling.GroupInstanceRefreshArgs(
             strategy="Rolling",
             preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
@@ -283,7 +265,7 @@ class Fleet(Component):
         return aws.autoscaling.GroupWarmPoolArgs(
             pool_state="Stopped",
             min_size=nodes,
-            # Equal to min_size: as many whatever the group's size. Unset means as many as the group could grow by:
+            # Unset means as many as the group could grow by:
             # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
             max_group_prepared_capacity=nodes,
         )
@@ -293,7 +275,7 @@ class Fleet(Component):
         # The provider reads and updates the hooks only as resources of their own.
         left = ["initialLifecycleHooks"]
         if self._settings.moving_bounds:
-            # Policies and schedules move the desired size between these bounds, so the controller stops nodes by them.
+            # The controller stops nodes by these bounds, between which policies and schedules move the size.
             left += ["minSize", "maxSize"]
         if self._plan.purchase.fallback == "on-demand":
             # The controller buys the gang on demand when spot does not come.
@@ -318,8 +300,7 @@ class Fleet(Component):
                         launch_template_id=template.id, version=_version(template)
                     )
                 ),
-                # Nodes on demand take the types in this order. The plan names only types like its own, none slower: a
-                # gang runs at its slowest node's pace, and the plan promises this type's memory and speed.
+                # Nodes on demand take the types in this order.
                 overrides=[
                     aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=instance_type)
                     for instance_type in (plan.instance_type, *plan.purchase.spot_types)
@@ -329,5 +310,5 @@ class Fleet(Component):
 
 
 def _version(template: aws.ec2.LaunchTemplate) -> pulumi.Output[str]:
-    # The number, not "$Latest": the group's state then says which template its next node gets.
+    # Not "$Latest": the group's state then says which template its next node gets.
     return template.latest_version.apply(str)

@@ -1,7 +1,6 @@
 """Physical names and the ARNs built from them: the one place that knows AWS's name rules and lengths.
 
-Policies and user data must know some names before the resource exists: those names are explicit and come from here.
-Pulumi makes up the others (security groups, launch template, placement group, instance profile), so that a replacement
+Policies and user data know these names before the resource exists. Pulumi makes up the others, so that a replacement
 can be created before its predecessor is deleted.
 """
 
@@ -60,14 +59,7 @@ class _Name:
 class Names:
     """Names of one stack's resources in one account and region.
 
-    Names of IAM, CloudWatch dashboards and AWS Budgets are unique in the account across regions, and a bucket's in the
-    partition: these hold the region.
-
-    Attributes:
-        stack: the Pulumi stack.
-        account_id: AWS account, 12 digits.
-        region: "us-east-1".
-        partition: "aws", "aws-cn" or "aws-us-gov".
+    Names of IAM, dashboards and budgets are unique in the account across regions, and a bucket's in the partition.
     """
 
     stack: str
@@ -83,7 +75,7 @@ class Names:
     role = _Name("{prefix}-{region}")  # 64
     service_role_suffix = _Name("{slug}-{short_region}")  # 35; this stack's own Auto Scaling service-linked role
     key_alias = _Name("alias/{prefix}")
-    # Parameters that a node may read: secrets of the training command go there, never into user data.
+    # Secrets of the training command, never in user data.
     parameter_path = _Name("/gpufleet/{slug}")
     # Events, logs and metrics.
     queue = _Name("{prefix}-node-events")  # 80
@@ -137,8 +129,7 @@ class Names:
 def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     """Cost allocation tags for every resource; gpufleet's own win over ``extra``.
 
-    Activate ``gpufleet:stack`` as a cost allocation tag in the billing console, or Cost Explorer does not show it. A
-    model's name may be a folder or a module: characters that a tag does not take become "_".
+    A model's name may be a folder or a module: characters that a tag does not take become "_".
     """
     label = NOT_IN_TAGS.sub("_", model)[:TAG_VALUE_LENGTH]
     return {**extra, "Project": PROJECT, f"{PROJECT}:stack": stack, f"{PROJECT}:model": label}

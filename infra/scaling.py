@@ -1,7 +1,6 @@
 """Scaling of the group beside the controller: policies on a metric, and scheduled actions.
 
-Policies are for workers only. A training gang runs whole or not at all; scheduled actions may pause it and bring it
-back, which the controller carries out with a checkpoint first.
+Policies are for workers only; scheduled actions may also pause a training gang.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from infra.settings import Queue
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
 GPU_UTILIZATION = "GpuUtilizationPercent"
 PERIOD_S = 60
-# A node more costs a launch of minutes, so one look at the queue is not enough; a node less loses its work.
+# One look at the queue is not enough: a node more costs a launch of minutes, a node less its work.
 UP_AFTER_MINUTES = 2
 DOWN_AFTER_MINUTES = 15
 # Tells the provider to leave a size as it is; its default is 0.
@@ -67,9 +66,6 @@ class Scaling(Component):
     def _track_utilization(self, percent: float) -> None:
         """Add nodes above ``percent``, the mean over the nodes in service, and take nodes below.
 
-        A new node counts only after the group's warm-up, as its idle GPUs would ask for fewer nodes while it loads.
-        Without any node there is no metric and the group stays at its size, so a minimum of 0 is refused
-        (refusals/scaling.py). A silent node does not count:
         https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
         """
         aws.autoscaling.Policy(
@@ -90,9 +86,8 @@ class Scaling(Component):
     def _follow_queue(self, queue: Queue) -> None:
         """Keep a node for every messagesPerNode messages of the queue, waiting or being worked on.
 
-        The alarms look at the missing nodes: messages / messagesPerNode, rounded up, less the group's desired size.
-        Nodes in service come minutes later: with their number the group would grow again each minute. Waiting messages
-        alone would end nodes that work: none waits where each node works on one.
+        The alarms look at the missing nodes: wanted less desired. Nodes in service come minutes later: with their
+        number the group would grow again each minute.
         """
         sizes = steps(self._settings.plan.node_count)
         self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES, sizes)
@@ -149,38 +144,28 @@ class Scaling(Component):
             opts=self._own,
         )
 
-    def _schedule(
-        self,
-        name: str,
-        nodes: int,
-        *,
-        recurrence: str | None = None,
-        time_zone: str | None = None,
-        start_time: str | None = None,
-    ) -> None:
-        prefix = self._prefix
+    def _schedule(self, name: str, nodes: int, **time: str) -> None:
+        name = f"{self._prefix}-{name}"
         aws.autoscaling.Schedule(
-            f"{prefix}-{name}",
-            scheduled_action_name=f"{prefix}-{name}",
+            name,
+            scheduled_action_name=name,
             autoscaling_group_name=self._group_name,
             desired_capacity=nodes,
             min_size=UNCHANGED,
             max_size=UNCHANGED,
-            recurrence=recurrence,
-            time_zone=time_zone,
-            start_time=start_time,
             opts=self._own,
+            **time,
         )
 
     def _drain_before_the_block_ends(self) -> None:
-        """Drain the fleet before the block's end, should the controller not have done so some minutes earlier."""
+        """Drain the fleet, should the controller not have done so some minutes earlier."""
         plan = self._settings.plan
         block = plan.purchase.capacity_block
         if block is None:
             return
         # The terminate hook ends before AWS ends the node.
         moment = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
-        # Auto Scaling takes no time in the past, and forgets an action that has run.
+        # Auto Scaling takes no time in the past.
         if moment > clock.now():
             self._schedule("block-end", 0, start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
 

@@ -31,7 +31,7 @@ def _from_checkout(path: Path) -> Path:
 
 
 def _boolean(value: Any) -> Any:
-    # The words that Pulumi takes; pydantic alone would also take "yes" and 1.
+    # Pulumi's words; pydantic alone would also take "yes" and 1.
     if isinstance(value, bool) or value in ("True", "False"):
         return value in (True, "True")
     raise ValueError("must be true or false")
@@ -210,37 +210,33 @@ class Settings(_Model):
 
     @property
     def gang_window_s(self) -> int:
-        """Seconds that an incomplete fleet is paid before all of it is given back."""
+        """The gang window, s."""
         return 60 * self.gang_window_minutes
 
     @property
     def gang(self) -> bool:
-        """Several nodes that train together: they need one zone and one placement group."""
+        """Several nodes train together."""
         return self.mode == "training" and self.plan.node_count > 1
 
     @property
     def one_zone(self) -> bool:
-        """All nodes are in one zone: a gang's, or that of the reserved capacity."""
+        """A gang, or reserved capacity, is in one zone."""
         return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
 
     @property
     def min_nodes(self) -> int:
-        """Fewest nodes of a group that runs: of workers that nothing scales, all; of a gang, none."""
+        """Fewest nodes: of workers that nothing scales, all; of a gang, none."""
         if self.mode == "training":
             return 0
         return self.scaling.min_nodes if self.scaling else self.plan.node_count
 
     @property
     def moving_bounds(self) -> bool:
-        """The controller moves the group's bounds, because something else moves the size between them."""
+        """The controller moves the group's bounds, because policies or schedules move the size between them."""
         return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
 
     def run_id(self, train_archive: str) -> str:
-        """12 hex digits that name what is trained: other code, command, amount or layout is another run.
-
-        Args:
-            train_archive: key of the training code in the bucket; empty for none.
-        """
+        """12 hex digits that name a run: other code, command, amount or layout is another run."""
         plan = self.plan.model_dump(mode="json", include={"job", "parallelism"})
         # A raised budget or a later deadline continues the same run.
         for limit in ("budget_usd", "deadline_hours"):

@@ -1,7 +1,6 @@
 """User data: a node's first boot writes the plan's facts to a file, fetches the bootstrap bundle, checks and runs it.
 
-Settings and names go in, text comes out. Every process on the node, and everyone who may describe the launch template,
-can read user data, so no secret belongs here; secrets are SSM parameters.
+Every process on the node, and everyone who may describe the launch template, can read it: no secret belongs here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LIMIT_BYTES = 16 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """Facts of a node that are known once the other components exist: keys in the bucket, ARNs, the image's kind."""
+    """Facts of a node that are known once the other components exist."""
 
     bucket: str
     bundle_key: str
@@ -34,12 +33,10 @@ class NodeFacts:
 
 
 def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvironment:
-    """Variables of /etc/gpufleet/node.env.
-
-    A worker trains alone: its job is one node, with the node's share of the plan's data-parallel ranks and price.
-    """
+    """Variables of /etc/gpufleet/node.env."""
     plan, split = settings.plan, settings.plan.parallelism
     budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
+    # A worker trains alone: its job has the node's share of the plan's ranks and price.
     jobs = plan.node_count if settings.mode == "workers" else 1
     return {
         "GPUFLEET_STACK": names.stack,
@@ -81,8 +78,8 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
     }
 
 
-# User data runs at the first boot only, and a node of the warm pool boots again, perhaps on another host, with its
-# launch hook waiting once more. A node that has the training service has entered service: this boot is a reboot.
+# User data runs at the first boot only, and a node of the warm pool boots again with its launch hook waiting. A node
+# that has the training service only reboots.
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/warm-pool-instance-lifecycle.html
 # https://docs.cloud-init.io/en/latest/reference/modules.html#scripts-per-boot
 _AT_EVERY_BOOT = f"""
@@ -111,13 +108,7 @@ def environment_file(variables: Mapping[str, object]) -> str:
 
 
 def user_data(settings: Settings, names: Names, facts: NodeFacts, node_config: str = "") -> str:
-    """Script of a node's first boot, at most 16 KiB; on platform eks together with its NodeConfig.
-
-    Args:
-        settings: the stack's settings.
-        names: the stack's names.
-        facts: facts of a node that are known only now.
-        node_config: NodeConfig for nodeadm (infra.kubernetes.cluster.node_config); empty on platform ec2.
+    """Script of a node's first boot, at most 16 KiB; on platform eks together with ``node_config`` for nodeadm.
 
     Raises:
         ValueError: a value has a control character, or the script is too long.
@@ -165,13 +156,13 @@ exec /opt/gpufleet/{KUBERNETES_ENTRY_POINT if node_config else ENTRY_POINT}
 
 
 def _multipart(parts: Mapping[str, str]) -> str:
-    """Contents by content type as one MIME text, from which cloud-init and nodeadm take each its part.
+    """Join contents by content type; cloud-init and nodeadm take each its part.
 
     https://cloudinit.readthedocs.io/en/latest/explanation/format.html#mime-multi-part-archive
     """
     whole = Message()
     whole["MIME-Version"] = "1.0"
-    # A fixed boundary: the same plan gives the same user data, and so the same launch template.
+    # Fixed, so that the same plan gives the same launch template.
     whole["Content-Type"] = 'multipart/mixed; boundary="=====gpufleet====="'
     for content_type, content in parts.items():
         part = Message()

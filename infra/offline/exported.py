@@ -24,14 +24,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """A deployed stack.
-
-    Attributes:
-        stack: its name.
-        region: region of the first ARN; empty where no ARN has one.
-        resources: the declared resources.
-        known: the answers of AWS.
-    """
+    """A deployed stack; ``region`` is that of the first ARN, or empty."""
 
     stack: str
     region: str

@@ -27,15 +27,12 @@ PLACEHOLDERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
-    """One resource the program declares.
+    """One declared resource.
 
     Attributes:
         type: Pulumi's type token, like "aws:ec2/launchTemplate:LaunchTemplate".
-        name: logical name.
-        parent: logical name of the component it belongs to; empty at the top.
-        inputs: its arguments.
-        protected: destroy refuses to delete it.
-        physical_id: its id by AWS or the stand-in; empty for a component.
+        parent: logical name of its component; empty for a component.
+        physical_id: id by AWS or the stand-in; empty for a component.
     """
 
     type: str
@@ -64,9 +61,7 @@ class Known:
     """Answers of AWS for a deployed stack; the defaults are a preview's placeholders.
 
     Attributes:
-        account: AWS account.
         zones: zone id to its name in this account.
-        image: id of the machine image the nodes start from.
         attributes: attributes of a resource, "id" among them, by its type and name.
     """
 
@@ -198,11 +193,7 @@ def stand_in(
 ) -> Recorder:
     """Put Pulumi's stand-in engine in place of a real one, with ``plan`` as the stack's configuration.
 
-    Args:
-        plan: the plan.
-        stack: stack name.
-        config: further configuration, ``gpufleet:key`` to text (JSON for lists and objects); wins over the plan's.
-        answers: AWS's stand-in; by default one that suits the plan.
+    ``config`` is further configuration, ``gpufleet:key`` to text (JSON for lists and objects).
     """
     answers = answers or Answers(plan)
     recorder = Recorder(answers)
@@ -215,12 +206,6 @@ def resources(
     plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, known: Known | None = None
 ) -> list[Resource]:
     """Every resource of ``stack`` for ``plan``: component by component, by name, a component before its children.
-
-    Args:
-        plan: the plan.
-        stack: stack name.
-        config: as ``stand_in``.
-        known: answers of AWS for a deployed stack; by default placeholders.
 
     Raises:
         infra.settings.ConfigError: the program refuses the plan or configuration.

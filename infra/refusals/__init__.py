@@ -1,5 +1,4 @@
 """Refusals: why a stack cannot be deployed as set, each with value, limit, reason and next step.
 
-Every check runs, so that a user sees all problems at once. ``plan`` looks at the plan alone; ``stack`` at plan and
-configuration, with ``files``, ``tags``, ``scaling`` and ``kubernetes`` for what belongs together.
+Every check runs, so that a user sees all problems at once.
 """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from infra.settings import Settings
 
-# Shortest prefix of a range that may reach the cluster's API: a wider one than a large company's is no longer a list of
-# who may.
+# Widest range that may reach the cluster's API: that of a large company.
 SHORTEST_PUBLIC_PREFIX = 8
 
 

@@ -7,8 +7,7 @@ from zoneinfo import available_timezones
 from infra.settings import ScalingSettings, Schedule, Settings
 from optimizer.plan import FleetPlan
 
-# A node boots, installs what its image lacks and is tested in up to half an hour; a window below half of that gives up
-# every gang, and one of more than a day waits for nodes at full price.
+# A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
 GANG_WINDOW_MINUTES = range(15, 1440 + 1)
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
 SCHEDULES = 125
