@@ -242,8 +242,8 @@ class Fleet(Component):
 
     @property
     def _protected(self) -> bool:
-        # Workers protect themselves while they work (bootstrap/launch.sh); nodes of a Capacity Block are unprotected for
-        # the scheduled action that drains them.
+        # Workers protect themselves while they work (bootstrap/launch.sh); a scheduled action must be able to drain the
+        # nodes of a Capacity Block.
         return self._settings.mode == "training" and self._plan.purchase.option != "capacity-block"
 
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
