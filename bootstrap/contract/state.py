@@ -33,25 +33,14 @@ from bootstrap.contract.timings import SILENT
 FILE = "state.json"
 SCHEMA_VERSION: Literal[1] = 1
 
-Phase = Literal[
-    "waiting",
-    "starting",
-    "running",
-    "draining",
-    "paused",
-    "stopped",
-    "done",
-    "failed",
-    "unfit",
-    "over-budget",
-    "block-ended",
-]
+Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
+Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # Phases that want nodes, and phases that want none for the time being.
 UP: tuple[Phase, ...] = ("starting", "running")
 PAUSES: tuple[Phase, ...] = ("waiting", "paused")
 # Only a person's request, a new run, a higher ceiling (over-budget) or another purchase (block-ended) leaves these.
-ENDED: tuple[Phase, ...] = ("stopped", "done", "failed", "unfit", "over-budget", "block-ended")
+ENDED: tuple[Phase, ...] = get_args(Ended)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

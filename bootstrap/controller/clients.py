@@ -26,7 +26,7 @@ class Clients:
 
     @classmethod
     def create(cls, session: Any, region: str) -> Clients:
-        """Make clients of a boto3 session, whose calls end long before the function's time does."""
+        """Make clients whose calls end long before the function's time does."""
         from botocore.config import Config
 
         config = Config(

@@ -62,11 +62,8 @@ def charge(
 def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
     """Present cost of an hour, with the stack's own cost and its unused reservation."""
     alive = [instance for instance in instances.values() if instance.ended_at is None]
-    return (
-        sum(instance.usd_per_hour for instance in alive)
-        + settings.fixed_usd_per_hour
-        + _unused_usd_per_hour(settings, len(alive))
-    )
+    nodes_usd = sum(instance.usd_per_hour for instance in alive)
+    return nodes_usd + settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, len(alive))
 
 
 def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:

@@ -83,14 +83,8 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     if group.max_size < count and not settings.scheduled:
         return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
     attempt = state.attempts + 1
-    return state.with_phase(
-        "starting",
-        f"{count} nodes asked for, attempt {attempt}",
-        now,
-        attempts=attempt,
-        attempt_started_at=now,
-        incomplete_since=None,
-    )
+    changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None}
+    return state.with_phase("starting", f"{count} nodes asked for, attempt {attempt}", now, **changes)
 
 
 def _wait(state: ControllerState, reason: str) -> ControllerState:
@@ -107,9 +101,8 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     in_service = len(group.in_service)
     if in_service >= count:
         if state.phase == "starting":
-            return state.with_phase(
-                "running", f"all {count} nodes are in service", now, attempt_started_at=None, incomplete_since=None
-            )
+            reason = f"all {count} nodes are in service"
+            return state.with_phase("running", reason, now, attempt_started_at=None, incomplete_since=None)
         if state.incomplete_since:
             return replace(state, incomplete_since=None, reason=f"all {count} nodes are in service again")
         if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
@@ -147,9 +140,8 @@ def _give_back(tick: Tick, state: ControllerState, in_service: int) -> Controlle
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
     if settings.fallback_on_demand and not state.on_demand:
-        return state.with_phase(
-            "draining", f"{reason}: on-demand nodes instead", now, after="waiting", on_demand=True, attempts=0
-        )
+        reason = f"{reason}: on-demand nodes instead"
+        return state.with_phase("draining", reason, now, after="waiting", on_demand=True, attempts=0)
     # A block is paid whether it is used or not: only its end ends the attempts.
     if settings.block:
         next_attempt_at = now + RETRY_WAITS[0]

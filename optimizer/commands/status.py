@@ -36,15 +36,14 @@ STATE_KEYS = (
     *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
 )
 INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
+NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
+NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
 MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "actual": "actual", "note": ""}
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """Parts of a deployed stack; a part that is absent or cannot be read is None or empty.
-
-    ``unread`` holds the reason for each part that cannot be read.
-    """
+    """Parts of a deployed stack, None or empty where absent; ``unread`` says why a part cannot be read."""
 
     at: datetime
     state: ControllerState | None = None
@@ -117,11 +116,7 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
 
 
 def read(names: Names, now: datetime) -> Reading:
-    """Read each part of a stack.
-
-    Raises:
-        DataMissingError: there is no group and no state: the stack is not deployed.
-    """
+    """Read each part of a stack; a stack without group and state is a DataMissingError."""
     from optimizer.aws import actuals, clients, control
     from optimizer.aws.progress import read_progress
 
@@ -175,7 +170,9 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
     spent_usd, usd_per_hour, interruptions = (
         (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
     )
-    ceiling = f"ceiling {state.ceiling_usd:,.2f}, " if state and state.ceiling_usd is not None else ""
+    limits = f"p95 of the plan {plan.cost_usd.p95:,.2f}"
+    if state and state.ceiling_usd is not None:
+        limits = f"ceiling {state.ceiling_usd:,.2f}, {limits}"
     rows: list[tuple[str, str, float | None, float | None, str]] = [
         ("steps", "steps", job.steps, progress.step if progress else None, _saved_note(progress)),
         ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
@@ -185,13 +182,7 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
         ("hours", "h", plan.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
         ("hours left", "h", None, left, arrival or ""),
         ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
-        (
-            "cost at the end",
-            "USD",
-            plan.cost_usd.expected,
-            projected,
-            f"{ceiling}p95 of the plan {plan.cost_usd.p95:,.2f}",
-        ),
+        ("cost at the end", "USD", plan.cost_usd.expected, projected, limits),
         ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
     return [dict(zip(MEASURES, row, strict=True)) for row in rows]
@@ -259,25 +250,9 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
     write_table(measures, MEASURES)
     if reading.group is not None and reading.group.nodes:
         click.echo("")
-        rows = [
-            {
-                **asdict(node),
-                "protected": "yes" if node.protected else "no",
-                "launched_at": _utc(node.launched_at),
-            }
-            for node in reading.group.nodes
-        ]
-        columns = {
-            "instance_id": "instance",
-            "instance_type": "type",
-            "lifecycle": "bought",
-            "zone": "zone",
-            "lifecycle_state": "state",
-            "health": "health",
-            "protected": "protected",
-            "launched_at": "launched",
-        }
-        write_table(rows, columns)
+        shown = [("yes" if node.protected else "no", _utc(node.launched_at), node) for node in reading.group.nodes]
+        rows = [asdict(node) | {"protected": protected, "launched_at": at} for protected, at, node in shown]
+        write_table(rows, NODE_COLUMNS)
     for failure in reading.failures:
         click.echo(f"\nlaunch failed at {_utc(failure.at)}: {failure.message}")
 

@@ -26,11 +26,7 @@ AFTERWARDS = (
 
 
 def ask(names: Names, caller: str, want: Want) -> None:
-    """Write a request into the stack's bucket, for its controller.
-
-    Raises:
-        GpufleetError: the request cannot be written. A missing bucket is no error: such a stack has no controller.
-    """
+    """Write a request into the stack's bucket; a missing bucket is no error, as such a stack has no controller."""
     from optimizer.aws import clients, control, errors
 
     try:
