@@ -1,4 +1,4 @@
-"""``gpufleet catalog``: what the catalog holds, whether it is sound, and bringing it up to date."""
+"""``gpufleet catalog``: show, verify and refresh the catalog."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from optimizer.aws import ttl
 from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
@@ -34,9 +35,9 @@ def command() -> None:
 @command.command()
 @format_option
 def show(output_format: str) -> None:
-    """Say what the catalog holds: sources, dates, ages, counts, and which types lack which price.
+    """Show the catalog's sources with dates and ages, counts, and the types that lack a price.
 
-    JSON gives the whole; a table or CSV the sources, with counts and gaps on standard error.
+    JSON has everything; a table or CSV the sources, with counts and gaps on standard error.
 
     \b
     Example:
@@ -96,7 +97,7 @@ def verify(directory: Path | None, output_format: str) -> None:
         others = cloud_offers.load_offers()
         violations += cloud_offers.check(others, today=datetime.now(UTC).date())
         click.echo(f"other clouds: {len(others.offers)} offers", err=True)
-    rows = [{"place": found.place, "value": found.value, "rule": found.rule} for found in violations]
+    rows = [{"place": broken.place, "value": broken.value, "rule": broken.rule} for broken in violations]
     if rows or output_format != "table":
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
     click.echo(
@@ -126,8 +127,8 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
 
     Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
     and pricing:GetProducts (and DescribeRegions without --region). A source that fails keeps its last good data, with
-    the reason on standard error; when none answers, nothing changes and the exit status is 1. The spot price of a
-    region is its lowest zone's current price, with the zone's id.
+    the reason on standard error; if none answers, nothing changes and the exit status is 1. The spot price of a
+    region is its lowest zone's current price.
 
     With --cloud azure: Linux pay-as-you-go and spot prices of the Azure types gpufleet knows, from the public Azure
     Retail Prices API. Tencent Cloud and Alibaba Cloud have no price API without an account.
@@ -153,13 +154,11 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     rows = [
         {
             "region": answer.region,
-            "types": _count(answer.types),
-            "zones": _count(answer.zones),
-            "on_demand": _count(answer.prices),
-            "reserved_1yr": None
-            if answer.prices is None
-            else sum(price.reserved_1yr is not None for price in answer.prices.values()),
-            "spot": _count(answer.spot),
+            "types": answer.types and len(answer.types),
+            "zones": answer.zones and len(answer.zones),
+            "on_demand": answer.prices and len(answer.prices),
+            "reserved_1yr": answer.prices and sum(price.reserved_1yr is not None for price in answer.prices.values()),
+            "spot": answer.spot and len(answer.spot),
             "unit_prices": len(answer.units),
             "failed": len(answer.failures),
         }
@@ -207,18 +206,16 @@ def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None,
     click.echo(f"written to {result.path}", err=True)
 
 
-def missing_prices(catalog: Catalog) -> dict[str, list[str]]:
-    """Types that have no price of a kind in any region, by kind."""
-    priced: dict[str, set[str]] = {"on-demand": set(), "reserved": set(), "spot": set()}
-    for offer in catalog.offers:
-        for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), ("spot", offer.spot)):
-            if price is not None:
-                priced[kind].add(offer.instance.name)
+def missing_prices(catalog: Catalog) -> dict[PricedAs, list[str]]:
+    """Types without a price in any region, by kind of price."""
     names = [instance.name for instance in catalog.instance_types]
-    return {kind: [name for name in names if name not in have] for kind, have in priced.items()}
+    kinds: tuple[PricedAs, ...] = ("on-demand", "reserved", "spot")
+    priced = {kind: {offer.instance.name for offer in catalog.offers if price_of(offer, kind)} for kind in kinds}
+    return {kind: [name for name in names if name not in priced[kind]] for kind in kinds}
 
 
 def _summary(catalog: Catalog) -> dict[str, Any]:
+    offers = catalog.offers
     return {
         "catalog": catalog.origin,
         "made_at": catalog.made_at.isoformat(),
@@ -226,11 +223,11 @@ def _summary(catalog: Catalog) -> dict[str, Any]:
         "instance_types": len(catalog.instance_types),
         "gpus": len(catalog.gpus),
         "regions": len(catalog.regions()),
-        "offers": len(catalog.offers),
-        "offers_with_on_demand_price": sum(offer.on_demand is not None for offer in catalog.offers),
-        "offers_with_reserved_price": sum(offer.reserved_1yr is not None for offer in catalog.offers),
-        "offers_with_spot_price": sum(offer.spot is not None for offer in catalog.offers),
-        "offers_with_zones": sum(bool(offer.zone_ids) for offer in catalog.offers),
+        "offers": len(offers),
+        "offers_with_on_demand_price": sum(offer.on_demand is not None for offer in offers),
+        "offers_with_reserved_price": sum(offer.reserved_1yr is not None for offer in offers),
+        "offers_with_spot_price": sum(offer.spot is not None for offer in offers),
+        "offers_with_zones": sum(bool(offer.zone_ids) for offer in offers),
         "unit_prices": len(catalog.unit_prices),
     }
 
@@ -244,7 +241,3 @@ def _source_row(source: dict[str, Any]) -> dict[str, Any]:
         "ttl_days": lives.days if lives else None,
         "stale": "yes" if lives and age > lives.days else "no",
     }
-
-
-def _count(found: dict[str, Any] | None) -> int | None:
-    return None if found is None else len(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,45 +16,57 @@ from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_ran
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
 from optimizer.errors import DataMissingError, NothingFeasibleError
-from optimizer.hardware import Offer
+from optimizer.hardware import HourlyPrice, Offer
 
 if TYPE_CHECKING:
     from optimizer.clouds.offers import CloudOffer
 
-# Published: programs read these names. Listed by hand, so that a new attribute cannot change the format; further ones
-# go to the end.
-COLUMNS = (
-    "instance_type",
-    "region",
-    "gpu",
-    "gpu_count",
-    "gpu_memory_gib",
-    "vcpus",
-    "memory_gib",
-    "network_gbit_per_s",
-    "efa_cards",
-    "interconnect",
-    "on_demand_usd_per_hour",
-    "reserved_1yr_usd_per_hour",
-    "spot_usd_per_hour",
-    "spot_source",
-    "as_of",
-    "reserved_1yr_as_of",
-    "spot_as_of",
-    "spot_zone_id",
-    "interruption_low",
-    "interruption_high",
-    "nvme_gb",
-    "network_cards",
-    "cpu_architecture",
-    "gpu_key",
-    "zone_ids",
-    "on_demand_source",
-    "facts_source",
-    "cloud",
-    "fabric",
-    "note",
-)
+
+def _whole(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def _usd(price: HourlyPrice | None) -> float | None:
+    return price.usd_per_hour if price else None
+
+
+def _day(price: HourlyPrice | None) -> str | None:
+    return price.as_of.isoformat() if price else None
+
+
+# Published: programs read these names, in this order; further ones go to the end.
+FIELDS: dict[str, Callable[[Offer], Any]] = {
+    "instance_type": lambda offer: offer.instance.name,
+    "region": lambda offer: offer.region,
+    "gpu": lambda offer: offer.instance.gpu.name,
+    "gpu_count": lambda offer: _whole(offer.instance.gpu_count),
+    "gpu_memory_gib": lambda offer: _whole(offer.instance.gpu_memory_gib),
+    "vcpus": lambda offer: offer.instance.vcpus,
+    "memory_gib": lambda offer: _whole(offer.instance.memory_gib),
+    "network_gbit_per_s": lambda offer: _whole(offer.instance.network_gbit_per_s) or None,
+    "efa_cards": lambda offer: offer.instance.efa_cards,
+    "interconnect": lambda offer: offer.instance.interconnect,
+    "on_demand_usd_per_hour": lambda offer: _usd(offer.on_demand),
+    "reserved_1yr_usd_per_hour": lambda offer: _usd(offer.reserved_1yr),
+    "spot_usd_per_hour": lambda offer: _usd(offer.spot),
+    "spot_source": lambda offer: offer.spot.source if offer.spot else None,
+    "as_of": lambda offer: _day(offer.on_demand),
+    "reserved_1yr_as_of": lambda offer: _day(offer.reserved_1yr),
+    "spot_as_of": lambda offer: _day(offer.spot),
+    "spot_zone_id": lambda offer: (offer.spot.zone_id or None) if offer.spot else None,
+    "interruption_low": lambda offer: offer.interruption_band[0] if offer.interruption_band else None,
+    "interruption_high": lambda offer: offer.interruption_band[1] if offer.interruption_band else None,
+    "nvme_gb": lambda offer: _whole(offer.instance.nvme_gb),
+    "network_cards": lambda offer: offer.instance.network_cards,
+    "cpu_architecture": lambda offer: offer.instance.cpu_architecture,
+    "gpu_key": lambda offer: offer.instance.gpu.key,
+    "zone_ids": lambda offer: " ".join(offer.zone_ids) or None,
+    "on_demand_source": lambda offer: offer.on_demand.source if offer.on_demand else None,
+    "facts_source": lambda offer: offer.instance.source,
+    "cloud": lambda _: "aws",
+    "fabric": lambda offer: "efa" if offer.instance.efa_cards else "ethernet",
+    "note": lambda _: None,
+}
 TABLE = {
     "instance_type": "type",
     "region": "region",
@@ -73,7 +85,7 @@ TABLE = {
     "interrupted": "interrupted",
     "as_of": "priced",
 }
-# Other clouds have none of the columns that only AWS publishes.
+# Without the columns that only AWS publishes.
 CLOUD_TABLE = {
     "cloud": "cloud",
     **{name: TABLE[name] for name in list(TABLE)[: list(TABLE).index("efa_cards")]},
@@ -162,13 +174,13 @@ def command(
 ) -> None:
     """List instance types with their prices, one row a type and region.
 
-    AWS's, or with --cloud those of Azure, Tencent Cloud and Alibaba Cloud; prices not in USD are converted at a rate
-    whose source and date on_demand_source gives. A row without a price says why in its note.
+    --cloud lists Azure's, Tencent Cloud's or Alibaba Cloud's types in place of AWS's; other currencies are converted at
+    a rate whose source and date on_demand_source gives. A row without a price says why in its note.
 
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
-    in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are those of the
-    others. A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged.
-    Where no row has the price that --price names, exit status 4.
+    in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are the others'.
+    A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged. Exit status
+    4: no row has the price that --price names.
 
     \b
     Example:
@@ -198,7 +210,7 @@ def command(
         ttl.check_max_age(offers, max_age, next_step=_next_step(cloud))
     rows = [row(offer, others.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
-    columns = table if output_format == "table" else {name: name for name in COLUMNS}
+    columns = table if output_format == "table" else {name: name for name in FIELDS}
     if offers or output_format != "table":
         write_rows(rows, columns, output_format)
     if not offers:
@@ -247,50 +259,17 @@ def _join_clouds(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str,
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:
-    """An offer with the published field names; whole numbers without a decimal point.
+    """An offer with the published field names, and "interrupted" for the table.
 
     Args:
         offer: facts and prices.
-        other: the same offer as another cloud's, of which disks and cards are not known; None for AWS's.
+        other: the same offer as another cloud's, whose disks and cards are unknown; None for AWS's.
     """
-    instance, band = offer.instance, offer.interruption_band
-    return {
-        "instance_type": instance.name,
-        "region": offer.region,
-        "gpu": instance.gpu.name,
-        "gpu_count": _whole(instance.gpu_count),
-        "gpu_memory_gib": _whole(instance.gpu_memory_gib),
-        "vcpus": instance.vcpus,
-        "memory_gib": _whole(instance.memory_gib),
-        "network_gbit_per_s": _whole(instance.network_gbit_per_s) or None,
-        "efa_cards": instance.efa_cards,
-        "interconnect": instance.interconnect,
-        "on_demand_usd_per_hour": offer.on_demand.usd_per_hour if offer.on_demand else None,
-        "reserved_1yr_usd_per_hour": offer.reserved_1yr.usd_per_hour if offer.reserved_1yr else None,
-        "spot_usd_per_hour": offer.spot.usd_per_hour if offer.spot else None,
-        "spot_source": offer.spot.source if offer.spot else None,
-        "as_of": offer.on_demand.as_of.isoformat() if offer.on_demand else None,
-        "reserved_1yr_as_of": offer.reserved_1yr.as_of.isoformat() if offer.reserved_1yr else None,
-        "spot_as_of": offer.spot.as_of.isoformat() if offer.spot else None,
-        "spot_zone_id": (offer.spot.zone_id or None) if offer.spot else None,
-        "interruption_low": band[0] if band else None,
-        "interruption_high": band[1] if band else None,
-        "interrupted": _band(band),
-        "nvme_gb": None if other else _whole(instance.nvme_gb),
-        "network_cards": None if other else instance.network_cards,
-        "cpu_architecture": instance.cpu_architecture,
-        "gpu_key": instance.gpu.key,
-        "zone_ids": " ".join(offer.zone_ids) or None,
-        "on_demand_source": offer.on_demand.source if offer.on_demand else None,
-        "facts_source": instance.source,
-        "cloud": other.cloud if other else "aws",
-        "fabric": other.fabric if other else "efa" if instance.efa_cards else "ethernet",
-        "note": (other.note or None) if other else None,
-    }
-
-
-def _whole(value: float) -> float | int:
-    return int(value) if value == int(value) else value
+    fields = {name: read(offer) for name, read in FIELDS.items()} | {"interrupted": _band(offer.interruption_band)}
+    if other:
+        fields |= {"cloud": other.cloud, "fabric": other.fabric, "note": other.note or None}
+        fields |= {"nvme_gb": None, "network_cards": None}
+    return fields
 
 
 def _band(band: tuple[float, float | None] | None) -> str | None:

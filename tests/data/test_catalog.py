@@ -16,7 +16,7 @@ from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
 from optimizer.catalog.sources import spot_advisor
 from optimizer.catalog.tables import TABLES
-from optimizer.commands.offers import COLUMNS, row
+from optimizer.commands.offers import FIELDS, row
 from tools import build_snapshot
 
 TODAY = date(2026, 11, 21)
@@ -148,7 +148,7 @@ def test_spot_prices_and_bands_are_the_advisors(catalog: Catalog) -> None:
 
 def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
+    writer = csv.DictWriter(out, fieldnames=FIELDS, extrasaction="ignore")
     writer.writeheader()
     writer.writerows({k: "" if v is None else v for k, v in row(offer).items()} for offer in catalog.offers)
     written = {(r["instance_type"], r["region"]): r for r in csv.DictReader(io.StringIO(out.getvalue()))}
