@@ -32,7 +32,7 @@ def gpu_table() -> dict[str, Gpu]:
     """GPUs by key.
 
     Raises:
-        DataMissingError: the table is missing, or a row is not as the header says.
+        DataMissingError: the table is missing or malformed.
     """
     return {row.gpu.key: row.gpu for row in _rows()}
 
@@ -73,10 +73,10 @@ def _parse_gpu(row: dict[str, str]) -> _Row:
 
 @cache
 def interconnects() -> dict[str, Interconnect]:
-    """Links between the GPUs of an instance by family ("p5"), for types with more than one GPU.
+    """Links between the GPUs of an instance by family ("p5"), for types with several GPUs.
 
     Raises:
-        DataMissingError: the table is missing, or a row is not as the header says.
+        DataMissingError: the table is missing or malformed.
     """
     return dict(_read("interconnects.csv", _parse_interconnect))
 

@@ -33,11 +33,6 @@ class InvariantViolation:
 def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, why: str) -> None:
     """Refuse to keep refreshed rows that break a rule.
 
-    Args:
-        violations: from ``check``.
-        refreshed: name of the rows ("catalog").
-        why: consequence of wrong rows.
-
     Raises:
         GpufleetError: with the first 20 violations.
     """
@@ -60,7 +55,6 @@ def check(catalog: Catalog, *, today: date | None = None) -> list[InvariantViola
 
 
 def _catalog_problems(catalog: Catalog, latest: date) -> Iterator[tuple[str, str, str]]:
-    """Rule, place and value of each violation."""
     for name, count in Counter(instance.name for instance in catalog.instance_types).items():
         if count > 1:
             yield "a type has one row", name, f"{count} rows"
@@ -85,7 +79,7 @@ def _catalog_problems(catalog: Catalog, latest: date) -> Iterator[tuple[str, str
 
 
 def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
-    """Rule and value of each violation in an instance type's facts; none may be dated after ``latest``."""
+    """Rule and value of each violation in an instance type's facts."""
     gpu = gpu_table().get(instance.gpu.key)
     if gpu is None:
         yield "a type's GPU is in the GPU table", instance.gpu.key
@@ -118,7 +112,7 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
 
 
 def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
-    """Rule and value of each violation in an offer's prices; none may be dated after ``latest``."""
+    """Rule and value of each violation in an offer's prices."""
     prices: dict[str, HourlyPrice | None] = {
         "on-demand": offer.on_demand,
         "reserved": offer.reserved_1yr,
@@ -139,7 +133,6 @@ def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
 
 
 def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
-    """Rule and value of each violation in an offer's region, zones and interruption band."""
     if not REGION.fullmatch(offer.region):
         yield "a region is named as AWS names it", offer.region
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -70,7 +70,7 @@ UNIT_PER: dict[UnitItem, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitPrice:
-    """USD for one unit of ``item`` in ``region``; region "*" is a price AWS publishes as the same everywhere."""
+    """USD for one unit of ``item``; region "*" is a price that AWS publishes as the same everywhere."""
 
     item: UnitItem
     region: str
@@ -91,8 +91,7 @@ class Source:
     Attributes:
         name: kind of facts ("on-demand prices").
         origin: where they were read ("AWS public price list").
-        as_of: date of the oldest fact still in the catalog.
-        newest: date of the newest fact.
+        as_of, newest: dates of the oldest and newest fact.
         rows: number of facts.
     """
 
@@ -102,17 +101,19 @@ class Source:
     newest: date
     rows: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """The source as in JSON answers and manifests."""
+        return asdict(self) | {"as_of": self.as_of.isoformat(), "newest": self.newest.isoformat()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     """All offers with the facts behind them.
 
     Attributes:
-        offers: one a type and region, sorted by type and region; prices nobody published are None.
-        instance_types: every type with sound facts, sorted by name, priced or not.
-        gpus: the GPU table.
+        offers: one a type and region, sorted; prices nobody published are None.
+        instance_types: every type with sound facts, sorted, priced or not.
         unit_prices: one an item and region.
-        sources: origins of the facts.
         made_at: when the snapshot was put together, UTC.
         as_of: date of the oldest on-demand price.
         origin: the snapshot's directory, or "shipped".
@@ -153,7 +154,7 @@ class Catalog:
         """Facts of one type.
 
         Raises:
-            InvalidInputError: the catalog has no such type.
+            InvalidInputError: unknown type.
         """
         if name not in self._types:
             raise unknown("instance type", name, self._types)
@@ -170,10 +171,10 @@ class Catalog:
         return region
 
     def offer(self, instance_type: str, region: str) -> Offer | None:
-        """Offer of one type in one region, or None where the type is not offered.
+        """Offer of one type in one region; None where the type is not offered.
 
         Raises:
-            InvalidInputError: the type or the region is unknown.
+            InvalidInputError: unknown type or region.
         """
         self.instance_type(instance_type)
         self.check_region(region)
@@ -186,7 +187,7 @@ class Catalog:
         over-stated, never silently under-stated.
 
         Raises:
-            DataMissingError: no region has a figure for the item.
+            DataMissingError: no region has a figure.
         """
         prices = self._unit_prices
         if (item, region) not in prices:
@@ -194,7 +195,6 @@ class Catalog:
         return prices[item, region]
 
     def _price_elsewhere(self, item: UnitItem, region: str) -> UnitPrice:
-        """Price of an item without one of the region's own: the price for all regions, or the upper bound."""
         if everywhere := self._unit_prices.get((item, "*")):
             return replace(everywhere, region=region)
         known = [price for price in self.unit_prices if price.item == item]
@@ -210,20 +210,11 @@ class Catalog:
         return replace(highest, region=region, source=f"{bound}; {highest.source}")
 
     def describe(self) -> dict[str, Any]:
-        """The ``catalog`` field of JSON answers: as_of, made_at and the sources with their dates."""
+        """The ``catalog`` field of JSON answers."""
         return {
             "as_of": self.as_of.isoformat(),
             "made_at": self.made_at.isoformat(),
-            "sources": [
-                {
-                    "name": source.name,
-                    "origin": source.origin,
-                    "as_of": source.as_of.isoformat(),
-                    "newest": source.newest.isoformat(),
-                    "rows": source.rows,
-                }
-                for source in self.sources
-            ],
+            "sources": [source.to_dict() for source in self.sources],
         }
 
 

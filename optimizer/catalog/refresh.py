@@ -1,7 +1,6 @@
 """Refresh a catalog from AWS, region by region and source by source.
 
-A source that fails, or answers with nothing usable, keeps its last good data in that region and is reported. A fact
-that a good answer lacks (a type AWS no longer lists) goes.
+A source that fails keeps its last good data in that region. A fact that a good answer lacks goes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
@@ -24,12 +23,8 @@ from optimizer.catalog.tables import OfferRow, Tables, Zones
 from optimizer.errors import GpufleetError
 from optimizer.hardware import HourlyPrice, InstanceType
 
-if TYPE_CHECKING:
-    from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_pricing import PricingClient
-
-# EC2's describe calls are throttled by account and region, the price list by account: a few regions at once are well
-# below both (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
+# Well below the limits of EC2's describe calls (by account and region) and of the price list (by account)
+# (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
 REGIONS_AT_ONCE = 6
 
 T = TypeVar("T")
@@ -68,13 +63,7 @@ class RegionAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshResult:
-    """Outcome of a refresh.
-
-    Attributes:
-        directory: folder of the new catalog.
-        answers: one a region.
-        dropped: prices left out because they contradicted another.
-    """
+    """The folder written, one answer a region, and prices left out because they contradicted another."""
 
     directory: Path
     answers: tuple[RegionAnswer, ...]
@@ -107,8 +96,7 @@ def refresh(
         progress: called with a line when a region is done.
 
     Raises:
-        GpufleetError: no source of any region could be read, or the result would break an invariant; nothing is
-            written then.
+        GpufleetError: nothing could be read, or the result would break an invariant; nothing is written then.
         DataMissingError: the catalog to start from cannot be read.
     """
     target = directory or snapshot.user_directory()
@@ -141,9 +129,8 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
     Args:
         region: the region.
         known_types: instance types the catalog already has.
-        today: stamped on the facts.
-        may_be_empty: believe an empty answer: a region may have no GPU, but a region that had GPUs and answers with
-            none is a failure.
+        today: date of the facts.
+        may_be_empty: believe an empty answer; from a region that had GPUs, it is a failure.
     """
     answer = RegionAnswer(region=region)
     # Reason by service that is not asked again: each call would wait out all its retries.
@@ -167,26 +154,50 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
             answer.failures.append(Failure(source=source, region=region, reason="AWS answered with nothing usable"))
         return result or None
 
+    def usable(parsed: tuple[T, list[Skipped]]) -> T:
+        answer.skipped += parsed[1]
+        return parsed[0]
+
     ec2 = attempt("ec2", "connection", lambda: clients.ec2(region))
     pricing = attempt("pricing", "connection", clients.pricing)
     if ec2 is None or pricing is None:
         return answer
-    answer.types = attempt("ec2", instance_types.NAME, lambda: _types(ec2, answer, today))
+    answer.types = attempt(
+        "ec2",
+        instance_types.NAME,
+        lambda: usable(instance_types.parse(instance_types.fetch(ec2), source=instance_types.ORIGIN, as_of=today)),
+    )
     types = known_types | set(answer.types or ())
     answer.zones = attempt("ec2", offerings.NAME, lambda: offerings.parse(offerings.fetch(ec2, types), region))
-    answer.prices = attempt("pricing", price_list.NAME, lambda: _prices(pricing, answer, types))
+    answer.prices = attempt(
+        "pricing",
+        price_list.NAME,
+        lambda: usable(price_list.parse_instances(price_list.fetch_instances(pricing, region), region, types)),
+    )
     offered = set(answer.zones or answer.types or ())
     if offered:
-        answer.spot = attempt("ec2", spot_history.NAME, lambda: _spot(ec2, answer, offered))
+        answer.spot = attempt(
+            "ec2",
+            spot_history.NAME,
+            lambda: usable(
+                spot_history.parse(
+                    spot_history.fetch(ec2, offered), spot_history.fetch_zone_ids(ec2), region, answer.zones
+                )
+            ),
+        )
     for item in UNIT_ITEMS:
-        usd = attempt("pricing", f"price of {item}", lambda item=item: _unit(pricing, answer, item))  # type: ignore[misc]
+
+        def read_unit(item: UnitItem = item) -> float | None:
+            return usable(price_list.parse_unit(price_list.fetch_unit(pricing, item, region), item, region))
+
+        usd = attempt("pricing", f"price of {item}", read_unit)
         if usd is not None:
             answer.units[item] = usd
     return answer
 
 
 def _concerns_the_service(service: str, error: Exception) -> bool:
-    """True where every other call to the service would fail alike; all calls of pricing are one action, GetProducts."""
+    """True where every other call to the service would fail alike; pricing has one action only."""
     return (
         errors.has_no_credentials(error)
         or errors.has_bad_credentials(error)
@@ -197,35 +208,8 @@ def _concerns_the_service(service: str, error: Exception) -> bool:
     )
 
 
-def _types(ec2: EC2Client, answer: RegionAnswer, today: date) -> dict[str, InstanceType]:
-    infos = instance_types.fetch(ec2)
-    types, skipped = instance_types.parse(infos, source=instance_types.ORIGIN, as_of=today)
-    answer.skipped += skipped
-    return types
-
-
-def _prices(pricing: PricingClient, answer: RegionAnswer, types: set[str]) -> dict[str, InstancePrice]:
-    documents = price_list.fetch_instances(pricing, answer.region)
-    prices, skipped = price_list.parse_instances(documents, answer.region, types)
-    answer.skipped += skipped
-    return prices
-
-
-def _spot(ec2: EC2Client, answer: RegionAnswer, types: set[str]) -> dict[str, ZonePrice]:
-    entries, zone_ids = spot_history.fetch(ec2, types), spot_history.fetch_zone_ids(ec2)
-    prices, skipped = spot_history.parse(entries, zone_ids, answer.region, answer.zones)
-    answer.skipped += skipped
-    return prices
-
-
-def _unit(pricing: PricingClient, answer: RegionAnswer, item: UnitItem) -> float | None:
-    usd, skipped = price_list.parse_unit(price_list.fetch_unit(pricing, item, answer.region), item, answer.region)
-    answer.skipped += skipped
-    return usd
-
-
 def merge(tables: Tables, answer: RegionAnswer, today: date) -> Tables:
-    """Tables with one region's answers; earlier facts of a failed source stay."""
+    """Merge one region's answers; earlier facts of a failed source stay."""
     region = answer.region
     types = {instance.name: instance for instance in tables.instance_types} | (answer.types or {})
     rows = {row.instance_type: row for row in tables.offers if row.region == region}
@@ -267,9 +251,9 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
 
 
 def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
-    """Tables without prices that contradict facts of another day, and a line for each price left out.
+    """Leave out prices that contradict facts of another day; also returns a line for each.
 
-    Spot and reserved prices above on-demand go, and a spot price of a zone that does not offer the type.
+    These are spot and reserved prices above on-demand, and a spot price of a zone that does not offer the type.
     """
     dropped = []
     offers = []

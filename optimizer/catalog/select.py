@@ -32,7 +32,7 @@ def parse_range(text: str) -> Range:
     """Read "8.." (at least), "..4" (at most), "2..8" (between) or "8" (exactly).
 
     Raises:
-        ValueError: none of these, or the end is below the beginning.
+        ValueError: none of these.
     """
     number = r"[0-9]+(?:\.[0-9]+)?"
     match = re.fullmatch(rf"\s*({number})?\s*(\.\.)?\s*({number})?\s*", text)
@@ -55,8 +55,7 @@ class Filter:
 
     Attributes:
         gpus: GPU models ("H100") or keys ("a100-80gb"), in any case.
-        count: GPUs of one instance.
-        memory_gib: memory of one GPU, GiB, as EC2 reports it.
+        count, memory_gib: GPUs of one instance; memory of one GPU, GiB, as EC2 reports it.
         regions, types: names or shell patterns ("us-*", "p5*").
         max_price_usd_per_hour: highest price of one instance; leaves out offers without a price.
         priced_as: kind of price for ``max_price_usd_per_hour`` and sorting.
@@ -75,7 +74,7 @@ def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
     """Offers that meet all conditions, in the catalog's order.
 
     Raises:
-        InvalidInputError: a GPU, region or type that no offer has, with the known ones.
+        InvalidInputError: a GPU, region or type that no offer has.
     """
     gpu_keys = _gpu_keys(catalog, conditions.gpus)
     regions = _matching("region", conditions.regions, catalog.regions())

@@ -17,7 +17,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def load(path: Path | None = None) -> Catalog:
         path: a snapshot directory; by default the first of the list above.
 
     Raises:
-        DataMissingError: the snapshot is missing, empty, damaged, or of another format.
+        DataMissingError: missing, empty, damaged, or of another format.
     """
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
@@ -68,7 +68,7 @@ def load(path: Path | None = None) -> Catalog:
 
 
 def read_newest() -> Snapshot:
-    """The user's snapshot or the shipped one: the newer of those that can be read; a refresh starts from it.
+    """The newer of the user's and the shipped snapshot, if the user's can be read.
 
     Raises:
         DataMissingError: the shipped snapshot is damaged.
@@ -90,10 +90,10 @@ def read_newest() -> Snapshot:
 
 
 def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
-    """Read the snapshot in ``directory``; ``origin`` is the directory unless given.
+    """Read the snapshot in ``directory``.
 
     Raises:
-        DataMissingError: the snapshot is missing, empty, damaged, or of another format.
+        DataMissingError: missing, empty, damaged, or of another format.
     """
     manifest_path = directory / MANIFEST
     try:
@@ -127,11 +127,7 @@ def _read_table(directory: Path, name: str, entry: Mapping[str, Any]) -> list[An
 
 
 def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> dict[str, Any]:
-    """Write a snapshot and return its manifest; an existing snapshot stays whole until the last step.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Write a snapshot and return its manifest; an existing snapshot stays whole until the last step."""
     directory.mkdir(parents=True, exist_ok=True)
     entries = {}
     for name in TABLES:
@@ -144,10 +140,7 @@ def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> dic
         "format_version": FORMAT_VERSION,
         "made_at": made_at.astimezone(UTC).isoformat(timespec="seconds"),
         "tables": entries,
-        "sources": [
-            {**asdict(source), "as_of": source.as_of.isoformat(), "newest": source.newest.isoformat()}
-            for source in list_sources(tables)
-        ],
+        "sources": [source.to_dict() for source in list_sources(tables)],
     }
     _replace(directory / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     kept = {entry["file"] for entry in entries.values()}

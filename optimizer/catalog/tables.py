@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import date
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,22 +134,12 @@ def _flatten_unit_price(price: UnitPrice) -> dict[str, Any]:
     return {name: getattr(price, name) for name in _UNIT_COLUMNS}
 
 
-_TYPE_COLUMNS = {
-    "name": "string!",
-    "gpu": "string!",
-    "gpu_count": "double!",
-    "gpu_memory_gib": "double!",
-    "vcpus": "int32!",
-    "memory_gib": "double!",
-    "nvme_gb": "double!",
-    "network_gbit_per_s": "double!",
-    "network_cards": "int32!",
-    "efa_cards": "int32!",
-    "interconnect": "string!",
-    "cpu_architecture": "string!",
-    "source": "string!",
-    "as_of": "date32!",
-}
+# Parquet types of the fields of InstanceType and UnitPrice; names (of a GPU, a link, an item) are strings.
+_PARQUET = {"float": "double!", "int": "int32!", "date": "date32!"}
+_TYPE_COLUMNS, _UNIT_COLUMNS = (
+    {field.name: _PARQUET.get(str(field.type), "string!") for field in fields(record)}
+    for record in (InstanceType, UnitPrice)
+)
 _OFFER_COLUMNS = {
     "instance_type": "string!",
     "region": "string!",
@@ -170,13 +161,6 @@ _OFFER_COLUMNS = {
     "interruption_source": "string",
     "interruption_as_of": "date32",
 }
-_UNIT_COLUMNS = {
-    "item": "string!",
-    "region": "string!",
-    "usd": "double!",
-    "source": "string!",
-    "as_of": "date32!",
-}
 # By the name of Tables' field. After a change of columns, raise snapshot.FORMAT_VERSION and rebuild the snapshot.
 TABLES: dict[str, _Table] = {
     "instance_types": _Table(_TYPE_COLUMNS, _parse_type, _flatten_type),
@@ -186,10 +170,10 @@ TABLES: dict[str, _Table] = {
 
 
 def parse_table(name: str, data: bytes) -> list[Any]:
-    """Rows of a parquet file of table ``name``.
+    """Rows of a parquet file.
 
     Raises:
-        ValueError: it is not parquet, has other columns, or a row names an unknown GPU or unit price.
+        ValueError: not parquet, other columns, or an unknown GPU or unit price.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

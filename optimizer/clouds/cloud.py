@@ -23,10 +23,10 @@ class PriceApi(NamedTuple):
     """A public price API that answers without an account.
 
     Attributes:
-        name: source of the prices it gives ("Azure Retail Prices API").
+        name: source of its prices ("Azure Retail Prices API").
         endpoint: default address.
-        read: current prices of one type by region, and unusable answers; arguments are the type and the address.
-            Raises PricesUnreadableError.
+        read: prices of one type by region, and unusable answers, from the type and the address; raises
+            PricesUnreadableError.
     """
 
     name: str
@@ -35,13 +35,12 @@ class PriceApi(NamedTuple):
 
 
 class Cloud(NamedTuple):
-    """A cloud whose prices are compared with AWS's; its types and prices are rows of data/.
+    """A cloud whose prices are compared with AWS's.
 
     Attributes:
-        name: as in ``--cloud`` and the tables' column ``cloud``.
+        name: as in ``--cloud`` and in data/.
         title: as in messages.
-        place: rank in lists and tables, from 1.
-        price_api: None where the cloud has none.
+        place: rank in lists, from 1.
     """
 
     name: str

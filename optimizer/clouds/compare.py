@@ -32,20 +32,15 @@ BASIS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudFleet:
-    """The best fleet of one type of another cloud, over its regions and node counts; a row of the JSON answer.
+    """The best fleet of one type of another cloud; a row of the JSON answer.
 
     Attributes:
-        cloud, series, instance_type, region, gpu, gpu_count, fabric: facts of the type.
-        node_count: nodes of the fleet.
         parallelism: layout, with the keys of a plan's.
-        hours_expected, hours_p95: wall-clock hours.
         compute_usd_expected, compute_usd_p95: USD of the nodes.
-        usd_per_node_hour, price_source, price_as_of: the on-demand price.
         ratio_to_best_aws: compute over that of the best AWS plan with any purchase option; None without plans.
         ratio_to_best_aws_on_demand: compute over that of the best on-demand AWS plan; None without one.
-        keeps_budget, keeps_deadline: True where compute alone, or hours, keep the request's limit at the 95th
-            percentile; None without a limit.
-        measured_rows: training runs measured on this GPU behind the estimate.
+        keeps_budget, keeps_deadline: compute alone, or hours, keep the limit at the 95th percentile; None without one.
+        measured_rows: training runs measured on this GPU.
     """
 
     cloud: str
@@ -81,9 +76,9 @@ class Comparison:
     """Other clouds' fleets beside AWS's plans.
 
     Attributes:
-        rows: the best fleet of each comparable type; fleets within the limits first, then by the request's objective.
+        rows: fleets within the limits first, then by the request's objective.
         not_compared: types left out, as dicts of cloud, instance_type and reason.
-        best_aws, best_aws_on_demand: the plans that the ratios refer to; None without one.
+        best_aws, best_aws_on_demand: the plans that the ratios refer to.
     """
 
     rows: tuple[CloudFleet, ...]
@@ -143,12 +138,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
     rows = []
     for offers, table in zip(compared.values(), tables, strict=True):
         if isinstance(table, CandidateTable):
-            row = _best_fleet(offers[0], table, request, problem.calibration)
-            rows.append(
-                replace(
-                    row, ratio_to_best_aws=_ratio(row, best), ratio_to_best_aws_on_demand=_ratio(row, best_on_demand)
-                )
-            )
+            rows.append(_best_fleet(offers[0], table, request, problem.calibration, best, best_on_demand))
         else:
             left_out.append({"cloud": offers[0].cloud, "instance_type": table.instance_type, "reason": table.reason})
     left_out.sort(key=lambda entry: CLOUDS[entry["cloud"]].place)
@@ -176,9 +166,14 @@ def _with_kernel_bypass(other: CloudOffer) -> CloudOffer:
 
 
 def _best_fleet(
-    other: CloudOffer, table: CandidateTable, request: FleetRequest, calibration: Calibration
+    other: CloudOffer,
+    table: CandidateTable,
+    request: FleetRequest,
+    calibration: Calibration,
+    best_aws: FleetPlan | None,
+    best_on_demand: FleetPlan | None,
 ) -> CloudFleet:
-    """The best of one type's candidates, without its ratios."""
+    """The best of one type's candidates."""
     instance, limits = other.offer.instance, request.constraints
     outcome, usd = table.outcome, table.cost.compute
     usd_p95 = lognormal_percentiles(usd, usd * outcome.hours_std / outcome.hours_expected)[1]
@@ -207,8 +202,8 @@ def _best_fleet(
         usd_per_node_hour=price.usd_per_hour,
         price_source=price.source,
         price_as_of=price.as_of.isoformat(),
-        ratio_to_best_aws=None,
-        ratio_to_best_aws_on_demand=None,
+        ratio_to_best_aws=_ratio(cents(usd[row]), best_aws),
+        ratio_to_best_aws_on_demand=_ratio(cents(usd[row]), best_on_demand),
         keeps_budget=None if limits.budget_usd is None else bool(keeps_budget[row]),
         keeps_deadline=None if limits.deadline_hours is None else bool(keeps_deadline[row]),
         measured_rows=calibration.residual(instance.gpu, request.workload.precision).rows,
@@ -219,8 +214,8 @@ def _compute_usd(plan: FleetPlan) -> float:
     return plan.cost_usd.breakdown.compute
 
 
-def _ratio(row: CloudFleet, plan: FleetPlan | None) -> float | None:
-    return round(row.compute_usd_expected / _compute_usd(plan), 3) if plan and _compute_usd(plan) > 0 else None
+def _ratio(usd: float, plan: FleetPlan | None) -> float | None:
+    return round(usd / _compute_usd(plan), 3) if plan and _compute_usd(plan) > 0 else None
 
 
 def _describe(plan: FleetPlan | None) -> dict[str, Any] | None:

@@ -29,13 +29,12 @@ class CloudOffer:
     """One type of another cloud in one region.
 
     Attributes:
-        cloud: name of the cloud.
         series: the cloud's name of the family ("ND H100 v5").
         fabric: network between nodes: "infiniband" (RDMA, kernel bypass) or "ethernet".
         offer: facts and prices; the network is UNKNOWN_GBIT_PER_S where no page states it.
-        retired: day the cloud stopped selling the type; None while it is sold.
+        retired: day the cloud stopped selling the type.
         origin: source of the price, without the conversion to USD; empty without a price.
-        note: why there is no price, or a warning about it; may be empty.
+        note: why there is no price, or a warning; may be empty.
     """
 
     cloud: str
@@ -54,7 +53,7 @@ class CloudOffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudOffers:
-    """Offers of other clouds, sorted by cloud, type and region; ``notes`` say which prices were passed over."""
+    """Offers of other clouds, sorted; ``notes`` say which prices were passed over."""
 
     offers: tuple[CloudOffer, ...]
     notes: tuple[str, ...] = ()
@@ -71,7 +70,7 @@ def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> CloudOffers:
 
 
 def build_offers(prices: Iterable[PriceRow], notes: Sequence[str] = ()) -> CloudOffers:
-    """Join price rows with the shipped facts of their types and the exchange rates.
+    """Join price rows with the facts of their types and the exchange rates.
 
     Raises:
         DataMissingError: a shipped table is missing or broken.
@@ -85,7 +84,6 @@ def build_offers(prices: Iterable[PriceRow], notes: Sequence[str] = ()) -> Cloud
 
 
 def _build_row(facts: TypeRow, row: PriceRow, rates: dict[str, RateRow]) -> list[CloudOffer]:
-    """One offer in each of the row's regions."""
     instance = _instance_type(facts)
     on_demand, spot = (_price(value, row, rates) for value in (row.on_demand_per_hour, row.spot_per_hour))
     retired = facts.retired and f"retired on {facts.retired.isoformat()}: the price list still names it, it is not sold"
@@ -158,7 +156,7 @@ def _price(value: float | None, row: PriceRow, rates: dict[str, RateRow]) -> Hou
 
 
 def join_catalog(catalog: Catalog, clouds: CloudOffers, *, aws: bool) -> Catalog:
-    """A catalog to select and sort offers from: other clouds' offers, after AWS's own where ``aws``."""
+    """A catalog of other clouds' offers, after AWS's own where ``aws``."""
     others = [other.offer for other in clouds.offers]
     types = {offer.instance.name: offer.instance for offer in others}
     return replace(
@@ -169,7 +167,7 @@ def join_catalog(catalog: Catalog, clouds: CloudOffers, *, aws: bool) -> Catalog
 
 
 def price_notes(clouds: CloudOffers, today: date | None = None) -> list[str]:
-    """Notes for the user: each source of prices with its age, the number of unpriced rows, AWS only."""
+    """Sources of prices with their ages, and numbers of unpriced rows."""
     lines = list(clouds.notes)
     for cloud in CLOUDS.values():
         own = [other for other in clouds.offers if other.cloud == cloud.name]
@@ -208,14 +206,7 @@ def summarize(clouds: CloudOffers) -> list[dict[str, Any]]:
 
 
 def check(clouds: CloudOffers, *, today: date) -> list[InvariantViolation]:
-    """Broken rules of other clouds' types and prices; empty when sound.
-
-    The rules are AWS's, less those on names only AWS gives, and that a type without a price says why.
-
-    Args:
-        clouds: the rows to check.
-        today: no fact may be dated after it.
-    """
+    """Broken rules of other clouds' types and prices: AWS's rules, and that a type without a price says why."""
     places = [f"{other.cloud} {other.offer.instance.name} in {other.offer.region}" for other in clouds.offers]
     violations = [
         InvariantViolation(rule="a type has one offer in a region", place=place, value=f"{count} offers")

@@ -18,7 +18,7 @@ from optimizer.errors import GpufleetError
 
 @dataclass(frozen=True, kw_only=True)
 class CloudRefresh:
-    """Outcome of a refresh: the file written, regions priced by type, failures and unusable answers."""
+    """The file written, regions priced by type, failures and unusable answers."""
 
     path: Path
     regions: dict[str, int]
@@ -31,13 +31,7 @@ def refresh_cloud(
 ) -> CloudRefresh:
     """Read the prices of every known type of ``cloud`` and write them to the user's cache.
 
-    A type without a usable price keeps its last good ones. After the API stops answering, the types not yet read keep
-    theirs.
-
-    Args:
-        cloud: a cloud with a price API.
-        endpoint: the API's address; its own by default.
-        progress: called with a line when a type is done.
+    A type without a usable price keeps its last good ones; so do the types not yet read when the API stops answering.
 
     Raises:
         GpufleetError: no type could be read, or the result would break an invariant; nothing is written then.

@@ -96,7 +96,7 @@ def read_table(path: Path, row_type: type[R]) -> list[R]:
     """Rows of a CSV file.
 
     Raises:
-        DataMissingError: the file is missing, or a row is not as its header says.
+        DataMissingError: the file is missing or malformed.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -130,7 +130,7 @@ def refreshed_file(cloud: str) -> Path:
 
 
 def read_newest_prices() -> tuple[list[PriceRow], list[str]]:
-    """Prices of all clouds: a cloud's refreshed file unless broken or older than its shipped rows; and notes.
+    """Prices of all clouds: a refreshed file unless broken or older than the shipped rows; and notes.
 
     Raises:
         DataMissingError: the shipped table is missing or broken.

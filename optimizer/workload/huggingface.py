@@ -23,7 +23,7 @@ class _Family:
     Attributes:
         names: the configuration's name of each ModelSpec field.
         ffn_multiple: ffn_size / hidden_size where the configuration may leave ffn_size out; else 0.
-        gated, tied: feed-forward with three matrices; tie_word_embeddings where the configuration is silent.
+        tied: tie_word_embeddings where the configuration is silent.
         learned_positions: max_position_embeddings counts rows of an embedding (plus ``position_offset``).
     """
 
@@ -97,7 +97,7 @@ def read_json(path: Path) -> Any:
     """Parse a JSON file.
 
     Raises:
-        InvalidInputError: the file cannot be read, or holds no JSON.
+        InvalidInputError: it cannot be read, or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
@@ -111,7 +111,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
     """Build the ModelSpec of a configuration that was read from ``origin``.
 
     Raises:
-        InvalidInputError: not a model's configuration; the message names the missing fields.
+        InvalidInputError: not a known configuration, or a field is missing.
     """
     if not isinstance(data, dict) or "model_type" not in data:
         kind = "an object without model_type" if isinstance(data, dict) else f"a JSON {type(data).__name__}"

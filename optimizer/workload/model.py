@@ -15,30 +15,22 @@ ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """One model.
-
-    A field without a meaning for the architecture is 0 (a CNN has no heads, a dense model no experts).
+    """One model; a field without a meaning for the architecture is 0.
 
     Attributes:
-        name: the user's name of the model.
         architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "cnn", or "module": the
             user's own, described by ``profile`` only.
-        parameters: all parameters; all are trained, except a module's frozen ones (see its profile).
-        active_parameters: parameters one token passes through; below ``parameters`` for a mixture of experts.
+        parameters: all parameters; a module's may be frozen in part.
+        active_parameters: parameters one token passes through; fewer in a mixture of experts.
         layers: transformer blocks.
-        hidden_size: width of the residual stream.
-        ffn_size: inner width of the feed-forward block (of one expert).
+        hidden_size, ffn_size: width of the residual stream; inner width of the feed-forward block (of one expert).
         gated_mlp: the feed-forward block has a third matrix (SwiGLU, GeGLU).
-        attention_heads, kv_heads, head_dim: query heads, key-value heads, width of one head.
         vocab_size: rows of the embedding.
         tied_embeddings: the output projection is the embedding.
-        experts, experts_per_token: of a mixture of experts.
-        max_seq_len: longest sequence the model was built for, tokens; 0 where the source does not say.
+        max_seq_len: longest sequence the model was built for, tokens; 0 where unknown.
         learned_positions: rows of a learned position embedding.
         flops_per_sample: published forward FLOPs of one image (a multiply-add counts as two), CNN only.
         activations_per_sample: published elements of all convolution outputs of one image, CNN only.
-        convolutions: number of convolutions, CNN only.
-        profile: counts of ``gpufleet profile``, module only.
         source: origin of the numbers.
     """
 
@@ -67,7 +59,7 @@ class ModelSpec:
 
     @property
     def counts_samples(self) -> bool:
-        """True where work is counted in samples and not in tokens: a CNN, and a module."""
+        """True where work is counted in samples and not in tokens."""
         return self.architecture in ("cnn", "module")
 
     @property
@@ -79,14 +71,14 @@ class ModelSpec:
 
     @property
     def checkpointings(self) -> tuple[str, ...]:
-        """Kinds of activation checkpointing with an estimate: a module's where it has blocks, none for a CNN."""
+        """Kinds of activation checkpointing with an estimate."""
         if self.profile is not None:
             return tuple(dict.fromkeys(traced.checkpointing for traced in self.profile.passes))
         return ("none",) if self.architecture == "cnn" else ("none", "selective", "full")
 
     @property
     def attention_matrix_parameters(self) -> int:
-        """Weights of one layer's query, key, value and output projections, without biases."""
+        """Weights of one layer's attention projections, without biases."""
         return self.hidden_size * self.head_dim * (2 * self.attention_heads + 2 * self.kv_heads)
 
     @property
@@ -102,12 +94,12 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of one layer: all but embeddings and output projection, spread evenly."""
+        """Parameters of one layer, on average."""
         return (self.parameters - self.embedding_parameters) / self.layers if self.layers else 0.0
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters outside the layers: embeddings and an output projection of its own; all parameters of a CNN."""
+        """Parameters outside the layers: embeddings, output projection; all of a CNN."""
         if not self.layers:
             return self.parameters
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + self.learned_positions
@@ -118,7 +110,7 @@ def check_shape(model: ModelSpec) -> ModelSpec:
     """Return ``model`` if its heads and experts go together.
 
     Raises:
-        InvalidInputError: the field, its value, its limit and why.
+        InvalidInputError: they do not.
     """
     if model.attention_heads and (not model.kv_heads or model.attention_heads % model.kv_heads):
         raise InvalidInputError(
@@ -141,13 +133,10 @@ class BiasesAndNorms:
 
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
-        mlp_bias: the feed-forward matrices have biases.
-        norm_bias: LayerNorm with bias (2 vectors); otherwise RMSNorm or bias-free LayerNorm (1 vector).
+        norm_bias: LayerNorm with bias (2 vectors); else RMSNorm or bias-free LayerNorm (1 vector).
         final_norm: a norm after the last layer.
-        norms_per_layer: norms of one layer.
         head_norms: a norm over the head dimension of queries and of keys (Qwen 3).
-        token_types: rows of a token-type embedding (BERT).
-        embedding_norm: a norm after the embeddings (BERT).
+        token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm and a vocabulary bias before the tied output projection (BERT).
     """
 
@@ -179,10 +168,10 @@ def build_model(
 
     Args:
         details: biases and norms.
-        parameters: published count, which knows biases and norms that the fields do not name; else the derived count.
+        parameters: published count, if any; it wins over the derived count.
         attention_heads: query heads.
         kv_heads: by default ``attention_heads``.
-        head_dim: by default ``hidden_size`` shared out among the query heads.
+        head_dim: by default ``hidden_size / attention_heads``.
         hidden_size: width of the residual stream.
         fields: other fields of ModelSpec.
     """
@@ -201,11 +190,7 @@ def build_model(
 
 
 def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, int]:
-    """Count a transformer's parameters from its architecture.
-
-    Returns:
-        All parameters, and those one token passes through (equal without experts).
-    """
+    """Count a transformer's parameters: all, and those one token passes through."""
     h, query, kv = model.hidden_size, model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     norm = h * (2 if details.norm_bias else 1)
     attention = model.attention_matrix_parameters

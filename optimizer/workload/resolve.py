@@ -24,9 +24,9 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     """Find the model a user means.
 
     Args:
-        spec: a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a profile
-            that ``gpufleet profile`` wrote, a function that builds a torch module ("package.module:function"), a
-            parameter count ("7B"), a mapping of architecture fields, or what such a JSON file holds.
+        spec: a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a profile,
+            a function that builds a torch module ("package.module:function"), a parameter count ("7B"), a mapping of
+            architecture fields, or the content of such a JSON file.
 
     Raises:
         InvalidInputError: none of these; the message lists near names, or the missing fields.
@@ -52,7 +52,6 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
 
 
 def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
-    """Model of a request's mapping: a profile, a Hugging Face configuration, or architecture fields."""
     if "kind" in spec:
         return _from_profile(spec, origin="the request's model")
     if "model_type" in spec:
@@ -89,7 +88,6 @@ _NEXT = "presets are listed in the documentation of gpufleet estimate"
 
 
 def _from_file(path: Path) -> ModelSpec:
-    """Model of a JSON file: a profile, or a Hugging Face configuration."""
     from optimizer.workload.huggingface import model_from_config, read_json
 
     data = read_json(path)

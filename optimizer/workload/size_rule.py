@@ -39,7 +39,7 @@ def depth(parameters: float) -> int:
 
 
 def model_of_size(parameters: int, name: str) -> ModelSpec:
-    """Build a decoder of exactly ``parameters``, with the rule's depth and the width that comes nearest.
+    """Build a decoder of exactly ``parameters``, with the rule's depth and the nearest width.
 
     Raises:
         InvalidInputError: outside the sizes of RULE_MODELS, with a margin.
@@ -75,8 +75,8 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
         one, two = (candidate(layers, heads).parameters for layers in (1, 2))
         return max(1, round(1 + (parameters - one) / (two - one)))
 
-    # Above 16 heads in steps of eight, as in published models, so that the eight tensor ranks of a node divide them.
-    # The best width needs the number of layers nearest to the rule's depth.
+    # Above 40 heads in steps of eight, as in published models, so that eight tensor ranks divide them. The best width
+    # needs the number of layers nearest to the rule's depth.
     rule = depth(parameters)
     widths = [*range(1, 16), *range(16, 40, 4), *range(40, 520, 8)]
     heads = min(widths, key=lambda heads: abs(math.log(layers_for(heads) / rule)))

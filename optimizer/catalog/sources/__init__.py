@@ -41,7 +41,7 @@ def parse_csv(
     Args:
         lines: the file.
         source: name of the source.
-        parse_row: row to record; raises UnusableRowError, KeyError, TypeError or ValueError.
+        parse_row: raises UnusableRowError, KeyError, TypeError or ValueError for an unusable row.
         key: attribute of a record that is unique within its region.
     """
     reader = csv.DictReader(lines)

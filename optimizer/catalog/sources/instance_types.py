@@ -41,8 +41,7 @@ def parse(
 
     Args:
         infos: InstanceTypeInfo structures.
-        source: origin of the answers, kept in every row.
-        as_of: date of the answers.
+        source, as_of: origin and date of the answers, kept in every row.
     """
     types: dict[str, InstanceType] = {}
     skipped: list[Skipped] = []

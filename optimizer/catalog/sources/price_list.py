@@ -42,16 +42,16 @@ class InstancePrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UnitQuery:
-    """Products of the price list to ask for, and the one among them that is the unit price.
+    """A unit price's products in the price list.
 
     Filters are few on purpose: the API answers with nothing to a filter that AWS does not pair with the product.
 
     Attributes:
         service: ServiceCode.
-        usage_type: pattern of the product's usage type, without the region's prefix.
+        usage_type: pattern of the usage type, without the region's prefix.
         units: units of the list; empty accepts any.
         filters: of GetProducts, beside the region.
-        per: our units in one of the list's, so that usd / per is our price.
+        per: our units in one of the list's.
         has_region: False where the list has a single product without a region.
     """
 
@@ -113,7 +113,7 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
 def fetch_instances(client: PricingClient, region: str, instance_type: str | None = None) -> list[str]:
     """Price-list documents of one Linux instance type in ``region``, or of all.
 
-    There is no filter by family: the list's family of a new GPU type is unknown until AWS names it.
+    There is no filter by family: the list's name of a new family is unknown.
     """
     one = {"instanceType": instance_type} if instance_type else {}
     return _products(client, _EC2, {"regionCode": region, **one, **INSTANCE_ATTRIBUTES})
@@ -138,9 +138,7 @@ def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -
 def parse_instances(
     documents: Iterable[str], region: str, types: Collection[str]
 ) -> tuple[dict[str, InstancePrice], list[Skipped]]:
-    """Prices of ``types`` by type, and products without a usable price.
-
-    Other types, systems, tenancies, capacity states, Capacity Blocks and other regions pass silently.
+    """Prices of ``types``, and products without a usable price; all other products pass silently.
 
     Args:
         documents: price-list documents, JSON.

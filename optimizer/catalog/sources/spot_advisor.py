@@ -62,10 +62,7 @@ def _parse_row(row: dict[str, str]) -> SpotAdvice:
 
 
 def spot_price(on_demand: HourlyPrice, advice: SpotAdvice) -> HourlyPrice | None:
-    """Spot price implied by a saving, rounded to the 4 decimals AWS quotes; None where the saving is negative.
-
-    A spot price above on-demand comes from comparing with an old price, and is nothing to plan with.
-    """
+    """Spot price implied by a saving, rounded to 4 decimals as AWS quotes; None above on-demand (an old price)."""
     if advice.saving < 0:
         return None
     usd = round(on_demand.usd_per_hour * (1 - advice.saving), 4)

@@ -2,8 +2,7 @@
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
 
-Spot prices differ between zones. The catalog keeps the lowest zone's price of a region with that zone's id, so that a
-plan for the price is a plan for the zone.
+The catalog keeps the lowest zone's price of a region, with that zone's id.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def parse(
         entries: SpotPrice structures; the latest of a zone counts.
         zone_ids: zone id by zone name.
         region: region of the entries.
-        offered: ids of the zones that offer each type, where known; prices of other zones are left out.
+        offered: ids of the zones that offer each type; prices of other zones are left out.
     """
     own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}

@@ -37,7 +37,7 @@ FP32_UNLESS_GIVEN = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Context in which tensors have shapes without values, and modules can be converted (``.bfloat16()``)."""
+    """Context in which tensors have no values, and modules can be converted (``.bfloat16()``)."""
     utils: Any = torch.utils
     log = logging.getLogger("torch._subclasses.fake_tensor")
     weakref_module, level = utils.weakref, log.level
@@ -54,9 +54,9 @@ def fake_tensors() -> Iterator[None]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Context in which CPU tensors go through autocast, dropout and fused attention as CUDA tensors do.
+    """Context in which CPU tensors go through autocast, dropout and attention as CUDA tensors do.
 
-    It replaces the whole process's CPU operators and restores them at the end.
+    It replaces the process's CPU operators and restores them at the end.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -86,7 +86,7 @@ def _operator(name: str) -> Any:
 
 
 def _cast_on_cpu_only() -> list[str]:
-    """Operators that autocast casts on the CPU and not on CUDA, such as cross_entropy_loss and reflection_pad2d."""
+    """Operators that autocast casts on the CPU only, such as cross_entropy_loss."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     casts = torch._C._dispatch_has_kernel_for_dispatch_key
     return [

@@ -37,12 +37,11 @@ def profile_module(
         progress: called with a line a batch size.
 
     Returns:
-        The profile, in 32-bit arithmetic (unless the module is stored in 16 bits) and under 16-bit autocast, each
-        without activation checkpointing and, where the module has repeated blocks, with it.
+        Passes in 16-bit arithmetic and, unless the module is stored in 16 bits, in 32-bit; each without activation
+        checkpointing and, where the module has repeated blocks, with it.
 
     Raises:
-        InvalidInputError: there is no such function, it or the module fails, or it breaks the contract; the message
-            has the place in the user's file.
+        InvalidInputError: there is no such function, it or the module fails, or it breaks the contract.
     """
     function = import_function(target)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), as_on_cuda():  # user code prints no result

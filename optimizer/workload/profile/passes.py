@@ -72,7 +72,6 @@ def trace_batch(target: str, function: Callable[[int], Any], size: int, *, only_
 
 
 def _widths(module: torch.nn.Module, target: str) -> tuple[ArithmeticWidth, ...]:
-    """Arithmetic that the module can be trained in: both widths, or 16-bit alone where its weights are 16-bit."""
     floating = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     known = {torch.float32, torch.float16, torch.bfloat16}
     if unknown := {p.dtype for p in module.parameters() if p.requires_grad} - known:
@@ -107,7 +106,7 @@ def find_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _checkpoint_blocks(blocks: Sequence[torch.nn.Module]) -> None:
-    """Make each block keep only its inputs and recompute the rest in the backward pass."""
+    """Make each block keep only its inputs and recompute the rest."""
 
     def recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if "past_key_values" in kwargs:  # a transformers cache would be appended to twice; transformers drops it too
@@ -122,7 +121,7 @@ def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target
     """Run one forward and backward pass.
 
     Raises:
-        InvalidInputError: the module or the loss fails, or the loss is not a scalar that depends on a parameter.
+        InvalidInputError: the module or the loss fails.
     """
     step.module.zero_grad(set_to_none=True)
     gc.collect()

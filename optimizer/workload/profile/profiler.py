@@ -25,7 +25,7 @@ def is_function(text: str) -> bool:
 def profile_function(
     target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> ModuleProfile:
-    """Profile the module that a function builds: ``profile_module`` where torch is installed.
+    """Profile the module that a function builds.
 
     Raises:
         DataMissingError: torch is not installed, or broken.
@@ -55,7 +55,7 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
     """Validate ``data`` as a profile.
 
     Raises:
-        InvalidInputError: every wrong field, with its place.
+        InvalidInputError: with every wrong field.
     """
     try:
         return ModuleProfile.model_validate(data)
@@ -72,7 +72,7 @@ def check_out_path(path: Path) -> None:
     """Check that ``write_profile`` can write to ``path``, before minutes of tracing.
 
     Raises:
-        InvalidInputError: the name does not end in .json, or the folder does not exist.
+        InvalidInputError: no .json, or no such folder.
     """
     if path.suffix != ".json":
         raise InvalidInputError(

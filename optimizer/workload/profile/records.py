@@ -33,7 +33,7 @@ class BatchLine(_Record):
 
 
 class OperatorFlops(_Record):
-    """FLOPs of one sample by kind of operator, a multiply-add as two; attention is halved under a causal mask."""
+    """FLOPs of one sample, a multiply-add as two; attention is halved under a causal mask."""
 
     matmul: Amount = 0.0
     convolution: Amount = 0.0
@@ -41,7 +41,7 @@ class OperatorFlops(_Record):
 
     @property
     def total(self) -> float:
-        """FLOPs of all kinds."""
+        """Sum."""
         return self.matmul + self.convolution + self.attention
 
 
@@ -55,13 +55,7 @@ class ParameterCount(_Record):
 
 
 class Blocks(_Record):
-    """The repeated blocks: the units of activation checkpointing and of FSDP.
-
-    Attributes:
-        class_names: classes of the blocks.
-        count: number of blocks.
-        largest_parameters: parameters of the largest block.
-    """
+    """The repeated blocks: the units of activation checkpointing and of FSDP."""
 
     class_names: tuple[str, ...]
     count: Annotated[int, Field(ge=1)]
@@ -74,13 +68,12 @@ class Pass(_Record):
     Attributes:
         width: "16-bit" (autocast to bf16, or a module stored in 16 bits) or "32-bit".
         checkpointing: "none", or "full": each block keeps its input and is recomputed in the backward pass.
-        saved: memory alive at the loss: the inputs, tensors saved for the backward pass, the loss's own tensors.
-        peak: highest memory of everything but parameters, buffers and their gradients: the largest of these lines
-            (the highest moment depends on the batch).
-        traffic: bytes that operators other than products read and write: forward, backward, recomputation.
+        saved: memory alive at the loss: inputs, tensors saved for the backward pass, the loss's own.
+        peak: highest memory of all but parameters, buffers and gradients: the largest of these lines.
+        traffic: bytes that operators other than products read and write, recomputation included.
         product_elements: elements that matrix products read and write, as a line in elements.
-        flops: FLOPs of one sample, forward, backward and recomputed (a pass in 32 bits may have no fused attention).
-        kernels: operators launched, forward and backward.
+        flops: forward, backward and recomputed (a pass in 32 bits may have no fused attention).
+        kernels: operators launched.
     """
 
     width: ArithmeticWidth
@@ -102,15 +95,10 @@ class ModuleProfile(_Record):
 
     Attributes:
         name: the function that built the module ("examples.profile_me:resnet50").
-        module_class: class of the module.
         inputs: shape and type of each input tensor of one sample ("float32[b, 3, 224, 224]").
-        parameters: by data type.
-        buffer_bytes: bytes of buffers.
-        forward_flops, backward_flops: useful FLOPs of one sample: without recomputation, attention fused.
-        convolution_outputs: elements of the convolutions' outputs for one sample.
-        blocks: the repeated blocks; None without any.
+        forward_flops, backward_flops: useful FLOPs: without recomputation, attention fused.
+        convolution_outputs: elements of the convolutions' outputs.
         largest_unit_parameters: parameters of the largest part FSDP gathers at once: a block, or all outside blocks.
-        passes: the traced passes.
         uncounted_operators: custom operators without a FLOP formula, which the FLOPs lack.
         torch, as_of: version, and date of the profile.
     """
@@ -134,7 +122,7 @@ class ModuleProfile(_Record):
 
     @property
     def total_parameters(self) -> int:
-        """Parameters, trainable or not."""
+        """All parameters."""
         return sum(entry.parameters for entry in self.parameters)
 
     @property
@@ -144,12 +132,12 @@ class ModuleProfile(_Record):
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters as the module stores them."""
+        """Bytes of all parameters as stored."""
         return sum(entry.parameters * entry.element_bytes for entry in self.parameters)
 
     @property
     def trainable_bytes(self) -> int:
-        """Bytes of the parameters with a gradient."""
+        """Bytes of parameters with a gradient."""
         return sum(entry.trainable * entry.element_bytes for entry in self.parameters)
 
     def passed(self, width: ArithmeticWidth, checkpointing: ProfiledCheckpointing) -> Pass | None:

@@ -36,13 +36,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         alive_bytes: after each operator, memory of all tensors alive, without those given to ``leave_out``.
-        flops: useful FLOPs by kind ("matmul", "convolution", "attention"), by phase.
+        flops: useful FLOPs by phase and kind ("matmul", "convolution", "attention").
         traffic_bytes: reads and writes of operators other than products.
         product_elements: elements of operands and results of matrix products.
         convolution_outputs: elements of the results of forward convolutions.
         kernels: operators that launch a kernel.
         uncounted: custom operators without a FLOP formula.
-        phase: "forward" or "backward", the key of ``flops``; set by the caller.
+        phase: "forward" or "backward"; set by the caller.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.start()
 
     def mark(self) -> int:
-        """Append the memory alive now to ``alive_bytes`` and return its index."""
+        """Append the memory alive now to ``alive_bytes``; return its index."""
         self.alive_bytes.append(self._now)
         return len(self.alive_bytes) - 1
 
@@ -75,7 +75,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes[key] = 0
 
     def _watch(self, tensor: torch.Tensor) -> int:
-        """Count the memory of the tensor's storage until it is freed; several tensors may share one."""
+        """Count the storage's memory until it is freed; tensors may share one."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._sizes:
@@ -119,12 +119,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _moved(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor that one kernel reads or writes; a broadcast one is read once."""
+    """Bytes of a tensor that one kernel reads or writes; a broadcast tensor is read once."""
     return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
 def _flops(func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, int]:
-    """Kind and useful FLOPs of one operator; the kind is empty for operators other than products."""
+    """Kind and useful FLOPs of one operator; no kind for operators other than products."""
     if packet in _CONVOLUTION:
         return "convolution", _convolution_flops(packet, args, out)
     if packet in _ATTENTION:
@@ -147,7 +147,7 @@ def _convolution_flops(packet: Any, args: Any, out: Any) -> int:
 
 
 def _attention_flops(packet: Any, args: Any, kwargs: Any) -> int:
-    """Two products of all queries with all keys; half of it under a causal mask.
+    """Two products of all queries with all keys; half under a causal mask.
 
     The backward pass counts as two forward passes: recomputing the scores is not useful work.
     """

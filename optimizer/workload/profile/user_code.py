@@ -37,7 +37,7 @@ def import_function(target: str) -> Callable[[int], Any]:
     """Import the user's function.
 
     Raises:
-        InvalidInputError: no such module or function, or the import fails.
+        InvalidInputError: there is none, or the import fails.
     """
     module_name, _, name = target.partition(":")
     if str(Path.cwd()) not in sys.path:
@@ -67,10 +67,10 @@ def import_function(target: str) -> Callable[[int], Any]:
 
 
 def check_step(returned: Any, target: str, size: int) -> TrainingStep:
-    """Check the function's return value against the contract.
+    """Check the function's return value.
 
     Raises:
-        InvalidInputError: with the type or shape returned.
+        InvalidInputError: it breaks the contract.
     """
     parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
@@ -183,7 +183,6 @@ _USE_CONFIG = "profile a form without it (a fixed shape instead of a mask, no ro
 
 
 def _user_error(what: str, error: BaseException) -> InvalidInputError:
-    """An error with the place in the user's file, the class and the first line of the message."""
     kind, message = type(error).__name__, (str(error).strip().splitlines() or [""])[0]
     why, next_step = "", "run the function and a step on a small batch yourself; " + _NEXT
     if isinstance(error, fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException):
@@ -200,7 +199,7 @@ def _user_error(what: str, error: BaseException) -> InvalidInputError:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the user's own code in the traceback, else of a library other than torch; may be empty."""
+    """The last line of the user's own code in the traceback, else of a library other than torch."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"\n  at {error.filename}:{error.lineno}"
     ours, torch_folder = Path(__file__).parents[2], Path(torch.__file__).parent
