@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
-from optimizer.aws import ttl
+from optimizer.catalog import ttl
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.invariants import HAS_NETWORK, InvariantViolation, price_problems, type_problems
 from optimizer.catalog.model import Catalog

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from optimizer.aws import ttl
-from optimizer.catalog import Catalog, invariants, load
+from optimizer.catalog import Catalog, invariants, load, ttl
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.clouds import offers as cloud_offers

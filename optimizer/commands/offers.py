@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from optimizer.aws import ttl
-from optimizer.catalog import load
+from optimizer.catalog import load, ttl
 from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.providers import CLOUDS

@@ -32,7 +32,7 @@ def format_option(function: F) -> F:
 
 def write_catalog_notes(catalog: Catalog) -> None:
     """Warn on standard error of old prices and of a snapshot that was passed over."""
-    from optimizer.aws.ttl import stale_lines
+    from optimizer.catalog.ttl import stale_lines
 
     for line in (*catalog.notes, *stale_lines(catalog)):
         click.echo(f"note: {line}", err=True)

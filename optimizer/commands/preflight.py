@@ -16,9 +16,9 @@ from optimizer.errors import GpufleetError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
-    from optimizer.aws.preflight.model import Finding, Stack, StackNames, Target
-    from optimizer.aws.preflight.run import PreflightReport
     from optimizer.commands.stack.file import StackFile
+    from optimizer.preflight.model import Finding, Stack, StackNames, Target
+    from optimizer.preflight.run import PreflightReport
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The Pulumi program needs a stack's name; without --stack nothing that is named after the stack is checked.
@@ -50,7 +50,7 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
     chosen = read_plan_argument(plan, plan_number)
     file = _read_stack_file(stack, directory)
 
-    from optimizer.aws.preflight.run import preflight
+    from optimizer.preflight.run import preflight
 
     report = preflight(_target(chosen, stack, file), offline=_check_configuration(chosen, stack, file))
     if output_format == "json":
@@ -88,7 +88,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     from infra.images import pinned_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.settings import ConfigError, keys
-    from optimizer.aws.preflight.model import Target
+    from optimizer.preflight.model import Target
 
     config = file.config if file else {}
 
@@ -132,7 +132,7 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     from infra.configuration import load
     from infra.offline.preview import stand_in
     from infra.settings import ConfigError
-    from optimizer.aws.preflight.model import failure, passed, warning
+    from optimizer.preflight.model import failure, passed, warning
 
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
     finding = passed("configuration", "the Pulumi program takes plan and configuration")
@@ -158,7 +158,7 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
 
 def _stack(plan: FleetPlan, name: str) -> Stack:
     from infra.naming import PROJECT, Names
-    from optimizer.aws.preflight.model import Stack, StackNames
+    from optimizer.preflight.model import Stack, StackNames
 
     def names(account: str, partition: str) -> StackNames:
         own = Names(stack=name, account_id=account, region=plan.region, partition=partition)

@@ -19,10 +19,11 @@ from botocore.compat import HTTPHeaders
 from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
-from optimizer.aws.preflight import run as running
-from optimizer.aws.preflight.model import iam_action
+from optimizer.preflight import run as running
+from optimizer.preflight.model import iam_action
 from tests.plans import SPOT_P4D, merged, sample_plan
-from tests.unit.optimizer.aws.preflight_account import (
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,
@@ -35,7 +36,6 @@ from tests.unit.optimizer.aws.preflight_account import (
     quota_answer,
     target,
 )
-from tests.unit.optimizer.commands.conftest import Gpufleet
 
 __all__ = ["aws"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from optimizer.aws.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 from optimizer.catalog.sources import instance_types
 from optimizer.hardware import InstanceType
+from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 
 # Words for the plan's fields.
 _FIELDS = {

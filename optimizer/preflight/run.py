@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from optimizer.aws import clients
-from optimizer.aws.preflight import (
+from optimizer.preflight import (
     bucket,
     capacity,
     hardware,
@@ -22,7 +22,7 @@ from optimizer.aws.preflight import (
     spot,
     zones,
 )
-from optimizer.aws.preflight.model import (
+from optimizer.preflight.model import (
     LEVELS,
     UNREADABLE,
     Account,

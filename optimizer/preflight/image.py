@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Finding, failure, passed, problems_or, warning
+from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, warning
 
 _CHECK = "image"
 _OTHER = "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"

@@ -10,13 +10,13 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
-from optimizer.aws.preflight.hardware import check_hardware
-from optimizer.aws.preflight.identity import check_region, identify
-from optimizer.aws.preflight.model import Account, Unknown
-from optimizer.aws.preflight.zones import check_zones, open_zones
 from optimizer.errors import GpufleetError
+from optimizer.preflight.hardware import check_hardware
+from optimizer.preflight.identity import check_region, identify
+from optimizer.preflight.model import Account, Unknown
+from optimizer.preflight.zones import check_zones, open_zones
 from tests.plans import sample_plan
-from tests.unit.optimizer.aws.preflight_account import (
+from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     ARN,
     THROTTLED,

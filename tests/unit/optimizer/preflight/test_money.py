@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from optimizer.aws.preflight.money import check_aws_budgets, check_prices
 from optimizer.plan import FleetPlan
+from optimizer.preflight.money import check_aws_budgets, check_prices
 from tests.plans import sample_plan
-from tests.unit.optimizer.aws.preflight_account import (
+from tests.unit.optimizer.catalog.price_documents import instance_document
+from tests.unit.optimizer.preflight.account import (
     DENIED,
     DENIED_EC2,
     THROTTLED,
@@ -20,7 +21,6 @@ from tests.unit.optimizer.aws.preflight_account import (
     only,
     spot_price,
 )
-from tests.unit.optimizer.catalog.price_documents import instance_document
 
 __all__ = ["aws"]
 

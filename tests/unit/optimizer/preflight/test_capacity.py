@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from optimizer.aws import quotas
-from optimizer.aws.preflight.capacity import (
+from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
+from optimizer.preflight.capacity import (
     check_instance_quotas,
     check_lambda_concurrency,
     check_network_quotas,
     check_storage_quota,
 )
-from optimizer.aws.preflight.model import Finding
-from optimizer.aws.preflight.reservation import block_hours, check_reservation
-from optimizer.aws.preflight.run import run_check
-from optimizer.aws.preflight.spot import check_spot_score
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
+from optimizer.preflight.model import Finding
+from optimizer.preflight.reservation import block_hours, check_reservation
+from optimizer.preflight.run import run_check
+from optimizer.preflight.spot import check_spot_score
 from tests.plans import sample_plan
-from tests.unit.optimizer.aws.preflight_account import (
+from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,

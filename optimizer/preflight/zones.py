@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from optimizer.aws.preflight.model import Context, Finding, Unknown, passed, warning
 from optimizer.catalog.sources import offerings
+from optimizer.preflight.model import Context, Finding, Unknown, passed, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

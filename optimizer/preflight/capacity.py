@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from optimizer.aws import clients, quotas
-from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
 from optimizer.aws.quotas import Quota, Reservation, Running
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
 
 _WHY = {
     "vCPUs": "AWS refuses to start instances above it, and a gang needs all of its nodes",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Context, Finding, StackNames, Unknown, ask, failure, passed, unknown, warning
+from optimizer.preflight.model import Context, Finding, StackNames, Unknown, ask, failure, passed, unknown, warning
 
 _CHECK = "KMS key"
 # Auto Scaling needs these actions on the key to start a node with an encrypted volume:

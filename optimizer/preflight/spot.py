@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.preflight.model import Context, Finding, Level, unknown
+from optimizer.preflight.model import Context, Finding, Level, unknown
 
 _CHECK = "spot placement score"
 # AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as

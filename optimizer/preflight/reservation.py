@@ -13,8 +13,8 @@ from typing import Any
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
-from optimizer.aws.preflight.model import Context, Finding, Value, failure, passed, problems_or, unknown, warning
 from optimizer.plan import FleetPlan
+from optimizer.preflight.model import Context, Finding, Value, failure, passed, problems_or, unknown, warning
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
 BLOCK_INSTANCES = 64

@@ -5,8 +5,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from optimizer.aws import ttl
-from optimizer.catalog import Catalog, load
+from optimizer.catalog import Catalog, load, ttl
 from optimizer.catalog.snapshot import SHIPPED
 from optimizer.errors import DataStaleError
 

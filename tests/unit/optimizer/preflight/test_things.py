@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from optimizer.aws.preflight.bucket import check_bucket
-from optimizer.aws.preflight.image import check_image
-from optimizer.aws.preflight.key import check_key, check_volume_encryption
-from optimizer.aws.preflight.network import (
+from optimizer.plan import INTERFACE_ENDPOINTS
+from optimizer.preflight.bucket import check_bucket
+from optimizer.preflight.image import check_image
+from optimizer.preflight.key import check_key, check_volume_encryption
+from optimizer.preflight.network import (
     PLACEMENT_GROUPS,
     check_placement_groups,
     check_range,
@@ -19,9 +20,8 @@ from optimizer.aws.preflight.network import (
     check_vpc,
     subnet_zones,
 )
-from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.plans import sample_plan
-from tests.unit.optimizer.aws.preflight_account import (
+from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,

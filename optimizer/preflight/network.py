@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws import errors
-from optimizer.aws.preflight.model import Context, Finding, Level, Unknown, ask, failure, judge, passed, warning
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, judge, passed, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from botocore.exceptions import ClientError
 
 from optimizer.aws import clients, errors
-from optimizer.aws.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
+from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
 
 _CHECK = "bucket"
 
