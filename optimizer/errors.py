@@ -13,14 +13,7 @@ from __future__ import annotations
 
 
 class GpufleetError(Exception):
-    """Base of all errors meant for the user; ``exit_code`` is the process's exit status.
-
-    Args:
-        got: the wrong thing and its value ("--budget is -5 USD").
-        limit: the values that are accepted ("a budget is above 0 USD").
-        why: the reason for the limit; empty where the limit says it.
-        next_step: a command or edit that helps; empty where there is none.
-    """
+    """Base of all errors meant for the user; ``got`` is the wrong thing with its value ("--budget is -5 USD")."""
 
     exit_code = 1
 

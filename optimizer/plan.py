@@ -1,8 +1,7 @@
 """``FleetPlan``: the contract between the optimizer, which decides, and infra and bootstrap, which carry out.
 
-It holds every fact that they need, so that they never decide again. A plan is checked against itself when it is read:
-nonsense edited by hand is refused before it costs money. Saved plans are read by later versions: fields may be added
-with a default, none renamed.
+A plan is checked against itself when it is read, before nonsense edited by hand costs money. Saved plans must stay
+readable: fields may be added with a default, none renamed.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ class CapacityBlock(_Model):
     end: AwareDatetime
 
     def usable_hours(self, now: datetime) -> float:
-        """Hours from ``now`` or the start, whichever is later, until AWS ends the instances; 0 once over.
-
-        They include the drain: ``FleetPlan.reserve_s`` before, the controller begins to end the nodes.
-        """
+        """Hours from ``now`` or the start, whichever is later, until AWS ends the instances, the drain included."""
         return max(0.0, (self.end - BLOCK_TAIL - max(self.start, now)) / timedelta(hours=1))
 
     @model_validator(mode="after")
@@ -90,22 +86,15 @@ class Purchase(_Model):
 
     option: PurchaseOption
     on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
-    fallback: Literal["none", "on-demand"] = Field(
-        default="none",
-        description="What replaces spot capacity that does not come.",
-    )
+    fallback: Literal["none", "on-demand"] = Field(default="none", description="Replaces missing spot capacity.")
     capacity_reservation_id: str | None = Field(
         default=None,
         pattern=r"^cr-[0-9a-f]{8,17}$",
-        description="Existing reservation to run in; null with option reserved makes infra create one. A Capacity "
-        "Block is bought beforehand, and this is its id.",
+        description="Existing reservation or Capacity Block; null with option reserved makes infra create one.",
     )
-    capacity_block: CapacityBlock | None = Field(
-        default=None, description="Times of the Capacity Block; null for the other options."
-    )
+    capacity_block: CapacityBlock | None = Field(default=None, description="Null for the other options.")
     spot_types: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], ...] = Field(
-        default=(),
-        description="Further types a spot fleet may take: the same GPUs, memory and network, never slower.",
+        default=(), description="Further types of a spot fleet: the same GPUs, memory and network, never slower."
     )
 
 
@@ -124,12 +113,8 @@ class Parallelism(_Model):
     tensor: Count = 1
     pipeline: Count = 1
     context: Count = 1
-    expert: Count = Field(
-        default=1, description="Data-parallel ranks that together hold each expert of a mixture once; divides data."
-    )
-    sequence_parallel: bool = Field(
-        default=False, description="Tensor parallelism also splits norms, dropout and residual along the sequence."
-    )
+    expert: Count = Field(default=1, description="Data-parallel ranks that together hold each expert; divides data.")
+    sequence_parallel: bool = Field(default=False, description="Tensor ranks split norms, dropout and residual too.")
     virtual_stages: Count = Field(default=1, description="Model chunks of one pipeline rank (interleaved schedule).")
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
@@ -357,11 +342,9 @@ class FleetPlan(_Model):
                 "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
                 f"{purchase.option}"
             )
-        for name in ("spot_types", "on_demand_base"):
-            if getattr(purchase, name) and purchase.option != "spot":
+        for name, default in (("spot_types", ()), ("on_demand_base", 0), ("fallback", "none")):
+            if getattr(purchase, name) != default and purchase.option != "spot":
                 problems.append(f"purchase.{name} goes with option spot, and the option is {purchase.option}")
-        if purchase.fallback != "none" and purchase.option != "spot":
-            problems.append(f"purchase.fallback goes with option spot, and the option is {purchase.option}")
         if self.node.efa_cards > self.node.network_cards:
             problems.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
         if not self.prices:
@@ -405,10 +388,7 @@ class FleetPlan(_Model):
 
     @property
     def terminate_timeout_s(self) -> int:
-        """Timeout of the terminate hook, s: time to save and to leave.
-
-        It holds on scale-in only: a spot reclaim ends the node two minutes after its notice all the same.
-        """
+        """Timeout of the terminate hook, s; a spot reclaim ends the node two minutes after its notice all the same."""
         return self.save_limit_s + LEAVING_S
 
     @property
@@ -418,10 +398,7 @@ class FleetPlan(_Model):
 
     @property
     def reserve_usd(self) -> float:
-        """Drain reserve under a ceiling, USD, on top of ``cost_usd``: all nodes at their dearest possible price.
-
-        The year of a commitment, in ``cost_usd``, pays for its nodes' drain already.
-        """
+        """Drain reserve, USD, besides ``cost_usd``: nodes at their dearest price, but those of a paid commitment."""
         purchase = self.purchase
         committed = purchase.option == "reserved" and purchase.capacity_reservation_id is None
         dearest = max(self.node_prices_usd_per_hour.values(), default=0.0)
@@ -439,16 +416,7 @@ class FleetPlan(_Model):
 
 
 def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> FleetPlan:
-    """Read one FleetPlan, or the ``plan_number``-th (from 1, best first) of a ``recommend`` output.
-
-    Args:
-        text: JSON text.
-        plan_number: position in a ``recommend`` output; a lone FleetPlan has only 1.
-        origin: name of the text in errors, like its file name.
-
-    Raises:
-        PlanError: not JSON, not a plan, a plan that contradicts itself, or no plan of that number.
-    """
+    """Read one FleetPlan, or the ``plan_number``-th (from 1) of a ``recommend`` output, or raise PlanError."""
     try:
         data: Any = json.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also a number of thousands of digits
@@ -468,11 +436,7 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
 
 
 def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
-    """Check ``data`` as a FleetPlan.
-
-    Raises:
-        PlanError: each wrong field with its place, value and limit.
-    """
+    """Check ``data`` as a FleetPlan; PlanError names each wrong field with its place, value and limit."""
     try:
         return FleetPlan.model_validate(data)
     except ValidationError as error:
@@ -486,11 +450,7 @@ def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
 
 
 def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
-    """Read a plan from a file; see ``read_plan``.
-
-    Raises:
-        PlanError: as ``read_plan``, or the file cannot be read.
-    """
+    """Read a plan from a file like ``read_plan``."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -58,16 +58,14 @@ class Workload(_Model):
     steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
     seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of one sequence; none for a CNN.")
     global_batch: Samples | None = Field(
-        default=None,
-        le=MOST_BATCH,
-        description="Sequences (or images) of one optimizer step; null lets the search choose.",
+        default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
     framework: Literal[
         "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
-    ] = Field(default="torch", description="Profile of the training code: what it keeps in memory and costs the host.")
-    compiled: bool = Field(default=False, description="Whether the training code is compiled (torch.compile).")
+    ] = Field(default="torch", description="Profile of the training code: its memory and host costs.")
+    compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
@@ -91,11 +89,9 @@ class Reservation(_Model):
     count: Annotated[int, Field(ge=1, le=1000), Number]
     capacity_reservation_id: str | None = Field(default=None, pattern=r"^cr-[0-9a-f]{8,17}$")
     usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
-        default=None, description="What one more hour of one instance costs you; 0 by default, as it is already paid."
+        default=None, description="Price of one more hour of one instance; 0 by default, as it is already paid."
     )
-    capacity_block: CapacityBlock | None = Field(
-        default=None, description="Start and end of a Capacity Block that is bought; null for a reservation without."
-    )
+    capacity_block: CapacityBlock | None = Field(default=None, description="Null for a reservation of another kind.")
 
     @property
     def option(self) -> PurchaseOption:
@@ -121,30 +117,17 @@ class Constraints(_Model):
     deadline_hours: Hours | None = None
     regions: tuple[str, ...] = Field(default=(), description="Region names or patterns (us-*); empty for all.")
     purchase_options: tuple[PurchaseOption, ...] = Field(default=("on-demand", "spot"), min_length=1)
-    instance_types: tuple[str, ...] = Field(
-        default=(), description="Types (p5.48xlarge), families (p5) or patterns (g6*); empty for all."
-    )
+    instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
-    parallelism: tuple[Axis, ...] = Field(
-        default=get_args(Axis), min_length=1, description="Kinds of parallelism that the training code can do."
-    )
-    sharding: tuple[Sharding, ...] = Field(
-        default=get_args(Sharding),
-        min_length=1,
-        description="How the training code may shard its state; ddp is all that bootstrap.training keeps.",
-    )
+    # Kinds that the training code can do; bootstrap.training keeps ddp only.
+    parallelism: tuple[Axis, ...] = Field(default=get_args(Axis), min_length=1)
+    sharding: tuple[Sharding, ...] = Field(default=get_args(Sharding), min_length=1)
     existing_reservations: tuple[Reservation, ...] = Field(
-        default=(),
-        description="Capacity that is owned; used unless purchase_options are given without reserved "
-        "(capacity-block for a Capacity Block).",
+        default=(), description="Used unless purchase_options are given without their option."
     )
-    spot_fallback: Literal["none", "on-demand"] = Field(
-        default="none", description="What replaces spot nodes that do not come; its price binds the budget too."
-    )
-    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = Field(
-        default=0.1,
-        description="How much dearer a further type of a spot fleet may be (0.1: by 10%); its price binds the budget.",
-    )
+    # The price of the fallback, and of further spot types (0.1: 10% dearer at most), binds the budget.
+    spot_fallback: Literal["none", "on-demand"] = "none"
+    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = 0.1
 
     @property
     def usable_reservations(self) -> tuple[Reservation, ...]:
@@ -170,18 +153,14 @@ class FleetRequest(_Model):
 
 
 def shown(value: Any) -> str:
-    """The beginning of a wrong value, for an error: seven lines of YAML aliases can hold a million values."""
+    """The beginning of a wrong value: seven lines of YAML aliases can hold a million values."""
     short = reprlib.Repr()
     short.maxlevel, short.maxstring = 2, 100
     return short.repr(value)
 
 
 def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -> FleetRequest:
-    """Check ``data`` as a FleetRequest.
-
-    Raises:
-        InvalidInputError: every wrong field at once, each with its place, value and limit.
-    """
+    """Check ``data`` as a FleetRequest; InvalidInputError names every wrong field with its place, value and limit."""
     try:
         return FleetRequest.model_validate(data)
     except ValidationError as error:
@@ -200,11 +179,7 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
 
 
 def read_request_file(path: Path) -> dict[str, Any]:
-    """Read a request's YAML as a dictionary, unchecked, so that flags can be laid over it.
-
-    Raises:
-        InvalidInputError: the file cannot be read, is not YAML, or holds no mapping.
-    """
+    """Read a request's YAML as a mapping, unchecked, so that flags can be laid over it; else InvalidInputError."""
     # Imported here: a request made of flags does not need them.
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

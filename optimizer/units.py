@@ -14,11 +14,7 @@ _HOURS = {"": 1.0, "h": 1.0, "d": 24.0, "w": 168.0, "m": 1 / 60, "min": 1 / 60}
 
 
 def parse_count(text: str | float) -> int:
-    """Read a count with an optional suffix: "2B" is 2,000,000,000; "1.5k" is 1500.
-
-    Raises:
-        ValueError: not a number with suffix k, M, B, G or T, not above zero, or not a whole number.
-    """
+    """Read a whole number above 0 with an optional suffix k, M, B, G or T ("1.5k" is 1500), or raise ValueError."""
     value = _suffixed(text)
     if value is None:
         raise ValueError(f"{text!r} is not a count; write a number with an optional suffix k, M, B or T, like 2B")
@@ -28,11 +24,7 @@ def parse_count(text: str | float) -> int:
 
 
 def parse_usd(text: str) -> float:
-    """Read an amount of USD with an optional suffix: "5k" is 5000, "2.5M" is 2,500,000.
-
-    Raises:
-        ValueError: not a number with suffix k, M, B, G or T, or not above zero.
-    """
+    """Read an amount of USD above 0 with an optional suffix ("5k" is 5000), or raise ValueError."""
     value = _suffixed(text)
     if value is None or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{text!r} is not an amount of USD above 0; write a number, or one with a suffix, like 5k")
@@ -40,17 +32,12 @@ def parse_usd(text: str) -> float:
 
 
 def _suffixed(text: str | float) -> float | None:
-    """Read a number with an optional suffix of _COUNT; None where the text is none."""
     match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
     return float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]] if match else None
 
 
 def parse_hours(text: str | float) -> float:
-    """Read a duration in hours: "48h", "3d", "90min", "2w", or a bare number of hours.
-
-    Raises:
-        ValueError: not a duration, or not above zero.
-    """
+    """Read a duration in hours ("48h", "3d", "90min", "2w", or a bare number of hours), or raise ValueError."""
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(h|d|w|min|m)?\s*", str(text).lower())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)")

@@ -31,14 +31,9 @@ def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:
 
 
 def interval_s(stall: ArrayLike, rate_per_hour: ArrayLike) -> Floats:
-    """Checkpoint interval in seconds that loses least: sqrt(2 * stall * mean time between interruptions).
+    """Checkpoint interval that loses least, s: sqrt(2 * stall * mean time between interruptions), at least two stalls.
 
-    Young 1974 and Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016); the next save never starts before the last
-    one has ended.
-
-    Args:
-        stall: seconds one checkpoint stops training.
-        rate_per_hour: interruptions of the whole job per running hour, above 0.
+    Young 1974 and Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016).
     """
     stall = np.asarray(stall, dtype=float)
     optimum = np.sqrt(2 * stall * 3600.0 / np.asarray(rate_per_hour, dtype=float))

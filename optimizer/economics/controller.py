@@ -10,8 +10,8 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH
 
-# infra/controller.py: a function of 256 MiB that runs every minute, priced as if each run took its time limit, so the
-# cost is a bound. infra/dashboard.py names the metrics. A test compares with what infra declares.
+# The function of infra/controller.py, priced as if each run took its time limit, and the metrics of infra/dashboard.py;
+# a test compares with what infra declares.
 RUNS_PER_HOUR = 60
 RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
@@ -22,11 +22,7 @@ ITEMS: tuple[UnitItem, ...] = ("lambda-request", "lambda-compute", "custom-metri
 
 
 def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
-    """List price of the controller, USD an hour, without an account's free allowances.
-
-    Raises:
-        DataMissingError: the catalog lacks one of ``ITEMS``.
-    """
+    """List price of the controller, USD an hour, without an account's free allowances."""
     usd = {item: catalog.unit_price(item, region).usd for item in ITEMS}
     hourly = RUNS_PER_HOUR * (
         usd["lambda-request"] + RUN_LIMIT_S * MEMORY_GIB * usd["lambda-compute"] + usd["metric-request"]

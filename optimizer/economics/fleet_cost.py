@@ -1,4 +1,4 @@
-"""Dollars of fleets from their hours: nodes, volumes, storage, endpoints and controller; elementwise over fleets."""
+"""Dollars of fleets from their hours, elementwise."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from optimizer.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HourlyRates:
-    """Nodes of fleets and the prices they pay by the hour or month, USD.
+    """Nodes of fleets with the price of one, running costs (as RunningCosts) and drain reserve.
 
-    Attributes:
-        base_nodes, base_usd_per_hour: nodes that are never reclaimed, and the price of one.
-        spot_nodes, spot_usd_per_hour: nodes that can be reclaimed, and the price of one.
-        committed_nodes, committed_usd_per_hour: nodes of a one-year commitment made for this run, and the price of one.
-        volume_usd_per_month, storage_usd_per_month, endpoints_usd_per_hour, controller_usd_per_hour: as RunningCosts.
-        reserve_hours: drain reserve.
+    Base nodes are never reclaimed; committed nodes are of a one-year commitment made for this run.
     """
 
     base_nodes: Floats
@@ -38,11 +33,7 @@ class HourlyRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetCost:
-    """USD of whole runs; ``expected`` is the sum of the parts before it.
-
-    ``reserve`` is not spent: the controller drains a fleet while its ceiling still pays for the drain, so a run needs a
-    ceiling of its cost and the reserve.
-    """
+    """USD of whole runs; ``expected`` sums the parts before it, and the drain ``reserve`` is not spent."""
 
     compute: Floats
     volumes: Floats
@@ -56,10 +47,9 @@ class FleetCost:
 
 
 def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
-    """Cost of runs.
+    """Cost of runs; while the job waits for a reclaimed node, every other node is paid.
 
-    While the job waits for a reclaimed node, every other node is paid. A one-year commitment is paid to its end whether
-    the run needs it or not (https://aws.amazon.com/ec2/pricing/reserved-instances/), so it costs whole years.
+    A one-year commitment costs whole years (https://aws.amazon.com/ec2/pricing/reserved-instances/).
     """
     fleet_usd_per_hour = rates.base_nodes * rates.base_usd_per_hour + rates.spot_nodes * rates.spot_usd_per_hour
     with np.errstate(invalid="ignore"):

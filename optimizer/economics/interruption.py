@@ -1,14 +1,10 @@
-"""Interruptions: how often a node is lost, and how long its replacement takes.
-
-Two causes add up. Hardware and software failures strike every purchase option; spot reclaims strike spot nodes only.
-A job is one gang: losing any node stops all of them, so the rates of the nodes add up.
-"""
+"""Interruptions: how often a node is lost, by failures and by spot reclaims, and how long its replacement takes."""
 
 from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +12,7 @@ from optimizer.units import HOURS_PER_MONTH
 
 TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 
-# Llama 3 405B pre-training: 419 unexpected interruptions in 54 days on 16,384 H100
-# (arXiv:2407.21783, section 3.3.4, table 5; July 2024).
+# Llama 3 405B: 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783, table 5; July 2024).
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 FAILURE_SOURCE = "failures: arXiv:2407.21783 table 5 (419 in 54 days on 16384 GPUs), 2024-07"
 
@@ -28,13 +23,7 @@ RESTART_HOURS = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hazard:
-    """Hazard of one spot node.
-
-    Attributes:
-        rate_per_node_hour: hazard rate, reclaims per running node-hour.
-        wait_hours: mean time until the pool has capacity again, hours.
-        source: sources of both, with dates.
-    """
+    """Reclaims per running hour of one spot node, mean hours until its pool has capacity again, and their sources."""
 
     rate_per_node_hour: float
     wait_hours: float
@@ -42,19 +31,13 @@ class Hazard:
 
 
 @cache
-def _traces() -> tuple[dict[str, str], ...]:
-    text = TRACES.read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
-@cache
 def measured_hazard(*, multi_gpu: bool) -> Hazard:
-    """Hazard of V100 spot nodes in us-west-2 in October 2022, by node size (p3.2xlarge or p3.16xlarge).
+    """Hazard of V100 spot nodes in us-west-2 in October 2022 (p3.2xlarge or p3.16xlarge), from traces of capacity.
 
-    The traces record, tick by tick, whether a pool had capacity. A running node can outlive a dip, so the rate is an
-    upper bound for those pools.
+    The rate is an upper bound, because a running node can outlive a dip.
     """
-    rows = [row for row in _traces() if (int(row["gpus_per_node"]) > 1) == multi_gpu]
+    traces = csv.DictReader(TRACES.read_text(encoding="utf-8").splitlines())
+    rows = [row for row in traces if (int(row["gpus_per_node"]) > 1) == multi_gpu]
     interruptions = sum(int(row["interruptions"]) for row in rows)
     return Hazard(
         rate_per_node_hour=interruptions / sum(float(row["available_hours"]) for row in rows),
@@ -65,32 +48,19 @@ def measured_hazard(*, multi_gpu: bool) -> Hazard:
 
 @cache
 def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_of: str) -> Hazard:
-    """Hazard of a spot pool from its Spot Advisor band, read at the band's unfavourable end.
+    """Hazard of a spot pool from its Spot Advisor band: the share of instances reclaimed in a month, (low, high).
 
-    A closed band such as (0.05, 0.10) is a share of instances reclaimed in a month; a constant rate r loses
-    1 - exp(-730 r) of them. The open band (0.20, None) has no unfavourable end, and a pool without a band no evidence:
-    both take the measured traces of a pool in the open band.
-
-    Args:
-        band: share of instances interrupted in a month, (low, high).
-        multi_gpu: a node has more than one GPU; larger nodes are reclaimed more often.
-        as_of: date of the band, for the source text.
+    A closed band is read at its upper end: a constant rate r loses 1 - exp(-730 r) of the instances. The open band
+    (0.20, None) and a pool without a band take the measured traces of a pool in the open band.
     """
     measured = measured_hazard(multi_gpu=multi_gpu)
     if band is None:
-        return Hazard(
-            rate_per_node_hour=measured.rate_per_node_hour,
-            wait_hours=measured.wait_hours,
-            source=f"no Spot Advisor band; {measured.source}",
-        )
-    if band[1] is None:
-        return Hazard(
-            rate_per_node_hour=max(measured.rate_per_node_hour, -math.log1p(-band[0]) / HOURS_PER_MONTH),
-            wait_hours=measured.wait_hours,
-            source=f"Spot Advisor band >{band[0]:.0%} a month, {as_of}, is open; {measured.source}",
-        )
-    return Hazard(
-        rate_per_node_hour=-math.log1p(-band[1]) / HOURS_PER_MONTH,
-        wait_hours=measured.wait_hours,
-        source=f"Spot Advisor band {band[0]:.0%}-{band[1]:.0%} a month, {as_of}, upper end",
-    )
+        return replace(measured, source=f"no Spot Advisor band; {measured.source}")
+    low, high = band
+    if high is None:
+        rate = max(measured.rate_per_node_hour, -math.log1p(-low) / HOURS_PER_MONTH)
+        source = f"Spot Advisor band >{low:.0%} a month, {as_of}, is open; {measured.source}"
+    else:
+        rate = -math.log1p(-high) / HOURS_PER_MONTH
+        source = f"Spot Advisor band {low:.0%}-{high:.0%} a month, {as_of}, upper end"
+    return Hazard(rate_per_node_hour=rate, wait_hours=measured.wait_hours, source=source)

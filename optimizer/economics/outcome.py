@@ -1,7 +1,4 @@
-"""Outcomes: wall-clock hours of fleets, with checkpoint stalls, lost work, restarts and waiting for spot capacity.
-
-All functions are elementwise over fleets.
-"""
+"""Outcomes: wall-clock hours of fleets, elementwise; docs/economics.md derives them."""
 
 from __future__ import annotations
 
@@ -22,13 +19,9 @@ class Fleets:
     """Fleets, one an element.
 
     Attributes:
-        train_hours: useful hours of training without any interruption (the estimator's median).
+        train_hours: useful hours without any interruption (the estimator's median).
         log_error: standard deviation of the estimator's log error.
-        nodes, spot_nodes, gpus_per_node: nodes, the spot nodes among them, ranks of one node.
-        spot_rate: reclaims per spot node-hour.
-        spot_wait_hours: mean wait for a reclaimed node's replacement, hours.
-        checkpoint_gib: size of one checkpoint.
-        checkpoint_writers: nodes that write a checkpoint together.
+        spot_rate, spot_wait_hours: reclaims per spot node-hour, and mean wait for the replacement.
     """
 
     train_hours: Floats
@@ -47,14 +40,10 @@ class Outcome:
     """Outcomes, one an element.
 
     Attributes:
-        hours_expected, hours_p50, hours_p95: wall hours from launch to the last step; infinite where interruptions
-            come faster than the job recovers.
-        hours_std: standard deviation of the wall hours.
-        running_hours: expected hours in which every node runs (and is paid).
-        waiting_hours: expected hours in which the job waits for a spot node (and the other nodes are paid).
-        rate: interruptions per hour of the whole fleet while it runs.
-        expected_count: expected interruptions of the run.
-        checkpoint_interval_s: the interval that loses least, s.
+        hours_expected, hours_p50, hours_p95, hours_std: wall hours from launch to the last step; infinite where
+            interruptions come faster than the job recovers.
+        running_hours, waiting_hours: expected hours in which all nodes run, and in which the job waits for a spot node.
+        rate, expected_count: interruptions per running hour of the whole fleet, and of the run.
         lost_hours: expected wall hours that are not useful training.
     """
 
@@ -71,12 +60,7 @@ class Outcome:
 
 
 def predict_outcome(fleets: Fleets) -> Outcome:
-    """Expected wall hours and their spread.
-
-    With r interruptions an hour, each costing a restart and half a checkpoint interval, M useful hours need
-    R = M / (1 - r (restart + interval / 2)) running hours: recovery itself can be interrupted. Waiting for capacity
-    adds to the wall clock only. The spread joins the estimator's error with the Poisson number of interruptions.
-    """
+    """Expected wall hours and their spread, from the estimator's error and the Poisson number of interruptions."""
     spot_rate = fleets.spot_rate * fleets.spot_nodes
     rate = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes + spot_rate
     stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
@@ -115,10 +99,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
 
 
 def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
-    """Median and 95th percentile of a lognormal distribution.
-
-    The 95th percentile is never below the mean: a heavy tail moves the mean past it, and a limit must hold for both.
-    """
+    """Median and 95th percentile of a lognormal distribution; a limit on the latter holds for the mean too."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         log_variance = np.log1p((std / mean) ** 2)
         p50 = mean / np.sqrt(1 + (std / mean) ** 2)

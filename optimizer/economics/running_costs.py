@@ -1,4 +1,4 @@
-"""Running costs: prices of everything a fleet pays besides its nodes (volumes, storage, endpoints, controller)."""
+"""Running costs: prices of everything a fleet pays besides its nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ GP3_INCLUDED_MIB_PER_S = 125
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningCosts:
-    """Prices in one region, USD.
-
-    Attributes:
-        volume_usd_per_month: volumes of one node.
-        storage_usd_per_month: the checkpoints that a bucket keeps, and the key that encrypts them.
-        endpoints_usd_per_hour: all interface endpoints, in one zone.
-        controller_usd_per_hour: the stack's controller.
-    """
+    """Prices in one region: volumes of one node, kept checkpoints with their key, all endpoints, the controller."""
 
     volume_usd_per_month: float
     storage_usd_per_month: float
@@ -31,11 +24,7 @@ class RunningCosts:
 
 
 def running_costs(catalog: Catalog, region: str, checkpoint_gib: float) -> RunningCosts:
-    """Look up a region's running costs, for checkpoints of ``checkpoint_gib``.
-
-    Raises:
-        DataMissingError: the catalog lacks a price in every region.
-    """
+    """Look up a region's running costs; DataMissingError where the catalog lacks a price in every region."""
     volumes, kept = Volumes(), Job.model_fields["checkpoints_kept"].default
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd

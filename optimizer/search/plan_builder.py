@@ -50,9 +50,8 @@ class PlanBuilder:
         """Build the plans of candidates, each a table and a row."""
         if not candidates:
             return []
-        estimates = estimate_configurations(
-            self._problem, [(table.fastest, int(table.configuration[row])) for table, row in candidates]
-        )
+        chosen = [(table.fastest, int(table.configuration[row])) for table, row in candidates]
+        estimates = estimate_configurations(self._problem, chosen)
         return [self._build(table, row, estimates, i) for i, (table, row) in enumerate(candidates)]
 
     def _build(self, table: CandidateTable, row: int, estimates: Estimates, i: int) -> FleetPlan:
@@ -90,11 +89,7 @@ class PlanBuilder:
             step_time_s=rounded(estimates.step_time_s[i]),
             tokens_per_second=rounded(estimates.tokens_per_second[i]),
             mfu=rounded(estimates.mfu[i]),
-            hours=Spread(
-                expected=rounded(outcome.hours_expected[row]),
-                p50=rounded(outcome.hours_p50[row]),
-                p95=rounded(outcome.hours_p95[row]),
-            ),
+            hours=Spread(**{name: rounded(getattr(outcome, f"hours_{name}")[row]) for name in Spread.model_fields}),
             cost_usd=Cost(
                 expected=expected_usd,
                 p50=cents(cost.p50[row]),
@@ -130,14 +125,9 @@ class PlanBuilder:
         )
 
     def _describe_speed(self, instance: InstanceType, parallelism: Parallelism) -> SpeedSource:
-        work = self._problem.request.workload
+        work, splits = self._problem.request.workload, parallelism.beyond_data
         residual, source = speed_source(
-            self._problem.calibration,
-            instance.gpu,
-            work.precision,
-            work.framework,
-            self._problem.model,
-            parallelism.beyond_data,
+            self._problem.calibration, instance.gpu, work.precision, work.framework, self._problem.model, splits
         )
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 

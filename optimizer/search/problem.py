@@ -119,18 +119,20 @@ class Problem:
         check_framework(request.workload.framework, model)
         amount = Amount.resolve(request, model)
         limits = request.constraints
-        regions = _matching_regions(limits.regions, catalog)
+        regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
             catalog.check_region(owned.region)
+        known = [instance.name for instance in catalog.instance_types]
+        types = _match(limits.instance_types, known, matches_type, catalog.instance_type)
         return cls(
             request=request,
             model=model,
             amount=amount,
             catalog=catalog,
             calibration=calibration,
-            regions=regions,
-            instance_types=_matching_types(limits.instance_types, catalog),
+            regions=tuple(regions),
+            instance_types=tuple(catalog.instance_type(name) for name in types),
         )
 
     @cached_property
@@ -157,17 +159,11 @@ class Problem:
         return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib))
 
 
-def _matching_regions(patterns: Sequence[str], catalog: Catalog) -> tuple[str, ...]:
-    known = catalog.regions()
+def _match(
+    patterns: Sequence[str], names: Sequence[str], matches: Callable[[str, str], bool], refuse: Callable[[str], object]
+) -> list[str]:
+    """Names that match a pattern, all without patterns; ``refuse`` raises for a pattern that matches none."""
     for pattern in patterns:
-        if not any(fnmatchcase(region, pattern) for region in known):
-            catalog.check_region(pattern)
-    return tuple(r for r in known if not patterns or any(fnmatchcase(r, pattern) for pattern in patterns))
-
-
-def _matching_types(patterns: Sequence[str], catalog: Catalog) -> tuple[InstanceType, ...]:
-    known = catalog.instance_types
-    for pattern in patterns:
-        if not any(matches_type(instance.name, pattern) for instance in known):
-            catalog.instance_type(pattern)
-    return tuple(i for i in known if not patterns or any(matches_type(i.name, pattern) for pattern in patterns))
+        if not any(matches(name, pattern) for name in names):
+            refuse(pattern)
+    return [name for name in names if not patterns or any(matches(name, pattern) for pattern in patterns)]
