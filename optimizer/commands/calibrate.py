@@ -145,7 +145,7 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean absolute error and mean error (bias), per cent, by GPU and of all rows."""
     import pandas as pd
 
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).astype({"error_before": float})  # None, without a shipped calibration, is NaN
     groups = [(str(gpu), own) for gpu, own in table.groupby("gpu")] if table.gpu.nunique() > 1 else []
 
     def mean(errors: pd.Series[float]) -> float | None:

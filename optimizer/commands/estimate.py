@@ -190,7 +190,19 @@ def _estimate_one(
     hardware, gpus, name = _hardware(**hardware_options)
     check_precision(hardware.gpu, precision)
     data = data_ranks(gpus, tensor, pipeline, context)
-    accumulation = _accumulation(data, micro_batch, grad_accum, global_batch)
+    if global_batch is not None:
+        if grad_accum is not None:
+            raise InvalidInputError(
+                "--global-batch and --grad-accum together", limit="one of them: each follows from the other"
+            )
+        grad_accum, rest = divmod(global_batch, data * micro_batch)
+        if rest:
+            raise InvalidInputError(
+                f"--global-batch is {global_batch}",
+                limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
+                why="every rank has the same number of sequences",
+            )
+    grad_accum = grad_accum or 1
     recipe = Recipe(
         seq_len=resolve_seq_len(spec, seq_len),
         precision=precision,
@@ -218,7 +230,7 @@ def _estimate_one(
         virtual_stages=virtual_stages,
         sharding=SHARDINGS.index(sharding),
         micro_batch=micro_batch,
-        grad_accum=accumulation,
+        grad_accum=grad_accum,
         checkpointing=CHECKPOINTINGS.index(activation_checkpointing),
     )
     setup = Setup(model=spec, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
@@ -237,9 +249,9 @@ def _estimate_one(
         "gpus": gpus,
         "nodes": setup.grid.nodes,
         "seq_len": recipe.seq_len,
-        "global_batch": data * micro_batch * accumulation,
+        "global_batch": data * micro_batch * grad_accum,
         "micro_batch": micro_batch,
-        "grad_accum": accumulation,
+        "grad_accum": grad_accum,
         "data": data,
         **ranks,
         "sequence_parallel": sequence_parallel,
@@ -309,22 +321,6 @@ def _hardware(
     return build_hardware(model, per_node, network), total, name
 
 
-def _accumulation(data: int, micro_batch: int, grad_accum: int | None, global_batch: int | None) -> int:
-    if global_batch is None:
-        return grad_accum or 1
-    if grad_accum is not None:
-        raise InvalidInputError(
-            "--global-batch and --grad-accum together", limit="one of them: each follows from the other"
-        )
-    if global_batch % (data * micro_batch):
-        raise InvalidInputError(
-            f"--global-batch is {global_batch}",
-            limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
-            why="every rank has the same number of sequences",
-        )
-    return global_batch // (data * micro_batch)
-
-
 def _print(result: dict[str, Any], output_format: str) -> None:
     if output_format == "json":
         write_json(result)
@@ -351,31 +347,21 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         f"step of {result['global_batch']} {what}: micro-batch "
         f"{result['micro_batch']} x accumulation {result['grad_accum']} x data {result['data']}\n"
     )
-    write_table(
-        [
-            {"part": part.replace("_", " "), "value": value, "share": f"{value / result['peak_memory_gib']:.0%}"}
-            for part, value in result["memory_gib"].items()
-        ]
-        + [{"part": "peak allocated", "value": result["peak_memory_gib"], "share": ""}]
-        + [
-            {"part": part.replace("_", " "), "value": value, "share": ""}
-            for part, value in result["reserve_gib"].items()
-            if value
-        ]
-        + [{"part": "needed", "value": result["needed_gib"], "share": "fits" if result["fits"] else "DOES NOT FIT"}]
-        + [{"part": "GPU", "value": result["gpu_memory_gib"], "share": ""}],
-        {"part": "memory", "value": "GiB", "share": ""},
-    )
+
+    def row(part: str, value: float, share: str = "") -> dict[str, Any]:
+        return {"part": part.replace("_", " "), "value": value, "share": share}
+
+    peak, step_s = result["peak_memory_gib"], result["step_time_s"]
+    memory = [row(part, value, f"{value / peak:.0%}") for part, value in result["memory_gib"].items()]
+    memory += [row("peak allocated", peak)]
+    memory += [row(part, value) for part, value in result["reserve_gib"].items() if value]
+    memory += [row("needed", result["needed_gib"], "fits" if result["fits"] else "DOES NOT FIT")]
+    memory += [row("GPU", result["gpu_memory_gib"])]
+    write_table(memory, {"part": "memory", "value": "GiB", "share": ""})
     click.echo()
-    write_table(
-        [
-            {"part": part.replace("_", " "), "value": value, "share": f"{value / result['step_time_s']:.0%}"}
-            for part, value in result["time_s"].items()
-            if value
-        ]
-        + [{"part": "step", "value": result["step_time_s"], "share": f"MFU {result['mfu']:.1%}"}],
-        {"part": "time", "value": "s", "share": ""},
-    )
+    times = [row(part, value, f"{value / step_s:.0%}") for part, value in result["time_s"].items() if value]
+    times += [row("step", step_s, f"MFU {result['mfu']:.1%}")]
+    write_table(times, {"part": "time", "value": "s", "share": ""})
     click.echo(
         f"\n{result['tokens_per_second']:,.0f} {unit}/s ({result['tokens_per_second_low']:,.0f} to "
         f"{result['tokens_per_second_high']:,.0f}), {result['tokens_per_second_per_gpu']:,.0f} a GPU\n"

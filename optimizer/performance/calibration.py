@@ -25,6 +25,11 @@ NEW_FRAMEWORK = "new framework"
 # Kinds of models with larger errors than others on the same GPU, each with a residual of its own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
+# Coefficients that depend on the framework alone.
+BY_FRAMEWORK = (
+    "elementwise_traffic", "overhead", "kernel_s", "host_s_per_layer", "host_s_per_step", "exposed_communication",
+    "network_efficiency",
+)  # fmt: skip
 
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -117,13 +122,7 @@ class Calibration(BaseModel):
             matmul_efficiency=_lookup(self.matmul_efficiency, processor) * factor,
             matmul_traffic=_lookup(self.matmul_traffic, processor),
             attention_efficiency=attention * attention_factor,
-            elementwise_traffic=_lookup(self.elementwise_traffic, framework),
-            overhead=_lookup(self.overhead, framework),
-            kernel_s=_lookup(self.kernel_s, framework),
-            host_s_per_layer=_lookup(self.host_s_per_layer, framework),
-            host_s_per_step=_lookup(self.host_s_per_step, framework),
-            exposed_communication=_lookup(self.exposed_communication, framework),
-            network_efficiency=_lookup(self.network_efficiency, framework),
+            **{name: _lookup(getattr(self, name), framework) for name in BY_FRAMEWORK},
         )
 
     def residual(

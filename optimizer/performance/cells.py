@@ -16,18 +16,14 @@ class Row:
 
     def __init__(self, cells: Mapping[str, Any]) -> None:
         extra = cells.get("")  # a list where the row is longer than the header; trailing commas are harmless
-        self._extra = len(extra) if isinstance(extra, list) and any(cell.strip() for cell in extra) else 0
-        self._cells = cells
-        self.read: set[str] = set()
-
-    def check_length(self) -> None:
-        """Refuse a row that is longer than the header."""
-        if self._extra:
+        if isinstance(extra, list) and any(cell.strip() for cell in extra):
             raise InvalidInputError(
-                f"the row has {self._extra} more cells than the header",
+                f"the row has {len(extra)} more cells than the header",
                 limit="one cell a column",
                 why="a comma within a cell that is not quoted shifts the others into wrong columns",
             )
+        self._cells = cells
+        self.read: set[str] = set()
 
     def given(self, column: str) -> bool:
         """Tell if the column has a value."""

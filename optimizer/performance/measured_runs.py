@@ -82,8 +82,8 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
             reader = csv.DictReader(file, restkey="", restval="")
             columns = list(reader.fieldnames or [])
             for cells in reader:
-                row = Row(cells)
                 try:
+                    row = Row(cells)
                     rows.append(_read_run(row, cells, gpus, reader.line_num))
                     filled |= {name for name, cell in cells.items() if cell}
                     read |= row.read

@@ -39,7 +39,6 @@ OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adaf
 
 def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     """Read one row; an error names the column, its value and the limit."""
-    row.check_length()
     model = read_model(row)
     cnn = model.architecture == "cnn"
     gpu = find_gpu(row.text("gpu"), gpus)

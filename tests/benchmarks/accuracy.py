@@ -1,10 +1,8 @@
 """Accuracy of the estimator on measured runs: ``python -m tests.benchmarks.accuracy [--runs CSV] [--out FOLDER]``.
 
-Per suite, the mean absolute percentage error of predicted throughput: of the fit's own rows; of rows whose model the
-fit never saw (grouped cross-validation); of a suite the fit never saw. Beside each the bar: one constant MFU a GPU,
-given the suite's own rows, its other models, and the other suites; and the public estimators of ``peers`` on the same
-rows. Then peak memory, what fits, what a user's own rows bring, and the goals with what was reached. Writes a page
-(accuracy_page.py) and the raw predictions.
+Mean absolute percentage error of predicted throughput per suite: of the fit's own rows, of left-out models (grouped
+cross-validation) and of left-out suites; beside each one constant MFU a GPU and the public estimators of ``peers``.
+Then peak memory, the gain from user runs, and the goals. Writes a page (accuracy_page.py) and the raw predictions.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ CHOICES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PeerResult:
-    """A public estimator's answers to all rows; none, with the reason in ``version``, where it is not installed."""
+    """A public estimator's answers to all rows; none if not installed, with the reason in ``version``."""
 
     name: str
     version: str
@@ -51,16 +49,12 @@ class PeerResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Everything the page and the raw file are made of; arrays have one entry a row.
+    """Contents of the page and the raw file; arrays have one entry a row.
 
     Attributes:
-        rows: the measured runs.
-        errors: log(predicted / measured) step time by way of predicting it.
-        peak_memory_gib: predicted peak.
-        fits: whether the run is predicted to fit; all of them ran.
-        peers: the public estimators.
-        ran_out: rows that ran out of memory by allocator setting: how many, and which are predicted to fit.
-        own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows; 0 is none.
+        errors: log(predicted / measured) step time by method.
+        ran_out: by allocator setting, the runs out of memory: their number, and the ids predicted to fit.
+        own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows.
     """
 
     rows: list[MeasuredRun]
@@ -78,15 +72,14 @@ class Results:
 
 
 def constant_mfu(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], calibration: Calibration) -> Floats:
-    """Log errors of the bar: step time from one MFU a GPU, the geometric mean of its training rows'.
+    """Log errors of step times from one MFU a GPU: the geometric mean of its training rows, else of all.
 
-    A GPU without training rows has the geometric mean of all. FLOPs are the estimator's own, attention included and
-    recomputation not (counting it makes the bar worse on these rows).
+    FLOPs are the estimator's own, with attention and without recomputation (which would make the errors larger).
     """
 
     def flop_seconds(rows: Sequence[MeasuredRun]) -> Floats:
-        found = predict(rows, calibration)  # MFU x step time: seconds at peak, whatever the calibration
-        return np.asarray(found.mfu * found.step_time_s)
+        estimates = predict(rows, calibration)  # MFU x step time: seconds at peak, with any calibration
+        return np.asarray(estimates.mfu * estimates.step_time_s)
 
     log_mfu = np.log(flop_seconds(train) / [row.step_time_s for row in train])
     train_gpus = np.array([row.setup.hardware.gpu.key for row in train])
@@ -96,27 +89,27 @@ def constant_mfu(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], cali
 
 
 def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
-    """Log errors of every row, by way of predicting it."""
+    """Compute the log errors of every row, by method."""
     shipped = fit_rows(rows)
     suites = np.array([row.suite for row in rows])
-    found = {"fitted": log_errors(rows, shipped), "models": left_out_errors(rows, fit_rows)}
-    found["suites"] = left_out_suite_errors(rows)
-    found |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
+    errors = {"fitted": log_errors(rows, shipped), "models": left_out_errors(rows, fit_rows)}
+    errors["suites"] = left_out_suite_errors(rows)
+    errors |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
     for suite in sorted(set(suites)):
         inside = np.flatnonzero(suites == suite)
         own, others = [rows[int(i)] for i in inside], [row for row in rows if row.suite != suite]
-        found["constant fitted"][inside] = constant_mfu(own, own, shipped)
-        found["constant suites"][inside] = constant_mfu(others or own, own, shipped)
-        # The bar is given the other models of the same suite, its best case.
+        errors["constant fitted"][inside] = constant_mfu(own, own, shipped)
+        errors["constant suites"][inside] = constant_mfu(others or own, own, shipped)
+        # The constant gets the other models of the same suite, its best case.
         for test in folds(own):
             train = [row for index, row in enumerate(own) if index not in set(test)]
             held = [own[index] for index in test]
-            found["constant models"][inside[test]] = constant_mfu(train or held, held, shipped)
-    return found
+            errors["constant models"][inside[test]] = constant_mfu(train or held, held, shipped)
+    return errors
 
 
 def left_out_suite_errors(rows: Sequence[MeasuredRun]) -> Floats:
-    """Log errors of each row from a fit to the rows of the other suites only."""
+    """Compute the log errors of each row from a fit to the other suites."""
     suites = np.array([row.suite for row in rows])
     errors = np.zeros(len(rows))
     for suite in sorted(set(suites)):
@@ -132,42 +125,42 @@ def mean_absolute_percentage(log_error: Floats) -> float:
 
 
 def own_rows_curve(rows: Sequence[MeasuredRun]) -> dict[str, dict[int, float]]:
-    """What a user's own rows bring: each suite is the user's in turn, and the others are what ships.
+    """Compute the error after adapting to some rows of a suite, from a fit to the other suites.
 
-    The mean over CHOICES random choices of the user's rows; the error is of the suite's rows that were not chosen.
+    The mean over CHOICES random choices; the error is of the suite's rows that were not chosen.
     """
-    found: dict[str, dict[int, float]] = {}
+    curve: dict[str, dict[int, float]] = {}
     for suite in sorted({row.suite for row in rows}):
         own, others = [row for row in rows if row.suite == suite], [row for row in rows if row.suite != suite]
         if not others:
             continue
         base = fit(others, source="", as_of=date.min, command="")
-        found[suite] = {0: mean_absolute_percentage(log_errors(own, base))}
+        curve[suite] = {0: mean_absolute_percentage(log_errors(own, base))}
         for count in (count for count in OWN_ROWS if count <= len(own) // 2):
             errors = []
             for choice in range(CHOICES):
                 order = np.random.default_rng(choice).permutation(len(own))
                 chosen, unseen = ([own[int(i)] for i in part] for part in (order[:count], order[count:]))
                 errors.append(mean_absolute_percentage(log_errors(unseen, adapt(chosen, base))))
-            found[suite][count] = float(np.mean(errors))
-    return found
+            curve[suite][count] = float(np.mean(errors))
+    return curve
 
 
 def ran_out_of_memory(
     path: Path, gpus: Mapping[str, Gpu], calibration: Calibration
 ) -> dict[str, tuple[int, list[str]]]:
-    """Runs that ran out of memory by allocator setting: how many, and the ids of those predicted to fit."""
+    """Count the runs out of memory by allocator setting, with the ids predicted to fit."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     setups = [read_row(Row(row), gpus) for row in rows]
     fits = evaluate_inputs(stack([setup.inputs(calibration) for setup in setups])).fits
-    found: dict[str, tuple[int, list[str]]] = {}
+    counts: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):
-        count, wrong = found.get(row["allocator"], (0, []))
-        found[row["allocator"]] = (count + 1, [*wrong, row["row_id"]] if fit_ else wrong)
-    return found
+        count, wrong = counts.get(row["allocator"], (0, []))
+        counts[row["allocator"]] = (count + 1, [*wrong, row["row_id"]] if fit_ else wrong)
+    return counts
 
 
 def run(rows: list[MeasuredRun]) -> Results:
@@ -190,7 +183,7 @@ def run(rows: list[MeasuredRun]) -> Results:
 
 
 def write_raw(path: Path, results: Results) -> None:
-    """Every row with its measurement and every prediction, CSV; step times in seconds, memory in GiB."""
+    """Write every row with its measurement and predictions as CSV; step times in seconds, memory in GiB."""
     lines: list[dict[str, Any]] = []
     for index, row in enumerate(results.rows):
         line: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -69,9 +70,9 @@ def _goals(results: Results) -> list[str]:
         "|---|---:|---:|---|",
     ]
     for name, wanted, errors, goal in GOALS:
-        mine = np.array([wanted(row) for row in results.rows])
-        if mine.any():
-            lines.append(_goal(f"{name} ({mine.sum()}), new model", goal, _mape(results, errors, mine)))
+        inside = np.array([wanted(row) for row in results.rows])
+        if inside.any():
+            lines.append(_goal(f"{name} ({inside.sum()}), new model", goal, _mape(results, errors, inside)))
     suites = {suite: _mape(results, "suites", _of(results, suite)) for suite in results.suites}
     lines += [_goal(f"new suite: {suite}", NEW_SUITE_GOAL, reached) for suite, reached in suites.items()]
     lines.append(_goal("new suite: mean of the suites", NEW_SUITE_GOAL, float(np.mean(list(suites.values())))))
@@ -110,13 +111,13 @@ def _throughput(results: Results) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for suite in [*results.suites, "all"]:
-        mine = _of(results, suite)
+        inside = _of(results, suite)
         cells = []
         for name in ("fitted", "constant fitted", "models", "constant models", "suites", "constant suites"):
-            error = throughput_error(results.errors[name][mine])
+            error = throughput_error(results.errors[name][inside])
             bias = "" if name.startswith("constant") else f" ({100 * error.mean():+.1f})"
             cells.append(f"{100 * np.abs(error).mean():.1f}{bias}")
-        lines.append(f"| {suite} | {mine.sum()} | {' | '.join(cells)} |")
+        lines.append(f"| {suite} | {inside.sum()} | {' | '.join(cells)} |")
     return lines
 
 
@@ -143,30 +144,26 @@ def _peers(results: Results) -> list[str]:
         ]
         for suite in results.suites:
             for setting in sorted({name for answer in peer.answers for name in answer.step_time_s}):
-                mine = _of(results, suite) & np.array([setting in answer.step_time_s for answer in peer.answers])
-                if not mine.any():
+                inside = _of(results, suite) & np.array([setting in answer.step_time_s for answer in peer.answers])
+                if not inside.any():
                     continue
-                where = np.flatnonzero(mine)
+                where = np.flatnonzero(inside)
                 times = np.array([peer.answers[int(i)].step_time_s[setting] for i in where])
                 error = np.log(times / [results.rows[int(i)].step_time_s for i in where])
                 cells = (
                     f"{mean_absolute_percentage(error):.1f} ({100 * throughput_error(error).mean():+.1f})",
-                    f"{_mape(results, 'suites', mine):.1f}",
+                    f"{_mape(results, 'suites', inside):.1f}",
                     f"{mean_absolute_percentage(error - error.mean()):.1f}",
-                    f"{_mape(results, 'fitted', mine):.1f}",
+                    f"{_mape(results, 'fitted', inside):.1f}",
                 )
-                lines.append(f"| {suite} | {setting} | {mine.sum()} | {' | '.join(cells)} |")
+                lines.append(f"| {suite} | {setting} | {inside.sum()} | {' | '.join(cells)} |")
     return lines
 
 
 def _cannot(results: Results, peer: PeerResult) -> str:
-    """How many rows the peer cannot express, by suite and reason."""
-    counts: dict[str, int] = {}
-    for row, answer in zip(results.rows, peer.answers, strict=True):
-        if answer.reason:
-            key = f"{row.suite}: {answer.reason}"
-            counts[key] = counts.get(key, 0) + 1
-    said = "; ".join(f"{key} ({count})" for key, count in sorted(counts.items()))
+    """Count the rows that the peer cannot express, by suite and reason."""
+    reasons = [f"{row.suite}: {a.reason}" for row, a in zip(results.rows, peer.answers, strict=True) if a.reason]
+    said = "; ".join(f"{reason} ({count})" for reason, count in sorted(Counter(reasons).items()))
     return f"Cannot express {said}." if said else "Expresses every row."
 
 
@@ -184,14 +181,14 @@ def _memory(results: Results) -> list[str]:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for suite in [*results.suites, "all"]:
-        mine = _of(results, suite)
-        gap = _memory_gaps(results, mine)
+        inside = _of(results, suite)
+        gap = _memory_gaps(results, inside)
         errors = (
             f"{100 * np.abs(gap).mean():.1f} | {100 * gap.min():+.1f} | {100 * gap.max():+.1f}"
             if gap.size
             else "- | - | -"
         )
-        lines.append(f"| {suite} | {gap.size} | {errors} | {int(results.fits[mine].sum())} of {mine.sum()} |")
+        lines.append(f"| {suite} | {gap.size} | {errors} | {int(results.fits[inside].sum())} of {inside.sum()} |")
     for peer in results.peers:
         pairs = [
             (answer.peak_memory_gib / row.peak_memory_gib - 1, peak / row.peak_memory_gib - 1)
@@ -230,16 +227,16 @@ def _of(results: Results, suite: str) -> Bools:
     return np.array([suite in (row.suite, "all") for row in results.rows])
 
 
-def _mape(results: Results, name: str, mine: Bools) -> float:
-    return mean_absolute_percentage(results.errors[name][mine])
+def _mape(results: Results, name: str, inside: Bools) -> float:
+    return mean_absolute_percentage(results.errors[name][inside])
 
 
-def _memory_gaps(results: Results, mine: Bools | None = None) -> Floats:
-    """Predicted over measured peak, less 1, of the rows that measured it."""
+def _memory_gaps(results: Results, inside: Bools | None = None) -> Floats:
+    """Predicted over measured peak, less 1, of the rows with a measured peak."""
     return np.array(
         [
             peak / row.peak_memory_gib - 1
             for index, (row, peak) in enumerate(zip(results.rows, results.peak_memory_gib, strict=True))
-            if row.peak_memory_gib and (mine is None or mine[index])
+            if row.peak_memory_gib and (inside is None or inside[index])
         ]
     )

@@ -1,8 +1,7 @@
-"""What leaving a suite out does not undo: its error with each constant neutral that was chosen with its rows in view.
+"""Error of left-out suites with each constant neutral that was chosen with the suite's rows in view.
 
-``python -m tests.benchmarks.chosen_constants`` refits without each suite in turn and predicts it, as
-``tests.benchmarks.accuracy`` does under *new suite*. A large change says that the constant carries what it was chosen
-for: the error on a suite nobody has seen is between the two.
+``python -m tests.benchmarks.chosen_constants`` refits without each suite in turn and predicts it, as *new suite* in
+``tests.benchmarks.accuracy``. The error on a suite that nobody has seen lies between the shipped one and this one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from optimizer.performance import collectives, kernels, step
 from optimizer.performance.calibrate import fit_rows
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_runs, throughput_error
 
-# (module, constants with a value that leaves their effect out, or another that would be as plausible).
+# (module, constants with a value that removes their effect, or another plausible one).
 NEUTRAL: Mapping[str, tuple[ModuleType, dict[str, Any]]] = {
     "none": (kernels, {}),
     "rings do not lose bandwidth with nodes": (collectives, {"NODES_AT_HALF_BANDWIDTH": 1e12}),

@@ -19,8 +19,8 @@ from tests.benchmarks.peers import CALCULON, LLM_ANALYSIS, Answer, ask, calculon
 @pytest.fixture(scope="module")
 def rows() -> list[MeasuredRun]:
     """Two rows of llm-foundry, two of vTrain, and a CNN with its peak."""
-    found = read_runs(RUNS, gpu_table())
-    named = {suite: [row for row in found if row.suite == suite] for suite in ("llmfoundry", "vtrain", "h200")}
+    runs = read_runs(RUNS, gpu_table())
+    named = {suite: [row for row in runs if row.suite == suite] for suite in ("llmfoundry", "vtrain", "h200")}
     cnn = next(row for row in named["h200"] if row.setup.model.architecture == "cnn" and row.peak_memory_gib)
     return [*named["llmfoundry"][:2], *named["vtrain"][:2], cnn]
 
@@ -72,13 +72,13 @@ def test_the_raw_file_has_every_prediction(rows: list[MeasuredRun], tmp_path: Pa
     path = tmp_path / "raw.csv"
     write_raw(path, results(rows))
     with path.open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    for row, told in zip(rows, found, strict=True):
+        rows_after = list(csv.DictReader(file))
+    for row, told in zip(rows, rows_after, strict=True):
         assert told["row_id"] == row.row_id
         assert float(told["measured_step_time_s"]) == pytest.approx(row.step_time_s, rel=1e-5)
         assert float(told["models_step_time_s"]) == pytest.approx(1.02 * row.step_time_s, rel=1e-5)
-    assert float(found[0]["peer_defaults_step_time_s"]) == pytest.approx(rows[0].step_time_s / 3, rel=1e-5)
-    assert found[-1]["peer_cannot"] == "no convolutions"
+    assert float(rows_after[0]["peer_defaults_step_time_s"]) == pytest.approx(rows[0].step_time_s / 3, rel=1e-5)
+    assert rows_after[-1]["peer_cannot"] == "no convolutions"
 
 
 def test_a_peer_never_learns_the_measurement(rows: list[MeasuredRun]) -> None:

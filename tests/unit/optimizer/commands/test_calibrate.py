@@ -37,17 +37,17 @@ def shipped_rows(count: int, *, suite: str = "llmfoundry") -> str:
 def test_the_report_has_errors_before_after_and_left_out(gpufleet: Gpufleet, runs: Path) -> None:
     code, out, _ = gpufleet("calibrate", str(runs), "--format", "json")
     assert code == 0
-    found = json.loads(out)
-    assert [row["line"] for row in found["runs"]] == [2, 3, 4]
-    (everything,) = found["throughput_error_percent"]
+    result = json.loads(out)
+    assert [row["line"] for row in result["runs"]] == [2, 3, 4]
+    (everything,) = result["throughput_error_percent"]
     assert everything["rows"] == 3
     # Fitted rows flatter: a model that was left out is predicted worse than one that was not.
     assert everything["after"] < everything["before"]
     assert everything["after"] < everything["left_out"]
-    assert found["left_out_by"] == "model"
-    assert found["memory"]["rows"] == 1
-    assert found["written"] is None
-    for row in found["runs"]:
+    assert result["left_out_by"] == "model"
+    assert result["memory"]["rows"] == 1
+    assert result["written"] is None
+    for row in result["runs"]:
         assert -1 < row["error_before"] < 10
         assert row["predicted_peak_memory_gib"] > 0
 
@@ -59,18 +59,18 @@ def test_the_file_written_is_a_calibration_that_says_where_it_comes_from(
     code, _, err = gpufleet("calibrate", str(runs), "--out", str(out))
     assert code == 0
     assert "--calibration" in err
-    found = read_calibration(out)
-    provenance = found.provenance
+    calibration = read_calibration(out)
+    provenance = calibration.provenance
     assert provenance is not None
     assert (provenance.file, provenance.rows, provenance.refused) == ("my runs.csv", 3, 0)
     assert provenance.sha256 == hashlib.sha256(runs.read_bytes()).hexdigest()
     assert provenance.base is not None
     assert load().source in provenance.base
     assert set(provenance.versions) == {"gpufleet", "numpy", "python"}
-    assert found.command == "gpufleet calibrate my runs.csv"
-    assert "your 3 measured runs (my runs.csv" in found.source
-    assert found.residuals["L4"].rows == 3
-    assert found.rows == load().rows + 3
+    assert calibration.command == "gpufleet calibrate my runs.csv"
+    assert "your 3 measured runs (my runs.csv" in calibration.source
+    assert calibration.residuals["L4"].rows == 3
+    assert calibration.rows == load().rows + 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "my runs.csv"]
 
 
@@ -82,9 +82,9 @@ def test_estimate_and_recommend_use_it_and_say_so(gpufleet: Gpufleet, runs: Path
     def estimate(*more: str) -> dict[str, object]:
         code, text, _ = gpufleet("estimate", *job, "--gpu", "l4-24gb", "--gpus", "1", "--format", "json", *more)
         assert code == 0
-        found = json.loads(text)
-        assert isinstance(found, dict)
-        return found
+        result = json.loads(text)
+        assert isinstance(result, dict)
+        return result
 
     mine, shipped = estimate("--calibration", str(out)), estimate()
     assert "your 3 measured runs" in str(mine["calibration"])
@@ -158,11 +158,11 @@ def test_one_row_stays_near_the_shipped_calibration_and_proves_nothing(gpufleet:
     path.write_text(f"{head}\n{','.join(cells.values())}\n", encoding="utf-8")
     code, out, err = gpufleet("calibrate", str(path), "--format", "json")
     assert code == 0
-    found = json.loads(out)
-    (run,) = found["runs"]
+    result = json.loads(out)
+    (run,) = result["runs"]
     assert 0.2 * run["error_before"] < run["error_after"] < run["error_before"]
     assert run["error_left_out"] == run["error_before"]
-    assert found["left_out_by"] == "run"
+    assert result["left_out_by"] == "run"
     assert "nothing to check the fit with" in err
     assert "1 of the 5 or more rows" in err
 
@@ -173,12 +173,12 @@ def test_alone_the_shipped_rows_have_no_say(gpufleet: Gpufleet, tmp_path: Path) 
     code, text, _ = gpufleet("calibrate", str(path), "--without-shipped", "--out", str(out), "--format", "csv")
     assert code == 0
     assert len(list(csv.DictReader(io.StringIO(text)))) == 12
-    found = read_calibration(out)
-    assert found.rows == 12
-    assert found.provenance is not None
-    assert found.provenance.base is None
-    assert found.command == "gpufleet calibrate runs.csv --without-shipped"
-    assert sum(residual.rows for residual in found.residuals.values()) == 12
+    calibration = read_calibration(out)
+    assert calibration.rows == 12
+    assert calibration.provenance is not None
+    assert calibration.provenance.base is None
+    assert calibration.command == "gpufleet calibrate runs.csv --without-shipped"
+    assert sum(residual.rows for residual in calibration.residuals.values()) == 12
 
 
 def test_the_template_is_a_file_it_reads(gpufleet: Gpufleet, tmp_path: Path) -> None:
@@ -263,7 +263,6 @@ def test_a_calibration_that_is_none_is_wrong_input(
 
 
 def test_the_shipped_calibration_names_the_shipped_runs() -> None:
-    """What the command in the file says: the very file it was fitted to."""
     shipped = read_calibration(CALIBRATION)
     assert shipped.provenance is not None
     assert shipped.provenance.sha256 == hashlib.sha256(RUNS.read_bytes()).hexdigest()

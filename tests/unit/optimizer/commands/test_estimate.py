@@ -30,22 +30,22 @@ def run(*arguments: str) -> Result:
 def as_json(*arguments: str) -> dict[str, object]:
     result = run(*arguments, "--format", "json")
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    assert isinstance(found, dict)
-    return found
+    answer = json.loads(result.stdout)
+    assert isinstance(answer, dict)
+    return answer
 
 
 def test_json_holds_the_configuration_its_estimate_and_the_error_band() -> None:
-    found = as_json("--model", "llama-3.1-8b", *H100, "--seq-len", "8k", "--global-batch", "64", "--micro-batch", "2")
-    assert found["parameters"] == 8_030_261_248
-    assert (found["nodes"], found["data"], found["grad_accum"], found["sharding"]) == (2, 16, 2, "zero3")
-    assert found["tokens_per_second"] == pytest.approx(64 * 8000 / found["step_time_s"])  # type: ignore[operator]
-    assert sum(found["memory_gib"].values()) == pytest.approx(found["peak_memory_gib"])  # type: ignore[attr-defined]
-    assert sum(found["time_s"].values()) == pytest.approx(found["step_time_s"])  # type: ignore[attr-defined]
-    low, middle, high = (found[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
+    result = as_json("--model", "llama-3.1-8b", *H100, "--seq-len", "8k", "--global-batch", "64", "--micro-batch", "2")
+    assert result["parameters"] == 8_030_261_248
+    assert (result["nodes"], result["data"], result["grad_accum"], result["sharding"]) == (2, 16, 2, "zero3")
+    assert result["tokens_per_second"] == pytest.approx(64 * 8000 / result["step_time_s"])  # type: ignore[operator]
+    assert sum(result["memory_gib"].values()) == pytest.approx(result["peak_memory_gib"])  # type: ignore[attr-defined]
+    assert sum(result["time_s"].values()) == pytest.approx(result["step_time_s"])  # type: ignore[attr-defined]
+    low, middle, high = (result[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
     assert low < middle < high  # type: ignore[operator]
-    assert found["measured_rows"] == load().residuals["H100"].rows > 0
-    assert "H100" in str(found["calibration"])
+    assert result["measured_rows"] == load().residuals["H100"].rows > 0
+    assert "H100" in str(result["calibration"])
 
 
 def test_the_table_names_every_part_and_says_whether_it_fits() -> None:
@@ -79,12 +79,12 @@ def test_csv_is_one_row_with_a_column_for_every_part() -> None:
 def test_experts_sequence_and_chunks_are_part_of_the_configuration() -> None:
     layout = ("--gpu", "h100-80gb", "--gpus", "64", "--tensor", "2", "--pipeline", "2", "--grad-accum", "8")
     extra = ("--expert", "8", "--sequence-parallel", "--virtual-stages", "4", "--seq-len", "4096")
-    found = as_json("--model", "mixtral-8x7b", *layout, *extra, "--framework", "megatron-core")
-    assert (found["data"], found["expert"], found["sequence_parallel"], found["virtual_stages"]) == (16, 8, True, 4)
-    assert found["time_s"]["expert_communication"] > 0  # type: ignore[index]
+    result = as_json("--model", "mixtral-8x7b", *layout, *extra, "--framework", "megatron-core")
+    assert (result["data"], result["expert"], result["sequence_parallel"], result["virtual_stages"]) == (16, 8, True, 4)
+    assert result["time_s"]["expert_communication"] > 0  # type: ignore[index]
     whole = as_json("--model", "mixtral-8x7b", *layout, "--framework", "megatron-core", "--seq-len", "4096")
     assert whole["sequence_parallel"] is True  # as the framework does
-    assert found["memory_gib"]["weights"] < whole["memory_gib"]["weights"]  # type: ignore[index]
+    assert result["memory_gib"]["weights"] < whole["memory_gib"]["weights"]  # type: ignore[index]
     text = run("--model", "mixtral-8x7b", *layout, *extra).stdout
     for words in ("experts over 8 data ranks", "sequence parallel", "4 chunks a stage", "expert communication"):
         assert words in text
@@ -105,8 +105,8 @@ def test_a_decoder_is_sharded_over_data_and_context_ranks(model: str, split: str
 
 
 def test_an_instance_type_brings_its_gpus_and_network() -> None:
-    found = as_json("--model", "llama-2-7b", "--instance-type", "p5.48xlarge", "--nodes", "2")
-    assert (found["gpu"], found["gpus"], found["nodes"]) == ("h100-80gb", 16, 2)
+    result = as_json("--model", "llama-2-7b", "--instance-type", "p5.48xlarge", "--nodes", "2")
+    assert (result["gpu"], result["gpus"], result["nodes"]) == ("h100-80gb", 16, 2)
     slow = as_json("--model", "gpt2", "--instance-type", "g4dn.12xlarge", "--precision", "fp16", "--seq-len", "1024")
     assert slow["measured_rows"] == 0
     assert "no measured run on T4" in str(slow["calibration"])
@@ -130,10 +130,10 @@ def test_eager_fp8_says_that_it_is_slower_than_bf16() -> None:
 
 
 def test_a_cnn_counts_images() -> None:
-    found = as_json("--model", "resnet50", "--gpu", "h200", "--gpus", "1", "--micro-batch", "256")
-    assert (found["unit"], found["sharding"], found["seq_len"]) == ("samples", "ddp", 1)
+    result = as_json("--model", "resnet50", "--gpu", "h200", "--gpus", "1", "--micro-batch", "256")
+    assert (result["unit"], result["sharding"], result["seq_len"]) == ("samples", "ddp", 1)
     # Measured 4,690 images/s (H200, torch 2.11, bf16, 2026-11-21).
-    assert found["tokens_per_second"] == pytest.approx(4690, rel=0.1)
+    assert result["tokens_per_second"] == pytest.approx(4690, rel=0.1)
     assert "samples/s" in run("--model", "resnet50", "--gpu", "h200", "--gpus", "1").stdout
 
 
@@ -245,10 +245,10 @@ def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) ->
     result = run("--batch", str(RUNS), "--out", str(out))
     assert result.exit_code == 0
     with RUNS.open(newline="") as before, out.open(newline="") as after:
-        given, found = list(csv.DictReader(before)), list(csv.DictReader(after))
+        given, rows_after = list(csv.DictReader(before)), list(csv.DictReader(after))
     assert f"{len(given)} of {len(given)} rows" in result.stderr
-    assert list(found[0]) == [*given[0], *COLUMNS]
-    for old, new in zip(given, found, strict=True):
+    assert list(rows_after[0]) == [*given[0], *COLUMNS]
+    for old, new in zip(given, rows_after, strict=True):
         assert {name: new[name] for name in old} == old
         assert new["fits"] == "true"
         assert new["error"] == ""

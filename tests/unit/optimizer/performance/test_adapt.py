@@ -45,10 +45,10 @@ def mean_error(rows: Sequence[MeasuredRun], calibration: Calibration) -> float:
 
 def test_runs_as_predicted_change_nothing() -> None:
     rows = at_speed(rows_of("llmfoundry")[:10], SHIPPED)
-    found = adapt(rows, SHIPPED)
-    for name, value in found.model_dump().items():
+    adapted = adapt(rows, SHIPPED)
+    for name, value in adapted.model_dump().items():
         if isinstance(value, dict) and name not in ("residuals", "provenance"):
-            # What a row uses is given a value of its own: the one it had.
+            # Each coefficient that a row uses gets a value of its own, the one it had.
             assert {key: value[key] for key in getattr(SHIPPED, name)} == pytest.approx(
                 getattr(SHIPPED, name), rel=1e-4
             )
@@ -82,9 +82,9 @@ def test_a_wild_run_is_not_believed() -> None:
 
 def test_other_gpus_and_frameworks_keep_their_values() -> None:
     rows = at_speed(on(rows_of("llmfoundry")[:3], "l4-24gb"), SHIPPED, factor=0.5)
-    found = adapt(rows, SHIPPED)
-    assert found.matmul_efficiency["L4"] < SHIPPED.matmul_efficiency[POOLED]
-    assert mean_error(rows_of("vtrain"), found) == pytest.approx(mean_error(rows_of("vtrain"), SHIPPED), abs=1e-9)
+    adapted = adapt(rows, SHIPPED)
+    assert adapted.matmul_efficiency["L4"] < SHIPPED.matmul_efficiency[POOLED]
+    assert mean_error(rows_of("vtrain"), adapted) == pytest.approx(mean_error(rows_of("vtrain"), SHIPPED), abs=1e-9)
 
 
 def test_no_rows_change_nothing() -> None:
@@ -127,5 +127,4 @@ def test_one_model_never_proves_an_error_below_the_best_known() -> None:
     bf16 = [row for row in rows_of("h200") if row.setup.recipe.precision == "bf16"]
     rows = on([row for row in bf16 if row.setup.model.name == "llama-410m"], "l4-24gb") * 20
     best = min(residual.relative_error for residual in SHIPPED.residuals.values())
-    found = residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"]
-    assert found == Residual(rows=len(rows), relative_error=best)
+    assert residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"] == Residual(rows=len(rows), relative_error=best)

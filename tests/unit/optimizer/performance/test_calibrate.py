@@ -48,8 +48,8 @@ def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> N
 def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
     rows = [row for row in some_rows(66) if row["gpu"] == "h100-80gb"][:4]
     read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
-    found = fit(read, source="", as_of=date(2026, 11, 21), command="")
-    assert found.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
+    fitted = fit(read, source="", as_of=date(2026, 11, 21), command="")
+    assert fitted.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_more_bytes_and_more_calls_never_take_less(ranks: int, first: int, more:
 
 
 def test_one_rank_of_each_kind_sends_nothing() -> None:
-    found = communication(inputs(data=1, sharding=np.arange(len(SHARDINGS))))
-    parts = (found.data_per_micro_batch, found.data_per_step, found.tensor, found.context, found.expert, found.pipeline)
+    sent = communication(inputs(data=1, sharding=np.arange(len(SHARDINGS))))
+    parts = (sent.data_per_micro_batch, sent.data_per_step, sent.tensor, sent.context, sent.expert, sent.pipeline)
     for part in parts:
         assert (np.asarray(part) == 0).all()
 
@@ -109,9 +109,9 @@ def test_one_rank_of_each_kind_sends_nothing() -> None:
     ],
 )
 def test_each_kind_of_parallelism_has_its_own_collectives(grid: dict[str, Any], sends: str) -> None:
-    found = communication(inputs(MIXTRAL, sharding=ZERO1, **grid))
+    sent = communication(inputs(MIXTRAL, sharding=ZERO1, **grid))
     for name in ("tensor", "context", "expert", "pipeline"):
-        assert (float(np.asarray(getattr(found, name))) > 0) == (name == sends)
+        assert (float(np.asarray(getattr(sent, name))) > 0) == (name == sends)
 
 
 def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
@@ -146,11 +146,11 @@ def test_the_bubble_of_megatron_sc21() -> None:
     recipe = Recipe(seq_len=2048, framework="megatron")
     deep = replace(LLAMA_8B, layers=64, parameters=2 * LLAMA_8B.parameters)
     for stages, chunks, batches in ((4, 1, 16), (8, 1, 64), (8, 4, 64)):
-        found = of(
+        seconds = of(
             deep, data=1, pipeline=stages, virtual_stages=chunks, grad_accum=batches, sharding=DDP, recipe=recipe
         ).time_s
-        ideal = sum(float(found[part]) for part in ("matmul", "attention", "elementwise", "throttling"))
-        assert float(found["bubble"]) == pytest.approx((stages - 1) / (batches * chunks) * ideal, rel=0.1)
+        ideal = sum(float(seconds[part]) for part in ("matmul", "attention", "elementwise", "throttling"))
+        assert float(seconds["bubble"]) == pytest.approx((stages - 1) / (batches * chunks) * ideal, rel=0.1)
 
 
 def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
@@ -160,13 +160,13 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
     seconds = sent_bytes / network_rate(slow)[0]
     recipe = Recipe(seq_len=8192)
     staged: dict[str, Any] = {"data": 1, "nodes": 8, "pipeline": 8, "grad_accum": 64, "sharding": DDP, "recipe": recipe}
-    found = of(LLAMA_8B, hardware=slow, **staged)
-    computed = sum(float(found.time_s[part]) for part in ("matmul", "attention", "elementwise", "head")) / 64
+    estimates = of(LLAMA_8B, hardware=slow, **staged)
+    computed = sum(float(estimates.time_s[part]) for part in ("matmul", "attention", "elementwise", "head")) / 64
     assert seconds > 2 * computed
-    assert float(found.step_time_s) == pytest.approx(64 * seconds, rel=0.15)
+    assert float(estimates.step_time_s) == pytest.approx(64 * seconds, rel=0.15)
     # A fast network adds the first sends alone.
     fast = of(LLAMA_8B, hardware=replace(slow, network_gbit_per_s=400, efa=True), **staged)
-    assert float(fast.step_time_s) < 0.4 * float(found.step_time_s)
+    assert float(fast.step_time_s) < 0.4 * float(estimates.step_time_s)
 
 
 def test_two_stages_send_one_way_each() -> None:
@@ -223,7 +223,7 @@ def test_states_of_all_ranks_sum_to_the_whole(layout: dict[str, Any], expert: in
     x = inputs(model, expert=expert, grad_accum=8, **layout)
     stages, tensor = layout["pipeline"], layout["tensor"]
     replicas = layout["data"] * layout["context"]
-    # What the fullest rank updates, on all ranks; the first stage's table on every stage but the real one is too much.
+    # The fullest rank's updates times all ranks count the first stage's table on every stage.
     of_layers = float(np.asarray(updated_parameters(x))) * tensor * stages * replicas
     tables = model.embedding_parameters if stages == 1 else float(model.vocab_size * model.hidden_size)
     if stages > 1:
@@ -259,15 +259,15 @@ def test_splitting_more_never_takes_more_memory_of_states(layout: dict[str, Any]
     recipe = Recipe(seq_len=4096, framework="megatron-core")
     for name, values in (("tensor", [1, 2, 4, 8]), ("pipeline", [1, 2, 4, 8]), ("expert", [1, 2, 4, 8])):
         grid = layout | {name: np.array(values), "data": 8, "grad_accum": 8, "nodes": 8}
-        found = of(MIXTRAL, recipe=recipe, **grid).memory_gib["optimizer_state"]
-        assert (np.diff(np.broadcast_to(found, 4)) <= 1e-9).all()
+        held_gib = of(MIXTRAL, recipe=recipe, **grid).memory_gib["optimizer_state"]
+        assert (np.diff(np.broadcast_to(held_gib, 4)) <= 1e-9).all()
 
 
 @given(layout=layouts, sharding=st.just(ZERO3))
 @settings(max_examples=40, deadline=None)
 def test_parts_add_up_in_every_layout(layout: dict[str, Any], sharding: int) -> None:
     recipe = Recipe(seq_len=4096, framework="torchtitan")
-    found = of(MIXTRAL, recipe=recipe, **(layout | {"sharding": sharding, "nodes": 4, "grad_accum": 8}))
-    assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
-    assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
-    assert all(value >= 0 for value in (*found.memory_gib.values(), *found.time_s.values()))
+    estimates = of(MIXTRAL, recipe=recipe, **(layout | {"sharding": sharding, "nodes": 4, "grad_accum": 8}))
+    assert sum(estimates.memory_gib.values()) == pytest.approx(float(estimates.peak_memory_gib))
+    assert sum(estimates.time_s.values()) == pytest.approx(float(estimates.step_time_s))
+    assert all(value >= 0 for value in (*estimates.memory_gib.values(), *estimates.time_s.values()))

@@ -1,4 +1,4 @@
-"""What a mixture of experts costs, against measured runs, its definitions and one layer measured alone."""
+"""Costs of a mixture of experts, against measured runs, its definitions and one layer measured alone."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
     rows = 4096 * 2 / 64
     flops = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
     dense = flops / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
-    for found, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
-        assert found == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
+    for seconds, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
+        assert seconds == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
 
 
 def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
@@ -131,9 +131,9 @@ def test_a_loop_over_one_layer_takes_about_what_was_measured() -> None:
     """H200: 8192 tokens, width 1024, 8 experts of 3584, two a token: kernels of 7.1 ms, 9.8 ms in all (2026-11-21)."""
     (row,) = [row for row in measured() if row.setup.recipe.experts == "loop"]
     x = row.setup.inputs(CALIBRATION)
-    found, c = experts(x), x.coefficients
+    costs, c = experts(x), x.coefficients
     layer_s = c.host_s_per_layer * 1.4
-    waits = float(found.wait_layers) / 12 * layer_s
+    waits = float(costs.wait_layers) / 12 * layer_s
     assert waits == pytest.approx((9.8 - 7.1) * 1e-3 * 0.72, rel=0.25)  # the rest is short kernels
-    beside = float(found.host_layers) / 12 * layer_s
+    beside = float(costs.host_layers) / 12 * layer_s
     assert beside == pytest.approx(4.0e-3, rel=0.25)

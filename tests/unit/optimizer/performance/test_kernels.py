@@ -24,13 +24,13 @@ SETTINGS = ("model", "seq_len", "micro_batch", "checkpointing", "precision", "co
 
 def profiled() -> dict[tuple[str, ...], dict[str, float]]:
     """Seconds by kind of kernel of each profiled transformer."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
+    measured: dict[tuple[str, ...], dict[str, float]] = {}
     with (RESULTS / "h200_kernels_202611.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["kernel"].startswith("all: ") and not row["model"].startswith("resnet"):
-                kinds = found.setdefault(tuple(row[name] for name in SETTINGS), {})
+                kinds = measured.setdefault(tuple(row[name] for name in SETTINGS), {})
                 kinds[row["kernel"].removeprefix("all: ")] = float(row["seconds"])
-    return found
+    return measured
 
 
 def predicted(settings: tuple[str, ...]) -> dict[str, float]:

@@ -40,13 +40,13 @@ def test_every_run_that_was_measured_is_said_to_fit() -> None:
 
 
 def test_every_run_that_ran_out_of_memory_is_said_not_to_fit() -> None:
-    """Of those with expandable segments, which the limit counts on and bootstrap/launch.sh sets."""
+    """The limit counts on expandable segments, which bootstrap/launch.sh sets."""
     with OUT_OF_MEMORY.open(newline="") as file:
         ran_out = [row for row in csv.DictReader(file) if "expandable_segments:True" in row["source"]]
     assert len(ran_out) >= 8
-    found = estimate_rows(ran_out, gpu_table(), CALIBRATION)
-    assert [row["row_id"] for row, estimate in zip(ran_out, found, strict=True) if estimate["fits"]] == []
-    assert all(estimate["error"] is None for estimate in found)
+    results = estimate_rows(ran_out, gpu_table(), CALIBRATION)
+    assert [row["row_id"] for row, estimate in zip(ran_out, results, strict=True) if estimate["fits"]] == []
+    assert all(estimate["error"] is None for estimate in results)
 
 
 def test_each_measured_peak_is_met_within_eight_percent_in_nine_of_ten_runs_and_on_average_within_three() -> None:
@@ -79,7 +79,7 @@ def test_throughput_of_each_suite_is_met(suite: str, bound: float) -> None:
     ("suite", "bound"), [("h200", 0.10), ("llmfoundry", 0.06), ("megatron", 0.05), ("vtrain", 0.12)]
 )
 def test_a_suite_left_out_of_the_fit_is_met(suite: str, bound: float) -> None:
-    """What the equations know without any row of a suite: of its framework, most of the time."""
+    """The equations know most of a suite without any of its rows, and often without its framework."""
     own, others = ([row for row in rows() if (row.suite == suite) == inside] for inside in (True, False))
     errors = np.exp(-log_errors(own, fit_rows(others))) - 1
     assert np.abs(errors).mean() < bound
@@ -114,8 +114,8 @@ def test_fitted_factors_stay_near_what_single_operations_measured() -> None:
     products = [row for row in products if float(row["flop"]) > 1e11 and int(row["n"]) % 8 == 0]
     flops, moved, seconds = (np.array([float(row[name]) for row in products]) for name in ("flop", "bytes", "seconds"))
     byte_per_s = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY
-    found = flops / (gpu.peak_tflop_per_s["bf16"] * 1e12 * c.matmul_efficiency) + c.matmul_traffic * moved / byte_per_s
-    error = found / seconds - 1
+    flop_per_s = gpu.peak_tflop_per_s["bf16"] * 1e12 * c.matmul_efficiency
+    error = (flops / flop_per_s + c.matmul_traffic * moved / byte_per_s) / seconds - 1
     assert len(products) > 100
     assert abs(np.median(error)) < 0.12
     assert np.percentile(np.abs(error), 90) < 0.25
@@ -139,8 +139,8 @@ def test_flash_attention_takes_what_its_kernels_took() -> None:
             half = kernels.CAUSAL_HALF_LENGTH if causal == "1" else kernels.HALF_LENGTH
             slower = (1 + half / int(seq_len)) * (1 + kernels.HALF_HEAD / int(head_dim)) / (1 + kernels.HALF_HEAD / 128)
             share = kernels.attention_share("Hopper", kernel)
-            found = sum(float(row["flop"]) for row in passes) * slower / (989.5e12 * share)
-            errors.append(found / sum(float(row["seconds"]) for row in passes) - 1)
+            predicted_s = sum(float(row["flop"]) for row in passes) * slower / (989.5e12 * share)
+            errors.append(predicted_s / sum(float(row["seconds"]) for row in passes) - 1)
         assert len(errors) >= 3
         assert np.abs(errors).mean() < 0.10, (variant, errors)
 

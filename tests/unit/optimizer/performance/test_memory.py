@@ -22,10 +22,10 @@ MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
 def test_states_of_adam_in_mixed_precision_are_exact() -> None:
     """Autocast with fp32 weights: 4 bytes of weights, 8 of Adam's moments, 4 of gradients a parameter."""
     n = GPT2_XL.parameters
-    found = of(data=1, sharding=DDP, micro_batch=1, grad_accum=2).memory_gib
-    assert found["optimizer_state"] == pytest.approx(8 * n / GIB)
-    assert found["gradients"] == pytest.approx(4 * n / GIB)
-    assert found["weights"] == pytest.approx((4 + 2) * n / GIB)  # and autocast's 16-bit copies
+    memory = of(data=1, sharding=DDP, micro_batch=1, grad_accum=2).memory_gib
+    assert memory["optimizer_state"] == pytest.approx(8 * n / GIB)
+    assert memory["gradients"] == pytest.approx(4 * n / GIB)
+    assert memory["weights"] == pytest.approx((4 + 2) * n / GIB)  # and autocast's 16-bit copies
     sgd = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, optimizer="sgd")).memory_gib
     assert sgd["optimizer_state"] == pytest.approx(4 * n / GIB)
 
@@ -33,8 +33,8 @@ def test_states_of_adam_in_mixed_precision_are_exact() -> None:
 def test_states_of_megatron_are_18_bytes_a_parameter_and_of_zero_16() -> None:
     n = GPT2_XL.parameters
     for framework, each in (("megatron", 18), ("megatron-deepspeed", 16)):
-        found = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, framework=framework)).memory_gib
-        states = found["weights"] + found["gradients"] + found["optimizer_state"]
+        memory = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, framework=framework)).memory_gib
+        states = memory["weights"] + memory["gradients"] + memory["optimizer_state"]
         assert states == pytest.approx(each * n / GIB)
 
 
@@ -43,12 +43,12 @@ def test_zero_divides_what_its_paper_says(data: int) -> None:
     """ZeRO, arXiv:1910.02054, figure 1: stage 1 divides the optimizer state, 2 also gradients, 3 also parameters."""
     n = GPT2_XL.parameters
     recipe = Recipe(seq_len=512, framework="megatron-deepspeed")
-    found = of(nodes=max(1, data // 8), data=data, sharding=np.arange(4), grad_accum=2, recipe=recipe).memory_gib
-    np.testing.assert_allclose(found["optimizer_state"], 12 * n / GIB / np.array([1, data, data, data]))
-    np.testing.assert_allclose(found["gradients"], 2 * n / GIB / np.array([1, 1, data, data]))
-    np.testing.assert_allclose(found["weights"][:3], 2 * n / GIB)
-    assert found["weights"][3] > 2 * n / data / GIB  # and the layers being gathered
-    assert found["weights"][3] < 2 * n / data / GIB + 0.2 * 2 * n / GIB
+    memory = of(nodes=max(1, data // 8), data=data, sharding=np.arange(4), grad_accum=2, recipe=recipe).memory_gib
+    np.testing.assert_allclose(memory["optimizer_state"], 12 * n / GIB / np.array([1, data, data, data]))
+    np.testing.assert_allclose(memory["gradients"], 2 * n / GIB / np.array([1, 1, data, data]))
+    np.testing.assert_allclose(memory["weights"][:3], 2 * n / GIB)
+    assert memory["weights"][3] > 2 * n / data / GIB  # and the layers being gathered
+    assert memory["weights"][3] < 2 * n / data / GIB + 0.2 * 2 * n / GIB
 
 
 def test_ddp_holds_its_buckets_on_several_gpus_only() -> None:
@@ -58,12 +58,12 @@ def test_ddp_holds_its_buckets_on_several_gpus_only() -> None:
 
 
 def test_logits_are_12_bytes_a_token_and_vocabulary_entry_in_plain_pytorch() -> None:
-    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, recipe=Recipe(seq_len=8192))
-    assert found.memory_gib["logits"] == pytest.approx(2 * 8192 * 128256 * 12 / GIB)
+    estimates = of(LLAMA_8B, sharding=ZERO3, micro_batch=2, recipe=Recipe(seq_len=8192))
+    assert estimates.memory_gib["logits"] == pytest.approx(2 * 8192 * 128256 * 12 / GIB)
 
 
 def test_full_checkpointing_keeps_the_input_of_each_layer() -> None:
-    """Of 32 layers of 4096, 4 bytes an element under autocast, 2 in FSDP; one layer's own activations behind logits."""
+    """32 layers of 4096: 4 bytes an element under autocast, 2 in FSDP; logits hide one layer's own activations."""
     tokens = 2 * 8192
     layout: dict[str, Any] = {"micro_batch": 2, "checkpointing": FULL, "recipe": Recipe(seq_len=8192)}
     autocast = of(LLAMA_8B, sharding=ZERO1, **layout).memory_gib["activations"]
@@ -100,16 +100,17 @@ def test_activations_of_megatrons_layer_are_korthikantis_34_bytes() -> None:
     """Equation 1 counts 34 s b h a layer without the scores: GPT-2's 4 h feed-forward block, 16 bits, dropout."""
     tokens = 64 * 1024
     recipe = Recipe(seq_len=1024, framework="megatron")
-    found = of(sharding=ZERO3, micro_batch=64, grad_accum=2, recipe=recipe)
+    estimates = of(sharding=ZERO3, micro_batch=64, grad_accum=2, recipe=recipe)
     layer = (34 - 1) * tokens * GPT2_XL.hidden_size  # one mask byte less: flash attention has none for its scores
-    total = found.memory_gib["activations"] + found.memory_gib["logits"]
+    total = estimates.memory_gib["activations"] + estimates.memory_gib["logits"]
     logits = tokens * GPT2_XL.vocab_size * 8
     assert (total * GIB - logits) / GPT2_XL.layers == pytest.approx(layer, rel=0.06)
 
 
 def test_selective_is_between_full_and_none() -> None:
-    found = of(sharding=ZERO3, micro_batch=8, checkpointing=np.array([NONE, SELECTIVE, FULL]))
-    assert found.memory_gib["activations"][0] > found.memory_gib["activations"][1] > found.memory_gib["activations"][2]
+    checkpointing = np.array([NONE, SELECTIVE, FULL])
+    none, selective, full = of(sharding=ZERO3, micro_batch=8, checkpointing=checkpointing).memory_gib["activations"]
+    assert none > selective > full
 
 
 def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> None:
@@ -128,13 +129,13 @@ def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> 
 def test_at_the_end_of_the_backward_pass_all_gradients_are_there_and_one_layers_activations() -> None:
     """Llama 7B, one sequence of 2048, full checkpointing: 100.5 GiB measured (H200, torch 2.11, 2026-11-21)."""
     seven = resolve_model("llama-2-7b")
-    found = of(seven, data=1, gpu="h200-141gb", sharding=DDP, checkpointing=FULL, recipe=Recipe(seq_len=2048))
+    estimates = of(seven, data=1, gpu="h200-141gb", sharding=DDP, checkpointing=FULL, recipe=Recipe(seq_len=2048))
     n = seven.parameters
-    assert found.memory_gib["gradients"] == pytest.approx(4 * n / GIB)
-    assert found.memory_gib["weights"] == pytest.approx(4 * n / GIB)
-    assert found.memory_gib["logits"] == 0
-    assert 0 < found.memory_gib["activations"] < 0.5
-    assert found.peak_memory_gib == pytest.approx(100.5, rel=0.01)
+    assert estimates.memory_gib["gradients"] == pytest.approx(4 * n / GIB)
+    assert estimates.memory_gib["weights"] == pytest.approx(4 * n / GIB)
+    assert estimates.memory_gib["logits"] == 0
+    assert 0 < estimates.memory_gib["activations"] < 0.5
+    assert estimates.peak_memory_gib == pytest.approx(100.5, rel=0.01)
 
 
 def test_a_compiler_recomputes_the_gate_and_fuses_the_loss() -> None:
@@ -227,14 +228,14 @@ def any_recipe(model: object, precision: str, framework: str) -> Recipe:
 @given(**grids)
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precision, framework, **grid) -> None:  # type: ignore[no-untyped-def]
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=any_recipe(model, precision, framework), **grid)
-    assert sum(found.memory_gib.values()) == pytest.approx(float(found.peak_memory_gib))
-    assert all(part >= 0 for part in found.memory_gib.values())
+    estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=any_recipe(model, precision, framework), **grid)
+    assert sum(estimates.memory_gib.values()) == pytest.approx(float(estimates.peak_memory_gib))
+    assert all(part >= 0 for part in estimates.memory_gib.values())
     memory_gib = visible_memory_gib(node(gpu))
-    needed_gib = float(found.peak_memory_gib) + sum(map(float, reserve_gib(found).values()))
-    assert bool(found.fits) == bool(found.peak_memory_gib <= found.limit_gib)
-    assert bool(found.fits) == bool(needed_gib <= memory_gib * (1 + 1e-12))
-    assert found.limit_gib < memory_gib
+    needed_gib = float(estimates.peak_memory_gib) + sum(map(float, reserve_gib(estimates).values()))
+    assert bool(estimates.fits) == bool(estimates.peak_memory_gib <= estimates.limit_gib)
+    assert bool(estimates.fits) == bool(needed_gib <= memory_gib * (1 + 1e-12))
+    assert estimates.limit_gib < memory_gib
 
 
 @given(**grids)
@@ -244,8 +245,8 @@ def test_a_larger_micro_batch_never_takes_less_memory(  # type: ignore[no-untype
 ) -> None:
     sizes = np.array([micro_batch, micro_batch + 1, 2 * micro_batch])
     recipe = any_recipe(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, **grid)
-    assert (np.diff(found.peak_memory_gib) >= -1e-9).all()
+    estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, **grid)
+    assert (np.diff(estimates.peak_memory_gib) >= -1e-9).all()
 
 
 @given(**grids)
@@ -254,12 +255,13 @@ def test_each_zero_stage_takes_no_more_states_than_the_one_before(  # type: igno
     model, gpu, nodes, precision, framework, sharding, **grid
 ) -> None:
     recipe = any_recipe(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, sharding=np.arange(len(SHARDINGS)), **grid)
+    shardings = np.arange(len(SHARDINGS))
+    estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, sharding=shardings, **grid)
     for part in ("optimizer_state", "communication"):
-        assert (np.diff(found.memory_gib[part]) <= 1e-9).all()
-    assert found.peak_memory_gib[ZERO1] <= found.peak_memory_gib[DDP] + 1e-9
-    assert found.memory_gib["gradients"][ZERO3] <= found.memory_gib["gradients"][ZERO1] * 1.3 + 1e-9
-    assert found.memory_gib["weights"][ZERO3] <= found.memory_gib["weights"][ZERO2] * 1.3 + 1e-9
+        assert (np.diff(estimates.memory_gib[part]) <= 1e-9).all()
+    assert estimates.peak_memory_gib[ZERO1] <= estimates.peak_memory_gib[DDP] + 1e-9
+    assert estimates.memory_gib["gradients"][ZERO3] <= estimates.memory_gib["gradients"][ZERO1] * 1.3 + 1e-9
+    assert estimates.memory_gib["weights"][ZERO3] <= estimates.memory_gib["weights"][ZERO2] * 1.3 + 1e-9
 
 
 @given(**grids)
@@ -268,7 +270,7 @@ def test_recomputing_more_never_takes_more_activations(  # type: ignore[no-untyp
     model, gpu, nodes, precision, framework, checkpointing, **grid
 ) -> None:
     recipe = any_recipe(model, precision, framework)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, checkpointing=np.arange(3), **grid)
-    peaks = found.memory_gib["activations"] + found.memory_gib["logits"]
+    estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, checkpointing=np.arange(3), **grid)
+    peaks = estimates.memory_gib["activations"] + estimates.memory_gib["logits"]
     assert peaks[FULL] <= peaks[NONE] * 1.0 + 1e-9
-    assert found.peak_memory_gib[FULL] <= found.peak_memory_gib[NONE] + 1e-9
+    assert estimates.peak_memory_gib[FULL] <= estimates.peak_memory_gib[NONE] + 1e-9

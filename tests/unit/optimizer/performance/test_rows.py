@@ -27,23 +27,23 @@ def read(**changes: Any) -> Any:
 
 def test_empty_cells_mean_the_documented_defaults() -> None:
     for empty in ("", None, math.nan, "nan", " "):
-        found = read(micro_batch=empty, sharding=empty, activation_checkpointing=empty, framework=empty, compiled=empty)
-        assert found.grid.micro_batch == found.grid.grad_accum == 1
-        assert found.grid.sharding == ZERO3
-        assert found.grid.checkpointing == NONE
-        assert (found.recipe.precision, found.recipe.optimizer, found.recipe.attention) == ("bf16", "adamw", "flash")
-        assert (found.recipe.framework, found.recipe.compiled) == ("torch", False)
-        assert found.hardware.gpus_per_node == 8
-        assert found.hardware.network_gbit_per_s == 8 * 400
-        assert found.grid.nodes == 2
-        assert (found.model.attention_heads, found.model.ffn_size) == (16, 8192)
+        setup = read(micro_batch=empty, sharding=empty, activation_checkpointing=empty, framework=empty, compiled=empty)
+        assert setup.grid.micro_batch == setup.grid.grad_accum == 1
+        assert setup.grid.sharding == ZERO3
+        assert setup.grid.checkpointing == NONE
+        assert (setup.recipe.precision, setup.recipe.optimizer, setup.recipe.attention) == ("bf16", "adamw", "flash")
+        assert (setup.recipe.framework, setup.recipe.compiled) == ("torch", False)
+        assert setup.hardware.gpus_per_node == 8
+        assert setup.hardware.network_gbit_per_s == 8 * 400
+        assert setup.grid.nodes == 2
+        assert (setup.model.attention_heads, setup.model.ffn_size) == (16, 8192)
 
 
 def test_llama_has_a_gated_feed_forward_block_and_its_own_output_projection() -> None:
-    found = read(architecture="llama")
-    assert found.model.gated_mlp
-    assert not found.model.tied_embeddings
-    assert found.model.architecture == "decoder"
+    setup = read(architecture="llama")
+    assert setup.model.gated_mlp
+    assert not setup.model.tied_embeddings
+    assert setup.model.architecture == "decoder"
 
 
 def test_a_given_parameter_count_stands() -> None:
@@ -57,9 +57,9 @@ def test_virtual_stages(text: str, chunks: int) -> None:
 
 def test_a_preset_name_alone_is_enough() -> None:
     row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
-    found = read_row(Row(row), gpu_table())
-    assert found.model.parameters == 8_030_261_248
-    assert found.recipe.seq_len == 2048  # as gpufleet estimate
+    setup = read_row(Row(row), gpu_table())
+    assert setup.model.parameters == 8_030_261_248
+    assert setup.recipe.seq_len == 2048  # as gpufleet estimate
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_preset_name_alone_is_enough() -> None:
 def test_a_model_by_its_name_or_size_needs_no_architecture(
     row: dict[str, Any], architecture: str, parameters: int, sharding: int
 ) -> None:
-    found = read_row(Row(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
-    assert (found.model.architecture, found.model.parameters) == (architecture, parameters)
-    assert found.grid.sharding == sharding
+    setup = read_row(Row(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
+    assert (setup.model.architecture, setup.model.parameters) == (architecture, parameters)
+    assert setup.grid.sharding == sharding
 
 
 def test_a_gated_block_has_llamas_width() -> None:
@@ -86,19 +86,19 @@ def test_a_gated_block_has_llamas_width() -> None:
 
 def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need() -> None:
     mixtral = {"model": "mixtral-8x7b", "gpu": "h100-80gb", "gpus": 64, "expert_parallel": 8, "tensor_parallel": 2}
-    found = read_row(Row(mixtral), gpu_table())
-    assert (found.grid.expert, found.grid.data, found.grid.sequence_parallel) == (8, 32, 1)
+    setup = read_row(Row(mixtral), gpu_table())
+    assert (setup.grid.expert, setup.grid.data, setup.grid.sequence_parallel) == (8, 32, 1)
 
 
 def test_a_cnn_takes_images() -> None:
-    found = read_row(Row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table())
-    assert (found.recipe.seq_len, found.recipe.optimizer, found.recipe.framework) == (1, "sgd", "torchvision")
-    assert found.grid.sharding == DDP
+    setup = read_row(Row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table())
+    assert (setup.recipe.seq_len, setup.recipe.optimizer, setup.recipe.framework) == (1, "sgd", "torchvision")
+    assert setup.grid.sharding == DDP
 
 
 def test_megatron_with_flash_attention_is_megatron_core() -> None:
-    found = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
-    assert (found.recipe.framework, found.grid.sharding) == ("megatron-core", ZERO1)
+    setup = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
+    assert (setup.recipe.framework, setup.grid.sharding) == ("megatron-core", ZERO1)
     older = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="unfused")
     assert (older.recipe.framework, older.grid.sharding) == ("megatron", DDP)
     zero3 = read(framework="megatron", sharding="zero3", attention="unfused")
@@ -134,11 +134,11 @@ def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: 
 
 def test_a_failed_row_does_not_keep_the_others() -> None:
     rows = [ROW, ROW | {"gpu": "abacus"}, ROW | {"gpu": "t4-16gb"}, ROW | {"gpus": 8}]
-    found = estimate_rows(rows, gpu_table(), CALIBRATION)
-    assert [bool(row["error"]) for row in found] == [False, True, True, False]
-    assert all(row["predicted_step_time_s"] > 0 for row in (found[0], found[3]))
-    assert found[1]["predicted_step_time_s"] is None
-    assert "\n" not in found[2]["error"]
+    results = estimate_rows(rows, gpu_table(), CALIBRATION)
+    assert [bool(row["error"]) for row in results] == [False, True, True, False]
+    assert all(row["predicted_step_time_s"] > 0 for row in (results[0], results[3]))
+    assert results[1]["predicted_step_time_s"] is None
+    assert "\n" not in results[2]["error"]
 
 
 cells = st.one_of(
@@ -161,12 +161,12 @@ columns = [
 @given(st.dictionaries(st.sampled_from(columns), cells, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_no_cell_whatever_breaks_the_table(changes: dict[str, Any]) -> None:
-    (found,) = estimate_rows([ROW | changes], gpu_table(), CALIBRATION)
-    assert set(found) == set(COLUMNS)
-    if found["error"]:
-        assert found["predicted_step_time_s"] is None
+    (results,) = estimate_rows([ROW | changes], gpu_table(), CALIBRATION)
+    assert set(results) == set(COLUMNS)
+    if results["error"]:
+        assert results["predicted_step_time_s"] is None
     else:
-        assert all(math.isfinite(found[name]) and found[name] > 0 for name in COLUMNS[:3])
+        assert all(math.isfinite(results[name]) and results[name] > 0 for name in COLUMNS[:3])
 
 
 def test_errors_of_a_row_are_gpufleets_own() -> None:

@@ -19,18 +19,18 @@ MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
 
 def test_useful_flops_are_six_a_parameter_and_token_plus_attention() -> None:
     """MFU's numerator: PaLM, arXiv:2204.02311, appendix B: 6 N + 12 L H Q T, here with half of it for a causal mask."""
-    found = of(LLAMA_8B, sharding=ZERO3, micro_batch=1, recipe=Recipe(seq_len=8192))
+    estimates = of(LLAMA_8B, sharding=ZERO3, micro_batch=1, recipe=Recipe(seq_len=8192))
     peak = node().gpu.peak_tflop_per_s["bf16"] * 1e12 * 8
-    flops = float(found.mfu * peak / found.tokens_per_second)
+    flops = float(estimates.mfu * peak / estimates.tokens_per_second)
     m = LLAMA_8B
     matrices = m.parameters - m.vocab_size * m.hidden_size  # the input embedding is a look-up
     assert flops == pytest.approx(6 * matrices + 6 * m.layers * m.hidden_size * 8192, rel=0.001)
 
 
 def test_a_cnn_takes_three_times_its_published_forward_flops() -> None:
-    found = of(RESNET, gpu="h200-141gb", sharding=DDP, micro_batch=256)
+    estimates = of(RESNET, gpu="h200-141gb", sharding=DDP, micro_batch=256)
     peak = 989.5e12 * 8
-    assert float(found.mfu * peak / found.tokens_per_second) == pytest.approx(3 * 2 * 4.089e9, rel=0.001)
+    assert float(estimates.mfu * peak / estimates.tokens_per_second) == pytest.approx(3 * 2 * 4.089e9, rel=0.001)
 
 
 def test_recomputation_costs_a_forward_pass_but_for_the_last_product_and_no_mfu_is_claimed_for_it() -> None:
@@ -55,50 +55,50 @@ def test_a_grid_is_the_same_as_its_configurations_one_by_one() -> None:
         checkpointing=rng.integers(0, 3, size),
     )
     recipe = Recipe(seq_len=2048)
-    found = evaluate(LLAMA_8B, recipe, node(), grid, CALIBRATION)
+    estimates = evaluate(LLAMA_8B, recipe, node(), grid, CALIBRATION)
     for at in (0, 1, CHUNK - 1, CHUNK, size - 1):
         names = ("nodes", "data", "sharding", "micro_batch", "grad_accum", "checkpointing")
         alone = Grid(**{name: int(np.asarray(getattr(grid, name))[at]) for name in names})
         one = evaluate(LLAMA_8B, recipe, node(), alone, CALIBRATION)
         assert one.step_time_s.shape == ()
-        assert found.step_time_s[at] == pytest.approx(float(one.step_time_s))
-        assert found.peak_memory_gib[at] == pytest.approx(float(one.peak_memory_gib))
-        assert found.fits[at] == one.fits
+        assert estimates.step_time_s[at] == pytest.approx(float(one.step_time_s))
+        assert estimates.peak_memory_gib[at] == pytest.approx(float(one.peak_memory_gib))
+        assert estimates.fits[at] == one.fits
 
 
 def test_arrays_broadcast_against_each_other() -> None:
-    found = of(
+    estimates = of(
         GPT2_XL, nodes=np.arange(1, 5)[:, None], data=8 * np.arange(1, 5)[:, None], micro_batch=np.array([1, 2, 4])
     )
-    assert found.step_time_s.shape == found.fits.shape == found.memory_gib["logits"].shape == (4, 3)
-    assert found.time_s["optimizer"].shape == (4, 3)
+    assert estimates.step_time_s.shape == estimates.fits.shape == estimates.memory_gib["logits"].shape == (4, 3)
+    assert estimates.time_s["optimizer"].shape == (4, 3)
 
 
 def test_data_parallel_communication_moves_what_the_zero_paper_says() -> None:
     """arXiv:1910.02054, section 7: stages 1 and 2 move what DDP moves, stage 3 half as much again."""
     recipe = Recipe(seq_len=64, precision="fp32", framework="composer-fsdp")  # same bytes for gradients and parameters
     hardware = node(network_gbit_per_s=1.0)  # so slow that nothing hides and latencies vanish
-    found = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=np.arange(4), recipe=recipe).time_s[
+    seconds = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=np.arange(4), recipe=recipe).time_s[
         "data_communication"
     ]
-    assert found[ZERO1] == pytest.approx(found[DDP], rel=0.01)
-    assert found[ZERO2] == pytest.approx(found[DDP], rel=0.01)
-    assert found[ZERO3] == pytest.approx(1.5 * found[DDP], rel=0.02)
+    assert seconds[ZERO1] == pytest.approx(seconds[DDP], rel=0.01)
+    assert seconds[ZERO2] == pytest.approx(seconds[DDP], rel=0.01)
+    assert seconds[ZERO3] == pytest.approx(1.5 * seconds[DDP], rel=0.02)
 
 
 def test_accumulation_saves_ddp_its_reductions_and_not_zero3() -> None:
     hardware = node(network_gbit_per_s=10.0)
     for sharding, factor in ((DDP, 1.0), (ZERO3, 8.0)):
         times = of(GPT2_XL, hardware=hardware, nodes=8, data=64, sharding=sharding, grad_accum=np.array([1, 8]))
-        found = times.time_s["data_communication"]
-        assert found[1] == pytest.approx(factor * found[0], rel=0.05)
+        seconds = times.time_s["data_communication"]
+        assert seconds[1] == pytest.approx(factor * seconds[0], rel=0.05)
 
 
 def test_one_gpu_communicates_nothing() -> None:
-    found = of(GPT2_XL, data=1, sharding=np.arange(4))
-    assert (found.time_s["data_communication"] == 0).all()
-    assert (found.time_s["tensor_communication"] == 0).all()
-    assert (found.time_s["bubble"] == 0).all()
+    estimates = of(GPT2_XL, data=1, sharding=np.arange(4))
+    assert (estimates.time_s["data_communication"] == 0).all()
+    assert (estimates.time_s["tensor_communication"] == 0).all()
+    assert (estimates.time_s["bubble"] == 0).all()
 
 
 def test_tcp_is_slower_than_efa_and_pcie_than_nvlink() -> None:
@@ -182,12 +182,12 @@ def any_recipe(model: object) -> Recipe:
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up_to_the_step_and_throughput_is_its_inverse(model, gpu, nodes, **grid) -> None:  # type: ignore[no-untyped-def]
     recipe = any_recipe(model)
-    found = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, **grid)
-    assert sum(found.time_s.values()) == pytest.approx(float(found.step_time_s))
-    assert all(part >= -1e-12 for part in found.time_s.values())
+    estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, **grid)
+    assert sum(estimates.time_s.values()) == pytest.approx(float(estimates.step_time_s))
+    assert all(part >= -1e-12 for part in estimates.time_s.values())
     tokens = 8 * nodes * grid["micro_batch"] * grid["grad_accum"] * recipe.seq_len
-    assert found.tokens_per_second * found.step_time_s == pytest.approx(tokens)
-    assert 0 < found.mfu < 1
+    assert estimates.tokens_per_second * estimates.step_time_s == pytest.approx(tokens)
+    assert 0 < estimates.mfu < 1
 
 
 @given(**grids)
@@ -197,11 +197,11 @@ def test_a_larger_step_is_no_shorter_and_a_larger_micro_batch_is_no_slower_a_sam
 ) -> None:
     recipe = any_recipe(model)
     sizes = micro_batch * np.array([1, 2, 4])
-    found = of(
+    estimates = of(
         model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, grad_accum=grad_accum, **grid
     )
-    assert (np.diff(found.step_time_s) > -1e-12).all()  # equal where the host is the limit
-    assert (np.diff(found.tokens_per_second) > -1e-6 * found.tokens_per_second[0]).all()
+    assert (np.diff(estimates.step_time_s) > -1e-12).all()  # equal where the host is the limit
+    assert (np.diff(estimates.tokens_per_second) > -1e-6 * estimates.tokens_per_second[0]).all()
     more = of(
         model,
         gpu=gpu,
