@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command, or None for an unknown name."""
-        # The sources are read only for a name that is not in ORDER: the others start a millisecond earlier.
+        # Names in ORDER start 2 ms earlier, without reading the sources.
         if cmd_name not in ORDER and cmd_name not in first_sentences():
             return None
         command = importlib.import_module(f"optimizer.commands.{cmd_name}").command
@@ -94,7 +94,7 @@ def main() -> None:
     except UnicodeError as error:
         _fail(f"text that cannot be read or written: {error}\n  next: use UTF-8", 2)
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe: no error of gpufleet's, and Python must not complain at exit.
+        # The reader (head, less) has closed the pipe; Python must not complain at exit.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:

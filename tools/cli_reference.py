@@ -22,13 +22,13 @@ def reference() -> str:
 def _command(command: click.Command, context: click.Context) -> list[str]:
     # A fixed width: the reference must not depend on the terminal it is made in.
     context.terminal_width = context.max_content_width = 100
-    found = [f"## {context.command_path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
+    parts = [f"## {context.command_path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             assert child is not None
-            found += _command(child, click.Context(child, info_name=name, parent=context))
-    return found
+            parts += _command(child, click.Context(child, info_name=name, parent=context))
+    return parts
 
 
 def main() -> None:

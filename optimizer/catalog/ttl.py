@@ -57,10 +57,7 @@ def age_days(as_of: date, today: date | None = None) -> int:
 
 
 def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
-    """Return one line for each kind of price that is older than its time to live.
-
-    ``gpufleet catalog show`` has the age of all other facts.
-    """
+    """Return one line for each kind of price that is older than its time to live."""
     lines = []
     for source in catalog.sources:
         if not source.name.endswith(" prices") or source.name == "unit prices":

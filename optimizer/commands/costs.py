@@ -152,7 +152,6 @@ def _row(line: Billed) -> dict[str, Any]:
 
 
 def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
-    """Return USD of each ``key`` ("part", "day"), and whether any of its costs is estimated."""
     import pandas
 
     frame = pandas.DataFrame([{**asdict(line), "part": line.part} for line in billed], columns=list(DAY_COLUMNS))
@@ -225,10 +224,9 @@ def _write_tables(plan: FleetPlan, bill: Bill) -> None:
         click.echo(f"Newest billed day: {days.index[-1]}; today is {bill.end - timedelta(days=1)}.\n")
         write_table(
             [
-                {"day": day.isoformat(), "usd": f"{usd:,.2f}", "final": "no" if estimated else "yes"}
+                {"day": day.isoformat(), "USD": f"{usd:,.2f}", "final": "no" if estimated else "yes"}
                 for day, usd, estimated in days.itertuples()
-            ],
-            {"day": "day", "usd": "USD", "final": "final"},
+            ]
         )
     elif bill.billed is not None:
         click.echo(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")

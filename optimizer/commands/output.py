@@ -65,14 +65,17 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None
         writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, title: str = "") -> None:
-    """Print ``rows`` as a table; ``columns`` maps field to heading. Numbers align right; None prints as a dash.
+def write_table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | None = None, *, title: str = ""
+) -> None:
+    """Print ``rows`` as a table; ``columns`` maps field to heading, by default every field to itself.
 
-    No row is cut to the terminal's width.
+    Numbers align right; None prints as a dash. No row is cut to the terminal's width.
     """
     from rich.console import Console
     from rich.table import Table
 
+    columns = columns or {field: field for field in rows[0]}
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
     for field, heading in columns.items():
         numeric = any(isinstance(row.get(field), int | float) for row in rows)

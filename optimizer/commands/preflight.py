@@ -66,11 +66,6 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
-    """Read Pulumi.NAME.yaml; None where it does not exist yet.
-
-    Raises:
-        InvalidInputError: no stack name, or a file that is no stack's configuration.
-    """
     if stack is None:
         return None
     from optimizer.commands.stack.file import check_name, read_stack
@@ -84,7 +79,6 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
-    """Return plan and configuration for the checks; a refused configuration as far as it can be read."""
     from infra.images import pinned_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.settings import ConfigError, keys
@@ -170,7 +164,6 @@ def _stack(plan: FleetPlan, name: str) -> Stack:
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    """Return a finding with the published field names."""
     fields = asdict(finding)
     return {name: fields[{"found": "text", "next": "next_step"}.get(name, name)] for name in COLUMNS}
 
@@ -194,7 +187,6 @@ def _document(report: PreflightReport, plan: FleetPlan, stack: str | None) -> di
 
 
 def _write_text(report: PreflightReport) -> None:
-    """Print a block a finding; no sentence is cut, as its end is the next step."""
     width = max(len(finding.level) for finding in report.findings)
     for finding in report.findings:
         click.echo(f"{finding.level:<{width}}  {finding.check}: {finding.text}")

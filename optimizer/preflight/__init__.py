@@ -1,4 +1,1 @@
-"""``gpufleet preflight``: check that this AWS account can carry out a plan today, before anything is created or paid.
-
-Every call only reads. ``run`` has the list of checks. A check without an answer yields "unknown", never a guess.
-"""
+"""Checks of ``gpufleet preflight``, one file a concern; every call only reads, and ``run`` has their list."""

@@ -90,7 +90,6 @@ def check_network_quotas(context: Context) -> Iterator[Finding]:
 
 
 def _of_type(endpoints: list[Any] | Unknown, kind: str, *, in_vpc: str = "") -> list[Any] | Unknown:
-    """Return the endpoints of one type, of all VPCs or one."""
     if isinstance(endpoints, Unknown):
         return endpoints
     return [item for item in endpoints if item["VpcEndpointType"] == kind and in_vpc in ("", item["VpcId"])]
@@ -161,12 +160,10 @@ def compare(context: Context, need: Need, used: float | Unknown) -> Finding:
 
 
 def _number(value: float) -> str:
-    """Format vCPUs and counts as whole numbers, TiB to the hundredth."""
     return f"{value:,.2f}".removesuffix("0").removesuffix("0").removesuffix(".")
 
 
 def _node_needs(context: Context) -> Iterator[Need]:
-    """Yield the nodes' needs of the quotas that are known."""
     plan, purchase = context.plan, context.plan.purchase
     vcpus, nodes, spot_nodes = plan.node.vcpus, plan.node_count, context.target.spot_nodes
     on_demand, base = quotas.on_demand(plan.instance_type), purchase.on_demand_base
@@ -196,7 +193,6 @@ def _node_needs(context: Context) -> Iterator[Need]:
 
 
 def _system_needs(context: Context, vcpus: Mapping[str, int]) -> Iterator[Need]:
-    """Yield the needs of a cluster's system nodes."""
     for name, node_vcpus in vcpus.items():
         quota, count = quotas.on_demand(name), context.target.system_nodes[name]
         if quota:

@@ -118,7 +118,6 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
 
 
 def _root_gib(image: Any) -> int:
-    """Return the size of the image's root snapshot, GiB; 0 where it names none."""
     return max(
         (
             int(mapping.get("Ebs", {}).get("VolumeSize", 0))

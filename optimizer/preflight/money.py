@@ -90,10 +90,7 @@ def _judge_price(context: Context, node: NodeItem, quote: Quote | Unknown) -> Fi
 
 
 def price_rise(plan: FleetPlan, quotes: dict[NodeItem, Quote]) -> float:
-    """Return the rise of the whole fleet's hourly price, as a fraction; a price without a quote counts as planned.
-
-    A spot fleet may run on any of its types: the type that rose most counts.
-    """
+    """Return the rise of the fleet's hourly price as a fraction; of several spot types the highest rise counts."""
     own = (plan.instance_type, plan.region)
     changes = {node: quote.change for node, quote in quotes.items()}
     if plan.purchase.option != "spot":
@@ -139,10 +136,7 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, Quote]) -> Finding:
 
 
 def check_aws_budgets(context: Context) -> Iterator[Finding]:
-    """Check cost budgets of the account that the run's 95th percentile would exceed in their current period.
-
-    The scope of a budget (services, tags, accounts) is not evaluated, so an exceeded budget is only a warning.
-    """
+    """Check cost budgets against the run's 95th percentile; their scope (services, tags) is not evaluated."""
     if context.account is None:
         text = "the account's id is not known"
         yield unknown("AWS budgets", text, next_step="aws budgets describe-budgets")

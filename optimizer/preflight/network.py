@@ -201,7 +201,6 @@ def check_reach(context: Context) -> Iterator[Finding]:
 
 
 def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, RouteTable | None]:
-    """Return the table of each subnet: its own, or else the VPC's main one."""
     pages = ec2.get_paginator("describe_route_tables").paginate(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])
     main, own = None, {}
     for page in pages:

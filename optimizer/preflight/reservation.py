@@ -212,7 +212,6 @@ def _minute(time: datetime) -> datetime:
 
 
 def _early_h(plan: FleetPlan) -> float:
-    """Return the hours before a block's end in which its nodes no longer train."""
     return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
 
 

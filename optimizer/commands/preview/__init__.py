@@ -228,7 +228,6 @@ def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[lis
 
 
 def _warnings(plan: FleetPlan) -> list[str]:
-    """Warn where the bill can differ from the plan's dollars: derived prices, training code that splits less."""
     warnings = []
     split, sharding = plan.parallelism.beyond_data, plan.parallelism.sharding
     needs = [f"{', '.join(split)} parallelism"] * bool(split) + [f"{sharding} sharding"] * (sharding != "ddp")

@@ -29,16 +29,7 @@ MINUTES_PER_MONTH = HOURS_PER_MONTH * 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostLine:
-    """One item on a stack's bill.
-
-    Attributes:
-        type, name: the billed resource.
-        quantity: None for usage.
-        per: unit of quantity and price ("node-hour", "GB").
-        unit_usd: None where no price is known.
-        source, as_of: of the price.
-        note: caveat for the reader.
-    """
+    """One item on a resource's bill: ``quantity`` (None for usage) at ``unit_usd`` ``per`` unit ("node-hour", "GB")."""
 
     type: str
     name: str
@@ -206,7 +197,6 @@ class _Biller:
             yield self._unit_line(group, item, "metric-request", quantity, basis="nodes")
 
     def _template(self, specification: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the launch template that a group names by its id."""
         wanted = str(specification.get("launchTemplateId", specification.get("id", "")))
         for template in self._of_kind("LaunchTemplate"):
             if wanted == template.physical_id:
@@ -337,7 +327,6 @@ _BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
 
 
 def _metrics_in(node: Any) -> Iterator[str]:
-    """Yield names of own metrics in a dashboard's body or an alarm's arguments."""
     if isinstance(node, Mapping):
         name = node.get("metricName")
         if isinstance(name, str) and str(node.get("namespace", "")).startswith(OWN_METRICS):

@@ -1,4 +1,4 @@
-"""Difference of two stacks: the resources of a plan against a stack as it is, or as another plan has it."""
+"""Difference between the resources of a plan and those of a stack or another plan."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ Kind = Literal["added", "changed", "replaced", "removed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
-    """The other side of the comparison.
-
-    Attributes:
-        origin: the file it was read from.
-        plan: its plan; None for an export, which does not hold it.
-        config: its configuration; None where it is not known.
-        export: the deployed stack; None where it was not read from an export.
-    """
+    """The other side of the comparison and its file; an export holds neither plan nor configuration."""
 
     origin: str
     plan: FleetPlan | None
@@ -71,10 +64,7 @@ def read_before(path: Path, *, stack: str) -> Before:
 
 
 def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Change]:
-    """Return the resources that differ in what was declared, in the order of ``after``, removed resources last.
-
-    Components are no resources of AWS, and are left out.
-    """
+    """Return the resources that differ, without components, in the order of ``after``, removed ones last."""
     from infra.offline.exported import flat
     from infra.offline.resource_types import TYPES
 

@@ -48,12 +48,12 @@ def write_cost(plan: FleetPlan) -> None:
     cost = plan.cost_usd
     click.echo("")
     parts: list[dict[str, Any]] = [
-        {"part": name.replace("_", " "), "usd": f"{usd:,.2f}"}
+        {"cost of the run": name.replace("_", " "), "USD": f"{usd:,.2f}"}
         for name, usd in cost.breakdown.model_dump().items()
         if usd
     ]
-    parts.append({"part": "expected", "usd": f"{cost.expected:,.2f}"})
-    write_table(parts, {"part": "cost of the run", "usd": "USD"})
+    parts.append({"cost of the run": "expected", "USD": f"{cost.expected:,.2f}"})
+    write_table(parts)
     click.echo(
         f"Half the runs end within {plan.hours.p50:,.1f} h and {cost.p50:,.2f} USD, 95% within {plan.hours.p95:,.1f} h "
         f"and {cost.p95:,.2f} USD. The nodes cost {plan.compute_usd_per_hour:,.2f} USD an hour while they run.\n"
@@ -77,29 +77,18 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
         hourly = [line.usd_per_hour for line in same if line.usd_per_hour is not None]
         rows.append(
             {
-                "resource": f"{kind} {same[0].name}" if len(same) == 1 else f"{len(same)} x {kind}",
+                "billed for": f"{kind} {same[0].name}" if len(same) == 1 else f"{len(same)} x {kind}",
                 "item": f"{item} ({note})" if note else item,
                 "quantity": sum(quantities) if quantities else None,
-                "per": same[0].per,
-                "unit_usd": "unpriced" if unit_usd is None else f"{unit_usd:.10f}".rstrip("0").rstrip("."),
-                "usd_per_hour": f"{sum(hourly):,.4f}" if hourly else "-" if basis == "unpriced" else "usage",
-                "usd_per_month": f"{sum(hourly) * HOURS_PER_MONTH:,.2f}" if hourly else "",
-                "when": basis if hourly else "",
-                "price": f"{same[0].source}, {same[0].as_of}" if same[0].source else "",
+                "unit": same[0].per,
+                "USD a unit": "unpriced" if unit_usd is None else f"{unit_usd:.10f}".rstrip("0").rstrip("."),
+                "USD/h": f"{sum(hourly):,.4f}" if hourly else "-" if basis == "unpriced" else "usage",
+                "USD/month": f"{sum(hourly) * HOURS_PER_MONTH:,.2f}" if hourly else "",
+                "billed": basis if hourly else "",
+                "price from": f"{same[0].source}, {same[0].as_of}" if same[0].source else "",
             }
         )
-    columns = {
-        "resource": "billed for",
-        "item": "item",
-        "quantity": "quantity",
-        "per": "unit",
-        "unit_usd": "USD a unit",
-        "usd_per_hour": "USD/h",
-        "usd_per_month": "USD/month",
-        "when": "billed",
-        "price": "price from",
-    }
-    write_table(rows, columns)
+    write_table(rows)
     click.echo(
         f"\nWith all nodes: {sums.with_nodes:,.2f} USD an hour, {sums.with_nodes * HOURS_PER_MONTH:,.2f} a month. "
         f"Without nodes: {sums.without_nodes:,.4f} an hour, {sums.without_nodes * HOURS_PER_MONTH:,.2f} a month.\n"
@@ -113,34 +102,26 @@ def write_difference(origin: str, difference: Sequence[Change], before: Totals, 
         write_table(
             [
                 {
-                    "kind": change.kind,
+                    "change": change.kind,
                     "resource": f"{change.type.rpartition(':')[2]} {change.name}",
                     "arguments": ", ".join(change.arguments),
                 }
                 for change in difference
-            ],
-            {"kind": "change", "resource": "resource", "arguments": "arguments"},
+            ]
         )
     rows = [
         {
             "cost": name,
-            "before": f"{old:,.4f}",
-            "after": f"{new:,.4f}",
+            "USD/h before": f"{old:,.4f}",
+            "USD/h after": f"{new:,.4f}",
             # Rounded first: a difference in the last bit is no "-0.0000".
-            "hour": f"{round(new - old, 6) + 0.0:+,.4f}",
-            "month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
+            "difference USD/h": f"{round(new - old, 6) + 0.0:+,.4f}",
+            "difference USD/month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
         }
         for name, old, new in (
             ("with all nodes", before.with_nodes, after.with_nodes),
             ("without nodes", before.without_nodes, after.without_nodes),
         )
     ]
-    columns = {
-        "cost": "cost",
-        "before": "USD/h before",
-        "after": "USD/h after",
-        "hour": "difference USD/h",
-        "month": "difference USD/month",
-    }
-    write_table(rows, columns)
+    write_table(rows)
     click.echo("")

@@ -140,7 +140,6 @@ def command(
 
 
 def _write_notes(answer: Recommendation, output_format: str) -> None:
-    """Write notes to standard error; without a plan, raise the reason. Raises as ``_explain_nothing``."""
     notes = list(answer.notes)
     if output_format == "csv" and answer.rejected:
         notes.append(
@@ -158,7 +157,6 @@ def _write_notes(answer: Recommendation, output_format: str) -> None:
 
 
 def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the request file's mapping with the given flags laid over it."""
     given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v not in (None, ())}
     workload, constraints = _section(data, "workload"), _section(data, "constraints")
     if any(name in given for name in AMOUNTS):  # replaces the file's amount, whatever its unit
@@ -191,12 +189,7 @@ def _save(path: Path, text: str) -> None:
 
 
 def _explain_nothing(answer: Recommendation) -> None:
-    """Raise the reason of an answer without plans: exit status 4 where only prices are missing, else 3.
-
-    Raises:
-        DataMissingError: every considered type lacks a price of the asked purchase options.
-        NothingFeasibleError: the limits leave nothing.
-    """
+    """Raise DataMissingError where every considered type lacks a price, else NothingFeasibleError."""
     request = answer.problem.request
     limits = request.constraints
     model = request.model if isinstance(request.model, str) else "this model"

@@ -111,7 +111,6 @@ def _print_caveats(answer: Recommendation) -> None:
 
 
 def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
-    """Print the needs of the training code, and the alternatives to the first plan's parallelism."""
     kinds = [kind for kind in AXES if any(kind in plan.parallelism.beyond_data for plan in answer.plans)]
     if kinds:
         click.echo(

@@ -68,7 +68,6 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
 
 
 def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings that the configuration still needs for this plan."""
     has_torch = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
     reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
     if not (has_torch or reaches_an_index or config.get("gpufleet:platform") == "eks"):
