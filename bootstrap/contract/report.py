@@ -27,12 +27,7 @@ class NodeReport:
 
 
 def read_report(text: str, modified_at: datetime, place: str) -> NodeReport:
-    """Parse an object's content.
-
-    Raises:
-        FormatError: the content is not a report.
-        RecursionError: JSON nested deeper than Python reads.
-    """
+    """Parse an object's content; JSON nested deeper than Python reads is a RecursionError."""
     data = parse_json(text, place)
     if not isinstance(data, dict):
         raise FormatError(f"{place} is not an object")

@@ -29,9 +29,5 @@ class PersonRequest:
 
 
 def read_request(text: str, place: str, *, lenient: bool = False) -> PersonRequest:
-    """Parse an object's content; ``lenient`` as in ``codec.from_json``.
-
-    Raises:
-        FormatError: the content is not a request.
-    """
+    """Parse an object's content; ``lenient`` as in ``codec.from_json``."""
     return from_json(PersonRequest, parse_json(text, place), place, lenient=lenient)

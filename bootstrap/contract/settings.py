@@ -58,11 +58,7 @@ class ControllerSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:
-        """Read the settings from ``GPUFLEET_CONTROL``.
-
-        Raises:
-            FormatError: the variable is missing or does not hold settings.
-        """
+        """Read the settings from ``GPUFLEET_CONTROL``; a FormatError says what is wrong with them."""
         text = environment.get(VARIABLE, "")
         try:
             data = parse_json(text, VARIABLE)

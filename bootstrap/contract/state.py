@@ -121,7 +121,7 @@ class ControllerState:
         return (now - self.updated_at).total_seconds()
 
     def is_silent(self, now: datetime) -> bool:
-        """Return whether nobody meters or ends the nodes, because the controller missed too many ticks."""
+        """Return whether the controller missed so many ticks that nobody meters or ends the nodes."""
         return now - self.updated_at > SILENT
 
 
@@ -133,8 +133,7 @@ def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerSta
     """Parse an object's content; ``lenient`` as in ``codec.from_json``.
 
     Raises:
-        NewerStateError: the state has a later schema version, or a field or word that this version does not know.
-        FormatError: the content is not a state.
+        NewerStateError, FormatError: a newer version wrote the state; the content is none.
     """
     data = parse_json(text, place)
     version = data.get("schema_version") if isinstance(data, dict) else None

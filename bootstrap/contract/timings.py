@@ -39,10 +39,7 @@ BLOCK_TAIL = timedelta(minutes=30)
 def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
     """Time limit of a node's last checkpoint, s: the running step, the next one, after which all stop, and the upload.
 
-    Args:
-        step_time_s: time of an optimizer step.
-        checkpoint_gib: size of the whole checkpoint.
-        writers: nodes that write the checkpoint together.
+    ``writers`` nodes write the checkpoint of ``checkpoint_gib`` together.
     """
     upload_s = checkpoint_gib / (SAVE_GIB_PER_S * writers)
     needed = math.ceil(2 * step_time_s + upload_s)
@@ -50,8 +47,5 @@ def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> 
 
 
 def seconds_to_end(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
-    """Drain reserve, s: the controller drains a fleet while its dollars or its Capacity Block last for this long.
-
-    Only what is spent before counts as training. Arguments as in ``seconds_to_save``.
-    """
+    """Drain reserve, s: the controller drains a fleet while its dollars or its Capacity Block still last this long."""
     return seconds_to_save(step_time_s, checkpoint_gib, writers) + LEAVING_S + _ENDING_S

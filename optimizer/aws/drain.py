@@ -106,10 +106,8 @@ class Drain:
         self._is_gone = group is None
         try:
             return group, self.read_state()
-        except GpufleetError:
-            return group, None
         except Exception as error:
-            if not errors.is_aws_error(error):
+            if not isinstance(error, GpufleetError) and not errors.is_aws_error(error):
                 raise
             return group, None
 

@@ -38,7 +38,7 @@ def settings(**changes: Any) -> ControllerSettings:
         "job": "ba9876543210",
         "node_count": 3,
         "min_nodes": 0,
-        "prices": PRICES,
+        "prices": dict(PRICES),
         "volume_usd_per_node_hour": 0.0,
         "fixed_usd_per_hour": 0.0,
         "reserved_nodes": 0,
