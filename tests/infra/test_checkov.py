@@ -30,26 +30,17 @@ HOW_TO_GET_IT = "run `make checkov`, put checkov on PATH, or set GPUFLEET_CHECKO
 
 @dataclass(frozen=True)
 class Scan:
-    """What checkov found.
-
-    Attributes:
-        failed: by folder, check and resource ("aws_s3_bucket.checkpoints", without the stack's prefix).
-        passed: how many checks passed.
-    """
+    """Check and resource ("aws_s3_bucket.checkpoints") of failed checks by folder; number of passed checks."""
 
     failed: dict[str, set[tuple[str, str]]]
     passed: int
 
 
 def checkov() -> str:
-    """The program.
-
-    Raises:
-        pytest.skip.Exception: it is not installed (a failure in CI).
-    """
+    """Path of the program; without it the test is skipped (a failure in CI)."""
     own = Path(__file__).parents[2] / ".tools/checkov/bin/checkov"
-    found = os.environ.get("GPUFLEET_CHECKOV") or (str(own) if own.exists() else shutil.which("checkov"))
-    return found or unavailable(f"no checkov: {HOW_TO_GET_IT}")
+    program = os.environ.get("GPUFLEET_CHECKOV") or (str(own) if own.exists() else shutil.which("checkov"))
+    return program or unavailable(f"no checkov: {HOW_TO_GET_IT}")
 
 
 @pytest.fixture(scope="module")
@@ -63,31 +54,30 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerraformProv
 
 
 def without_care() -> list[Resource]:
-    """The program with three of its guards removed, to see that the scan sees."""
+    """A variant without three of its guards."""
     careless = with_changes(variant("nat"), "Queue", "-node-events", setting("kmsMasterKeyId", to=None))
-    careless = with_changes(
-        careless, "LaunchTemplate", "-node", setting("metadataOptions", "httpPutResponseHopLimit", to=5)
-    )
-    return [each for each in careless if each.kind != "BucketPublicAccessBlock"]
+    five_hops = setting("metadataOptions", "httpPutResponseHopLimit", to=5)
+    careless = with_changes(careless, "LaunchTemplate", "-node", five_hops)
+    return [resource for resource in careless if resource.kind != "BucketPublicAccessBlock"]
 
 
 @pytest.fixture(scope="module")
 def scan(provider: TerraformProvider, tmp_path_factory: pytest.TempPathFactory) -> Scan:
-    """One run over all variants, as most of a run is checkov's start."""
+    """One run over all variants, as checkov starts slowly."""
     program, folder = checkov(), tmp_path_factory.mktemp("terraform")
     assert set(SCANNED) < set(VARIANTS)
-    for name, found in {**{name: variant(name) for name in SCANNED}, "careless": without_care()}.items():
+    for name, resources in {**{name: variant(name) for name in SCANNED}, "careless": without_care()}.items():
         (folder / name).mkdir()
-        (folder / name / "main.tf").write_text(terraform(found, provider))
+        (folder / name / "main.tf").write_text(terraform(resources, provider))
     return run(program, folder)
 
 
 def run(program: str, folder: Path) -> Scan:
-    """checkov's findings in ``folder``; it reaches nothing but this machine."""
+    """Scan ``folder``, without the network."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
-        # It would fetch explanations of its checks; a closed port keeps whatever it may try besides on this machine.
+        # A closed port keeps checkov from fetching explanations and anything else.
         **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"),
     }
     arguments = ("--framework", "terraform", "--skip-download", "--compact", "--output", "json")
@@ -102,18 +92,17 @@ def run(program: str, folder: Path) -> Scan:
 
 
 def argued(page: Path) -> dict[tuple[str, str], str]:
-    """Check and resource of each row of the table in docs/security.md, with its reason."""
-    found = {}
-    for check, resources, reason in re.findall(
-        r"^\| (CKV2?_AWS_\d+) \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.M
-    ):
-        for resource in re.findall(r"`([^`]+)`", resources):
-            found[check, resource] = reason.strip()
-    return found
+    """Reason of each check and resource in the table of docs/security.md."""
+    rows = re.findall(r"^\| (CKV2?_AWS_\d+) \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.M)
+    return {
+        (check, resource): reason.strip()
+        for check, resources, reason in rows
+        for resource in re.findall(r"`([^`]+)`", resources)
+    }
 
 
 def test_each_failed_check_is_argued_and_each_argument_is_needed(scan: Scan, repository: Path) -> None:
-    failed = set().union(*(found for variant, found in scan.failed.items() if variant != "careless"))
+    failed = set().union(*(checks for name, checks in scan.failed.items() if name != "careless"))
     arguments = argued(repository / "docs/security.md")
     assert failed - arguments.keys() == set(), "fix it, or argue it in docs/security.md"
     assert arguments.keys() - failed == set(), "an argument that nothing needs hides the next failure"
@@ -121,17 +110,16 @@ def test_each_failed_check_is_argued_and_each_argument_is_needed(scan: Scan, rep
 
 
 def action_problems(asked: list[tuple[str, str, list[str]]]) -> list[str]:
-    """As checkov_actions.py finds them."""
+    """Problems that checkov_actions.py lists."""
     python = Path(checkov()).resolve().parent / "python"
     script = Path(__file__).with_name("checkov_actions.py")
-    # -P: nothing of this folder is taken for a module of checkov's.
+    # -P: no module of this folder shadows checkov's.
     done = subprocess.run([python, "-P", script], input=json.dumps(asked), capture_output=True, text=True, check=True)
-    found: list[str] = json.loads(done.stdout)
-    return found
+    return list(json.loads(done.stdout))
 
 
-def test_every_action_of_a_role_exists_and_is_of_such_resources() -> None:
-    # The mocks' ARN of the key has no account.
+def test_every_action_of_a_role_exists_on_its_resources() -> None:
+    # The key's stand-in ARN has no account.
     key = "arn:aws:kms:us-east-1:000000000000:key/k"
     asked = {
         (statement["Sid"], action, tuple(arn.replace("arn:aws:kms:::gpufleet-dev-key", key) for arn in resources))
@@ -148,8 +136,8 @@ def test_every_action_of_a_role_exists_and_is_of_such_resources() -> None:
     assert [problem[0] for problem in action_problems(wrong)] == ["a", "b", "c"]
 
 
-def test_the_scan_sees_what_is_wrong(scan: Scan) -> None:
-    """Enough was read, and a queue without a key, five hops to the metadata and an open bucket are each found."""
+def test_the_scan_reports_missing_guards(scan: Scan) -> None:
+    """The guards: the queue's key, the metadata's hop limit, the bucket's block."""
     assert scan.passed > 500
     new = scan.failed["careless"] - scan.failed["nat"]
     assert {

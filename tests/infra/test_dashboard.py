@@ -1,4 +1,4 @@
-"""The dashboard: what CloudWatch takes, the plan's numbers beside the measured ones, metrics somebody publishes."""
+"""The dashboard: CloudWatch takes it, it has the plan's numbers, its metrics are published."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ PLAN = sample_plan()
 
 
 def widgets(ceiling_usd: float | None = 3000.0) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = body(PLAN, NAMES, ceiling_usd=ceiling_usd)["widgets"]
-    return found
+    return list(body(PLAN, NAMES, ceiling_usd=ceiling_usd)["widgets"])
 
 
 def graph(title: str, ceiling_usd: float | None = 3000.0) -> dict[str, Any]:
     """Properties of the only graph whose title begins so."""
-    (found,) = [
-        widget["properties"]
-        for widget in widgets(ceiling_usd)
-        if widget["properties"].get("title", "").startswith(title)
-    ]
-    return dict(found)
+    every = [widget["properties"] for widget in widgets(ceiling_usd)]
+    (properties,) = [properties for properties in every if properties.get("title", "").startswith(title)]
+    return dict(properties)
 
 
 def lines(title: str, ceiling_usd: float | None = 3000.0) -> list[float]:
@@ -50,7 +46,7 @@ def test_the_widgets_lie_side_by_side_on_the_grid() -> None:
     assert all(each["x"] >= 0 and each["x"] + each["width"] <= COLUMNS and each["height"] > 0 for each in widgets())
 
 
-def test_each_graph_is_one_that_cloudwatch_takes() -> None:
+def test_cloudwatch_takes_each_graph() -> None:
     """A namespace, a metric, dimensions in pairs, options last; ids of a lower-case letter first, each used once."""
     for widget in widgets():
         if widget["type"] == "text":
@@ -98,7 +94,7 @@ def test_a_network_without_tokens_shows_samples() -> None:
     assert "Samples per second, whole fleet" in titles
 
 
-def test_every_metric_shown_is_published_by_somebody(repository: Path) -> None:
+def test_every_metric_of_a_graph_is_published(repository: Path) -> None:
     source = "".join(path.read_text() for path in (repository / "bootstrap").rglob("*.py"))
     own = {
         metric[1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.request import read_request
 from infra.control_settings import CLUSTER_USD_PER_HOUR
 from infra.kubernetes.cluster import LOG_TYPES
 from infra.kubernetes.constants import (
@@ -28,7 +29,7 @@ from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, deploy, on_d
 ADMIN = "arn:aws:iam::111122223333:role/ml"
 PLATFORM = {"gpufleet:platform": "eks"}
 NAMES = Names(stack="dev", account_id="111122223333", region="us-east-1", partition="aws")
-# By hand, beside infra.network: what the nodes of a cluster call.
+# Beside infra.network, by hand.
 ENDPOINTS = {"ecr.api", "ecr.dkr", "eks-auth"}
 
 
@@ -42,38 +43,32 @@ def cluster() -> Deployed:
     return deploy(config=eks())
 
 
-def user_data(found: Deployed) -> str:
-    """User data of a GPU node."""
-    return base64.b64decode(found.one("LaunchTemplate", "dev-node")["userData"]).decode()
-
-
 def test_the_control_plane_is_private_encrypted_logged_and_pinned(cluster: Deployed) -> None:
-    found = cluster.one("Cluster", "-cluster")
-    assert found["version"] == KUBERNETES_VERSION
-    assert found["vpcConfig"]["endpointPrivateAccess"] is True
-    assert found["vpcConfig"]["endpointPublicAccess"] is False
-    assert "publicAccessCidrs" not in found["vpcConfig"]
-    assert len(found["vpcConfig"]["subnetIds"]) == 2
-    assert found["encryptionConfig"] == {
+    given = cluster.one("Cluster", "-cluster")
+    assert given["version"] == KUBERNETES_VERSION
+    network = given["vpcConfig"]
+    assert (network["endpointPrivateAccess"], network["endpointPublicAccess"]) == (True, False)
+    assert "publicAccessCidrs" not in network
+    assert len(network["subnetIds"]) == 2
+    assert given["encryptionConfig"] == {
         "provider": {"keyArn": "arn:aws:kms:::gpufleet-dev-key"},
         "resources": ["secrets"],
     }
-    assert found["accessConfig"] == {"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False}
-    assert found["enabledClusterLogTypes"] == list(LOG_TYPES) and len(LOG_TYPES) == 5
-    assert found["upgradePolicy"] == {"supportType": "STANDARD"}
-    assert found["bootstrapSelfManagedAddons"] is False
+    assert given["accessConfig"] == {"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False}
+    assert given["enabledClusterLogTypes"] == list(LOG_TYPES) and len(LOG_TYPES) == 5
+    assert given["upgradePolicy"] == {"supportType": "STANDARD"}
+    assert given["bootstrapSelfManagedAddons"] is False
     logs = cluster.one("LogGroup", "-control-plane")
-    # EKS writes into the group of this name, and into no other.
-    assert logs["name"] == f"/aws/eks/{found['name']}/cluster"
+    # EKS writes into the log group of this name alone.
+    assert logs["name"] == f"/aws/eks/{given['name']}/cluster"
     assert logs["kmsKeyId"] == "arn:aws:kms:::gpufleet-dev-key" and logs["retentionInDays"] == 90
-    key = json.loads(cluster.one("Key")["policy"])
-    assert logs["name"] in json.dumps(key)
+    assert logs["name"] in cluster.one("Key")["policy"]
 
 
-def test_the_api_is_public_only_for_those_who_are_named() -> None:
-    found = deploy(config=eks(publicAccessCidrs=["203.0.113.0/24"])).one("Cluster", "-cluster")["vpcConfig"]
-    assert found["endpointPublicAccess"] is True and found["publicAccessCidrs"] == ["203.0.113.0/24"]
-    assert found["endpointPrivateAccess"] is True
+def test_the_api_is_public_for_named_addresses_only() -> None:
+    network = deploy(config=eks(publicAccessCidrs=["203.0.113.0/24"])).one("Cluster", "-cluster")["vpcConfig"]
+    assert network["endpointPublicAccess"] is True and network["publicAccessCidrs"] == ["203.0.113.0/24"]
+    assert network["endpointPrivateAccess"] is True
 
 
 def test_the_image_and_the_system_nodes_are_of_one_release(cluster: Deployed) -> None:
@@ -83,19 +78,15 @@ def test_the_image_and_the_system_nodes_are_of_one_release(cluster: Deployed) ->
     assert group["capacityType"] == "ON_DEMAND"
     assert group["scalingConfig"] == {"minSize": 2, "maxSize": 2, "desiredSize": 2}
     template = cluster.one("LaunchTemplate", "-system-node")
-    assert template["metadataOptions"]["httpTokens"] == "required"
-    assert template["metadataOptions"]["httpPutResponseHopLimit"] == 1
-    assert template["blockDeviceMappings"][0]["ebs"]["encrypted"] == "true"
-    # EKS chooses image, role and security group of a managed node group itself, and refuses a template with them.
+    # EKS refuses a managed node group's template that names these.
     for absent in ("imageId", "iamInstanceProfile", "instanceType", "networkInterfaces", "userData"):
         assert absent not in template
 
 
 def test_nodes_that_one_zone_offers_have_a_control_plane_in_two() -> None:
-    """The offers' only zone is the nodes'; its region has others, which a preview knows of too."""
-    found = deploy({"zone_ids": ["use1-az6"]}, eks())
-    assert len(found.one("Cluster", "-cluster")["vpcConfig"]["subnetIds"]) == 2
-    assert found.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az6-id"]
+    stack = deploy({"zone_ids": ["use1-az6"]}, eks())
+    assert len(stack.one("Cluster", "-cluster")["vpcConfig"]["subnetIds"]) == 2
+    assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az6-id"]
 
 
 def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(cluster: Deployed) -> None:
@@ -104,9 +95,8 @@ def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(
     assert {"key": "kubernetes.io/cluster/gpufleet-dev", "value": "owned", "propagateAtLaunch": True} in group["tags"]
     template = cluster.one("LaunchTemplate", "dev-node")
     assert len(template["networkInterfaces"]) == 4
-    assert template["metadataOptions"]["httpPutResponseHopLimit"] == 1
     assert template["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-gpu-node"}
-    message = email.message_from_string(user_data(cluster), policy=email.policy.default)
+    message = email.message_from_bytes(base64.b64decode(template["userData"]), policy=email.policy.default)
     config, script = message.iter_parts()
     assert (config.get_content_type(), script.get_content_type()) == ("application/node.eks.aws", "text/x-shellscript")
     spec = json.loads(config.get_content())["spec"]
@@ -135,10 +125,10 @@ def test_a_node_is_labelled_tainted_and_uses_its_disks() -> None:
     assert "instance" not in json.loads(node_config(NAMES, nvme=False, **known))["spec"]
 
 
-def test_a_gpu_node_has_no_right_on_checkpoints_and_the_container_none_on_the_group(cluster: Deployed) -> None:
+def test_gpu_nodes_do_not_reach_checkpoints_nor_the_container_the_group(cluster: Deployed) -> None:
     node = cluster.policy("RolePolicy", "dev-gpu-node")
     training = cluster.policy("RolePolicy", "dev-training")
-    # Its dead man's switch (bootstrap/steps/check-lease.sh) looks at the controller's state.
+    # bootstrap/steps/check-lease.sh reads the controller's state.
     assert {"ActInOwnGroup", "SeeController"} <= node.keys()
     assert not {"KeepCheckpoints", "ListCheckpoints", "ReadParameters"} & node.keys()
     assert "KeepCheckpoints" in training and "PublishMetrics" in training
@@ -148,14 +138,16 @@ def test_a_gpu_node_has_no_right_on_checkpoints_and_the_container_none_on_the_gr
 def test_the_role_of_platform_ec2_does_not_exist_beside_the_clusters(cluster: Deployed) -> None:
     (profile,) = cluster.all("InstanceProfile")
     assert profile.name == "gpufleet-dev-gpu-node"
-    granted = [found for found in cluster.all("RolePolicy") if "KeepCheckpoints" in found.inputs["policy"]]
-    assert [found.name for found in granted] == ["gpufleet-dev-training"]
+    policies = cluster.all("RolePolicy")
+    assert [policy.name for policy in policies if "KeepCheckpoints" in policy.inputs["policy"]] == [
+        "gpufleet-dev-training"
+    ]
 
 
 def test_roles_have_only_the_managed_policies_eks_asks_for(cluster: Deployed) -> None:
     attached: dict[str, set[str]] = {}
-    for found in cluster.all("RolePolicyAttachment"):
-        attached.setdefault(found.inputs["role"], set()).add(found.inputs["policyArn"].rpartition("/")[2])
+    for attachment in cluster.all("RolePolicyAttachment"):
+        attached.setdefault(attachment.inputs["role"], set()).add(attachment.inputs["policyArn"].rpartition("/")[2])
     node = {"AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"}
     assert attached == {
         "gpufleet-dev-cluster": {"AmazonEKSClusterPolicy"},
@@ -178,41 +170,38 @@ def test_the_training_role_is_for_one_service_account_of_one_cluster(cluster: De
 
 
 def test_add_ons_keep_the_version_they_were_made_with(cluster: Deployed) -> None:
-    addons = {found.inputs["addonName"]: found.inputs for found in cluster.all("Addon")}
+    addons = {addon.inputs["addonName"]: addon.inputs for addon in cluster.all("Addon")}
     assert addons.keys() == {"vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns"}
-    assert all(found["addonVersion"] for found in addons.values())
+    assert all(addon["addonVersion"] for addon in addons.values())
     settings = json.loads(addons["vpc-cni"]["configurationValues"])["env"]
     assert settings == {"MINIMUM_IP_TARGET": "4", "WARM_IP_TARGET": "1"}
     assert addons["vpc-cni"]["podIdentityAssociations"][0]["serviceAccount"] == "aws-node"
 
 
 def test_traffic_between_nodes_and_cluster_is_four_ports(cluster: Deployed) -> None:
-    rules = [found for found in cluster.all("SecurityGroupIngressRule") if found.parent == "cluster"]
-    ports = {(found.inputs["ipProtocol"], found.inputs["fromPort"], found.inputs["toPort"]) for found in rules}
+    rules = [rule.inputs for rule in cluster.all("SecurityGroupIngressRule") if rule.parent == "cluster"]
+    ports = {(rule["ipProtocol"], rule["fromPort"], rule["toPort"]) for rule in rules}
     assert ports == {("tcp", 443, 443), ("udp", 53, 53), ("tcp", 53, 53), ("tcp", 10250, 10250)}
-    (kubelet,) = [found.inputs for found in rules if found.inputs["fromPort"] == 10250]
+    (kubelet,) = [rule for rule in rules if rule["fromPort"] == 10250]
     assert kubelet["referencedSecurityGroupId"] == "gpufleet-dev-cluster-group"
     assert kubelet["securityGroupId"] == "gpufleet-dev-nodes-id"
-    assert not any("cidrIpv4" in found.inputs for found in rules)
+    assert not any("cidrIpv4" in rule for rule in rules)
 
 
 def test_nodes_reach_registry_and_pod_identity_without_the_internet(cluster: Deployed) -> None:
     services, plain = (
-        {found.inputs["serviceName"].removeprefix("com.amazonaws.us-east-1.") for found in stack.all("VpcEndpoint")}
+        {endpoint.inputs["serviceName"].rpartition("us-east-1.")[2] for endpoint in stack.all("VpcEndpoint")}
         for stack in (cluster, deploy())
     )
     assert services - plain == ENDPOINTS and plain < services
 
 
 def test_no_node_starts_before_a_person_says_so(cluster: Deployed) -> None:
-    from bootstrap.contract.request import read_request
-
-    found = cluster.one("BucketObjectv2", "-request")
-    assert found["key"] == "control/request.json"
-    request = read_request(found["content"], "request.json")
-    assert request.want == "stop"
-    # Any request a person makes is newer.
-    assert request.at.year == 2000
+    given = cluster.one("BucketObjectv2", "-request")
+    assert given["key"] == "control/request.json"
+    request = read_request(given["content"], "request.json")
+    # A person's request is newer.
+    assert (request.want, request.at.year) == ("stop", 2000)
 
 
 def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
@@ -225,8 +214,8 @@ def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
     assert 0.14 < CLUSTER_USD_PER_HOUR < 0.2
 
 
-def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> None:
-    entries = {found.inputs["principalArn"]: found.inputs["type"] for found in cluster.all("AccessEntry")}
+def test_administrators_and_gpu_nodes_have_access_entries(cluster: Deployed) -> None:
+    entries = {entry.inputs["principalArn"]: entry.inputs["type"] for entry in cluster.all("AccessEntry")}
     assert entries == {ADMIN: "STANDARD", "arn:aws:iam:::gpufleet-dev-gpu-node": "EC2_LINUX"}
     (granted,) = cluster.all("AccessPolicyAssociation")
     assert granted.inputs["principalArn"] == ADMIN
@@ -234,7 +223,7 @@ def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "said"),
+    ("changes", "config", "message"),
     [
         ({}, {**PLATFORM, "gpufleet:nat": "true"}, "no adminArns"),
         ({}, eks(publicAccessCidrs=["0.0.0.0/0"]), "publicAccessCidrs has 0.0.0.0/0"),
@@ -247,10 +236,10 @@ def test_a_person_is_an_administrator_and_nodes_are_nodes(cluster: Deployed) -> 
         ({"instance_type": "p3.16xlarge", "node": {"gpu": "V100"}}, eks(), "starts with Turing"),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused_before_anything_exists(
-    changes: dict[str, Any], config: dict[str, str], said: str
+def test_settings_that_a_cluster_cannot_have_are_refused(
+    changes: dict[str, Any], config: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         deploy(changes, config)
 
 
@@ -262,7 +251,7 @@ def test_a_mirror_or_an_existing_vpc_does_without_nat() -> None:
     assert deploy(config=own).one("Cluster", "-cluster")["vpcConfig"]["subnetIds"] == two
 
 
-def test_platform_ec2_has_nothing_of_it() -> None:
-    found = deploy()
-    assert not found.all("NodeGroup") and not found.all("AccessEntry")
-    assert found.user_data.startswith("#!/bin/bash")
+def test_platform_ec2_has_no_cluster() -> None:
+    stack = deploy()
+    assert not stack.all("NodeGroup") and not stack.all("AccessEntry")
+    assert stack.user_data.startswith("#!/bin/bash")

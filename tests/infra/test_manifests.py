@@ -97,7 +97,7 @@ def test_a_pod_takes_a_whole_node_and_all_its_cards(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_container_has_the_nodes_variables_but_for_what_is_the_nodes_own(kind: Kind) -> None:
+def test_the_container_has_the_nodes_variables_without_the_hooks(kind: Kind) -> None:
     plan = sample_plan()
     container = pod(made(plan, kind=kind))["containers"][0]
     have, node = variables(container), facts(plan).environment
@@ -122,7 +122,7 @@ def test_pods_find_each_other_by_the_names_their_controller_gives(kind: Kind, na
     assert "GPUFLEET_PEERS" not in variables(pod(made(sample_plan(**LONE_NODE), kind=kind))["containers"][0])
 
 
-def test_a_node_that_left_is_no_failure_and_a_command_that_gave_up_is_not_run_again() -> None:
+def test_a_lost_node_is_no_failure_and_a_command_that_gave_up_is_final() -> None:
     spec = job(made())["spec"]
     work = spec["replicatedJobs"][0]["template"]["spec"]
     assert (work["completions"], work["parallelism"], work["completionMode"]) == (2, 2, "Indexed")
@@ -133,16 +133,16 @@ def test_a_node_that_left_is_no_failure_and_a_command_that_gave_up_is_not_run_ag
     assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in (
         work["podFailurePolicy"]["rules"]
     )
-    # A podFailurePolicy is refused with any other.
+    # Kubernetes refuses a podFailurePolicy with any other.
     assert work["template"]["spec"]["restartPolicy"] == "Never"
     (rule,) = spec["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
-def test_kubeflow_tries_a_node_that_left_again_and_no_command_that_gave_up() -> None:
+def test_kubeflow_retries_a_lost_node_and_no_command_that_gave_up() -> None:
     worker = job(made(kind="pytorchjob"))["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert (worker["replicas"], worker["restartPolicy"]) == (2, "ExitCode")
-    # Its rule for ExitCode: 1 to 127 are permanent, 128 to 255 are tried again.
+    # ExitCode: 1 to 127 are permanent, 128 to 255 are retried.
     assert GAVE_UP < 128 <= LEFT
     assert [container["name"] for container in worker["template"]["spec"]["containers"]] == ["pytorch"]
 
@@ -177,7 +177,7 @@ def test_a_node_without_efa_or_disks_gets_neither() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_mount_has_its_volume_and_no_container_more_rights_than_it_needs(kind: Kind) -> None:
+def test_every_mount_has_its_volume_and_containers_few_rights(kind: Kind) -> None:
     documents = made(kind=kind)
     spec = pod(documents)
     volumes = {volume["name"] for volume in spec["volumes"]}
@@ -217,11 +217,11 @@ def test_the_default_image_is_aws_own_in_the_plans_region() -> None:
 
 
 class TestFetch:
-    """The init container's program, run by this Python against an S3 in this process."""
+    """The init container's program, against an S3 in this process."""
 
     @pytest.fixture
     def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        # Every test has an address that nobody answers at; moto stands in for the real one.
+        # moto replaces the real address, and not the tests' closed one.
         monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "testing")
@@ -279,7 +279,7 @@ class TestFetch:
         assert not (folder / "train").exists() and (folder / "bootstrap").is_dir()
 
 
-def test_manifests_are_plain_data(tmp_path: Path) -> None:
-    """What kubectl reads is JSON's types only: a tuple or an enum would print as something else."""
+def test_manifests_are_plain_data() -> None:
+    """A tuple or an enum would print as something that kubectl cannot read."""
     documents = made()
     assert json.loads(json.dumps(documents)) == documents
