@@ -15,22 +15,20 @@ from tests.engine.plugin.schema import Block
 from tests.engine.plugin.terraform import TerraformProvider
 from tests.engine.plugin.values import to_terraform
 
-# Ends of types that are never referred to; each shares its name with a type that is: a bucket's settings, a role's policy.
-NEVER_REFERRED = tuple(
-    [
-        "_policy",
-        "_configuration",
-        "_controls",
-        "_block",
-        "_versioning",
-        "_alias",
-        "_subscription",
-        "_profile",
-        "_association",
-        "_route",
-        "_target",
-        "_template",
-    ]
+# Ends of types that share the name of a type that others refer to: a bucket's settings, a role's policy and profile.
+NEVER_REFERRED = (
+    "_policy",
+    "_configuration",
+    "_controls",
+    "_block",
+    "_versioning",
+    "_alias",
+    "_subscription",
+    "_profile",
+    "_association",
+    "_route",
+    "_target",
+    "_template",
 )
 
 
