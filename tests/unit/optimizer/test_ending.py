@@ -32,18 +32,13 @@ def test_the_time_to_save_is_bounded(checkpoint_gib: float, limit: int) -> None:
     assert 30 <= plan.terminate_timeout_s <= HOOK_LIMIT_S
 
 
-def test_the_search_and_its_plan_reserve_the_same_time() -> None:
-    plans = [
-        sample_plan(job={"checkpoint_gib": size}, parallelism=parallelism)
-        for size in (1.0, 500.0, 2000.0)
-        for parallelism in (DDP, {})
-    ]
-    sizes, writers = zip(
-        *((plan.job.checkpoint_gib, 1 if n % 2 == 0 else 2) for n, plan in enumerate(plans)), strict=True
-    )
-    found = reserve_hours([plan.step_time_s for plan in plans], sizes, writers)
-    assert found.tolist() == [plan.reserve_s / 3600 for plan in plans]
-    assert len(set(found.tolist())) > 3
+@pytest.mark.parametrize("checkpoint_gib", [1.0, 500.0, 2000.0])
+@pytest.mark.parametrize(("parallelism", "writers"), [(DDP, 1), ({}, 2)])
+def test_the_search_and_its_plan_reserve_the_same_time(
+    checkpoint_gib: float, parallelism: dict[str, str], writers: int
+) -> None:
+    plan = sample_plan(job={"checkpoint_gib": checkpoint_gib}, parallelism=parallelism)
+    assert reserve_hours(plan.step_time_s, checkpoint_gib, writers) == plan.reserve_s / 3600
 
 
 def test_the_reserve_pays_all_nodes_at_the_dearest_price_they_may_have() -> None:

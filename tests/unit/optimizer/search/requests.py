@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog, load
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
+from optimizer.performance.types import Recipe
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
+from optimizer.search.layouts import AXES
+from optimizer.search.problem import Amount, Problem
+from optimizer.workload.model import ModelSpec
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
 
@@ -36,3 +41,28 @@ def request(
 def answer(*args: Any, **changes: Any) -> Recommendation:
     """The answer to ``request``."""
     return recommend(request(*args, **changes), catalog(), calibration())
+
+
+def make_problem(
+    model: ModelSpec,
+    recipe: Recipe,
+    *,
+    samples: int = 10_000,
+    global_batch: int | None = None,
+    batch_limit: int,
+    max_nodes: int,
+    parallelism: Sequence[str] = AXES,
+) -> Problem:
+    """A problem of any model and batch limit, also those that no request resolves to."""
+    names = ("seq_len", "precision", "framework", "compiled")
+    workload = {"samples": samples} | {name: getattr(recipe, name) for name in names}
+    limits = {"max_nodes": max_nodes, "parallelism": parallelism}
+    return Problem(
+        request=request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits}),
+        model=model,
+        amount=Amount(samples=samples, seq_len=recipe.seq_len, global_batch=global_batch, batch_limit=batch_limit),
+        catalog=catalog(),
+        calibration=calibration(),
+        regions=(),
+        instance_types=(),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,70 +15,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer import performance
-from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import MIXTURE, POOLED
-from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate, limit_gib
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
-from optimizer.request import request_from_dict
 from optimizer.search import layouts
 from optimizer.search.branch_and_bound import TIE, FastestSearch
 from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
 from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
-from optimizer.search.problem import Amount, Problem
 from optimizer.search.rejections import Rejection
 from optimizer.search.search_space import SearchSpace
 from optimizer.search.tables import take_rows
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.search.requests import calibration, catalog, make_problem
 
 # One of each kind of node: NVSwitch and EFA, PCIe and TCP, one GPU, two GPUs, a fraction of a GPU.
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6.4xlarge", "g7e.12xlarge", "g6f.4xlarge")
 FIELDS = ("data", "tensor", "pipeline", "context", "expert", "sequence_parallel", "virtual_stages")
 
 
-def small_model(layers: int, heads: int, kv_heads: int, width: int, experts: int, vocab: int) -> ModelSpec:
+def small_model(layers: int, heads: int, width: int, experts: int, vocab: int) -> ModelSpec:
     fields: dict[str, Any] = {"layers": layers, "hidden_size": heads * width, "ffn_size": 4 * heads * width}
-    fields |= {"attention_heads": heads, "kv_heads": kv_heads, "vocab_size": vocab, "head_dim": width}
+    fields |= {"attention_heads": heads, "kv_heads": math.gcd(heads, 4), "vocab_size": vocab, "head_dim": width}
     return resolve_model(fields | ({"experts": experts, "experts_per_token": 2} if experts else {}))
-
-
-def problem(
-    model: ModelSpec,
-    recipe: Recipe,
-    *,
-    samples: int = 10_000,
-    global_batch: int | None = None,
-    batch_limit: int,
-    max_nodes: int,
-    parallelism: Sequence[str] = layouts.AXES,
-) -> Problem:
-    """A problem of any model and batch limit, also those that no request resolves to."""
-    request = request_from_dict(
-        {
-            "model": "gpt2",
-            "workload": {
-                "samples": samples,
-                "seq_len": recipe.seq_len,
-                "precision": recipe.precision,
-                "framework": recipe.framework,
-                "compiled": recipe.compiled,
-            },
-            "constraints": {"max_nodes": max_nodes, "parallelism": parallelism},
-        }
-    )
-    return Problem(
-        request=request,
-        model=model,
-        amount=Amount(samples=samples, seq_len=recipe.seq_len, global_batch=global_batch, batch_limit=batch_limit),
-        catalog=load(),
-        calibration=load_calibration(),
-        regions=(),
-        instance_types=(),
-    )
 
 
 def configurations(
@@ -147,11 +108,15 @@ def expected(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    layers=st.sampled_from([1, 2, 3, 4, 6, 8]),
-    heads=st.sampled_from([2, 4, 6, 8]),
-    width=st.sampled_from([64, 128, 512, 1024]),
-    experts=st.sampled_from([0, 0, 0, 4]),
-    vocab=st.sampled_from([1000, 128256]),
+    shape=st.fixed_dictionaries(
+        {
+            "layers": st.sampled_from([1, 2, 3, 4, 6, 8]),
+            "heads": st.sampled_from([2, 4, 6, 8]),
+            "width": st.sampled_from([64, 128, 512, 1024]),
+            "experts": st.sampled_from([0, 0, 0, 4]),
+            "vocab": st.sampled_from([1000, 128256]),
+        }
+    ),
     seq_len=st.sampled_from([128, 2048, 4096, 16384]),
     batch=st.sampled_from([None, None, 8, 12, 64, 96]),
     limit=st.sampled_from([1, 6, 64, 1000]),
@@ -162,11 +127,7 @@ def expected(
     compiled=st.booleans(),
 )
 def test_the_search_finds_what_brute_force_finds(
-    layers: int,
-    heads: int,
-    width: int,
-    experts: int,
-    vocab: int,
+    shape: dict[str, int],
     seq_len: int,
     batch: int | None,
     limit: int,
@@ -176,18 +137,19 @@ def test_the_search_finds_what_brute_force_finds(
     framework: str,
     compiled: bool,
 ) -> None:
-    model = small_model(layers, heads, math.gcd(heads, 4), width, experts, vocab)
+    model = small_model(**shape)
     recipe = Recipe(seq_len=seq_len, framework=framework, compiled=compiled)
-    instance = load().instance_type(name)
-    calibration = load_calibration()
+    instance = catalog().instance_type(name)
     most = nodes if instance.gpu_count >= 1 else 1
-    asked = problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
+    asked = make_problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
     assert asked.recipe == recipe
     (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
-    # Where the GPU has no measured recipe, or is no surer for a mixture than one without, all is as unsure as can be.
-    residual = calibration.residual(instance.gpu, recipe.precision, framework, kind=MIXTURE if experts else None)
-    sure = residual.relative_error < calibration.residuals[POOLED].relative_error
+    # Where the GPU has no measured run, or is known no better for a mixture than one without, every split is unsure.
+    residual = calibration().residual(
+        instance.gpu, recipe.precision, framework, kind=MIXTURE if model.experts else None
+    )
+    sure = residual.relative_error < calibration().residuals[POOLED].relative_error
     measured = measured_splits(instance.gpu, recipe.framework) if sure else layouts.AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
@@ -197,7 +159,7 @@ def test_the_search_finds_what_brute_force_finds(
         if not found["data"].size:
             continue
         estimates = evaluate(
-            model, recipe, Hardware.from_instance_type(instance), Grid(nodes=count, **found), calibration
+            model, recipe, Hardware.from_instance_type(instance), Grid(nodes=count, **found), calibration()
         )
         total += found["data"].size
         wanted += [(count, hours, layout) for hours, layout in expected(found, estimates, samples, measured)]
@@ -238,9 +200,8 @@ def _by_layout(entry: tuple[int, float, tuple[int, ...]]) -> tuple[int, tuple[in
 def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> None:
     model = resolve_model(name)
     recipe = replace(how, seq_len=1024) if name == "gpt2-xl" else how
-    calibration = load_calibration()
-    instances = [load().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
-    asked = problem(model, recipe, batch_limit=480, max_nodes=9)
+    instances = [catalog().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
+    asked = make_problem(model, recipe, batch_limit=480, max_nodes=9)
     space = SearchSpace(
         asked, instances, [layouts.build_layouts(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances]
     )
@@ -268,7 +229,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
             sharding=space.shardings[:, None],
             checkpointing=space.checkpointings,
         )
-        estimates = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration)
+        estimates = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration())
         hours = space.steps[row][:, None, None] * estimates.step_time_s / 3600
         for checkpointing in range(space.checkpointings.size):
             same = np.full((space.shardings.size, row.size), checkpointing)
@@ -284,30 +245,30 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
 
 
 def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
-    model, recipe, calibration = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), load_calibration()
-    kinds = [load().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    asked = problem(model, recipe, samples=1000, batch_limit=244, max_nodes=4)
-    found = [result for result in find_fastest(asked, kinds) if isinstance(result, Fastest)]
-    chosen = [(result, at) for result in found for at in range(result.nodes.size)]
+    model, recipe = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192)
+    kinds = [catalog().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
+    asked = make_problem(model, recipe, samples=1000, batch_limit=244, max_nodes=4)
+    results = [result for result in find_fastest(asked, kinds) if isinstance(result, Fastest)]
+    chosen = [(result, index) for result in results for index in range(result.nodes.size)]
     estimates = estimate_configurations(asked, chosen)
     assert estimates.fits.all()
-    for cell, (result, at) in enumerate(chosen):
+    for cell, (result, index) in enumerate(chosen):
         grid = Grid(
-            nodes=result.nodes[at],
-            **{key: getattr(result.layouts, key)[at] for key in (*FIELDS, "micro_batch", "grad_accum")},
-            sharding=result.sharding[at],
-            checkpointing=result.checkpointing[at],
+            nodes=result.nodes[index],
+            **{key: getattr(result.layouts, key)[index] for key in (*FIELDS, "micro_batch", "grad_accum")},
+            sharding=result.sharding[index],
+            checkpointing=result.checkpointing[index],
         )
-        alone = evaluate(model, recipe, Hardware.from_instance_type(result.instance), grid, calibration)
+        alone = evaluate(model, recipe, Hardware.from_instance_type(result.instance), grid, calibration())
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
-        hours = result.steps[at] * float(alone.step_time_s) / 3600
-        assert result.train_hours[at] == pytest.approx(hours, rel=1e-12)
+        hours = result.steps[index] * float(alone.step_time_s) / 3600
+        assert result.train_hours[index] == pytest.approx(hours, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
 def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
-    kinds = [load().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
-    asked = problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), batch_limit=128, max_nodes=4)
+    kinds = [catalog().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
+    asked = make_problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), batch_limit=128, max_nodes=4)
     together = find_fastest(asked, kinds)
     assert {type(result) for result in together} == {Fastest, Rejection}
     for instance, result in zip(kinds, together, strict=True):
@@ -324,8 +285,8 @@ def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: st
 
 
 def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
-    same = [load().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
-    asked = problem(
+    same = [catalog().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
+    asked = make_problem(
         resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, batch_limit=64, max_nodes=2
     )
     first, second = (result for result in find_fastest(asked, same) if isinstance(result, Fastest))
@@ -337,7 +298,7 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
 def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
-        asked = problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
+        asked = make_problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
         rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))
         for axis in set(layouts.AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
@@ -346,26 +307,28 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
 
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
-    asked = problem(resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, max_nodes=6)
+    asked = make_problem(
+        resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, max_nodes=6
+    )
     rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 7))
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
-        mine = take_rows(rows, rows.layout == layout)
-        assert mine.micro_batch[0] == mine.micro_batch.min() and mine.virtual_stages[0] == 1
-        assert all(len(np.unique(ranks)) == 1 for ranks in (mine.nodes, mine.data, mine.tensor, mine.pipeline))
+        own = take_rows(rows, rows.layout == layout)
+        assert own.micro_batch[0] == own.micro_batch.min() and own.virtual_stages[0] == 1
+        assert all(len(np.unique(ranks)) == 1 for ranks in (own.nodes, own.data, own.tensor, own.pipeline))
 
 
 def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     """One row is enough to count: the residual of its GPU has it in."""
     with (Path(performance.__file__).parent / "data" / "measured_runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found: dict[tuple[str, str], set[str]] = {}
+    splits: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
         axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
-        found.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
-    measured = {key: set(splits) for key, splits in MEASURED_SPLITS.items()}
-    assert {key: splits for key, splits in found.items() if splits} == measured
+        splits.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
+    measured = {key: set(names) for key, names in MEASURED_SPLITS.items()}
+    assert {key: names for key, names in splits.items() if names} == measured
 
 
 @pytest.mark.parametrize(
@@ -373,12 +336,12 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
 )
 def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: tuple[str, ...]) -> None:
     """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
-    model, calibration = resolve_model("llama-3.1-8b"), load_calibration()
-    asked = problem(model, Recipe(seq_len=8192, framework=framework), batch_limit=244, max_nodes=16)
-    (result,) = find_fastest(asked, [load().instance_type("p4d.24xlarge")])
+    model = resolve_model("llama-3.1-8b")
+    asked = make_problem(model, Recipe(seq_len=8192, framework=framework), batch_limit=244, max_nodes=16)
+    (result,) = find_fastest(asked, [catalog().instance_type("p4d.24xlarge")])
     assert isinstance(result, Fastest)
-    pooled = calibration.residuals["pooled"].relative_error
-    own = calibration.residual(result.instance.gpu).relative_error
+    pooled = calibration().residuals["pooled"].relative_error
+    own = calibration().residual(result.instance.gpu).relative_error
     assert own < pooled
     unmeasured = np.any([getattr(result.layouts, axis) > 1 for axis in unknown], axis=0)
     assert unmeasured.any() and not unmeasured.all()
