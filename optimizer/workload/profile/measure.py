@@ -15,8 +15,9 @@ import torch
 
 from optimizer.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import as_on_cuda
-from optimizer.workload.profile.passes import PassCounts, PassKey, TracedBatch, trace_batch
+from optimizer.workload.profile.passes import PassKey, TracedBatch, trace_batch
 from optimizer.workload.profile.records import BatchLine, Blocks, ModuleProfile, OperatorFlops, ParameterCount, Pass
+from optimizer.workload.profile.trace import Counts
 from optimizer.workload.profile.user_code import import_function
 
 SMALLEST_BATCH = 2
@@ -94,7 +95,7 @@ def _build_profile(target: str, batches: Mapping[int, TracedBatch]) -> ModulePro
     )
 
 
-def _build_pass(key: PassKey, sizes: tuple[int, int], counts: tuple[PassCounts, PassCounts], target: str) -> Pass:
+def _build_pass(key: PassKey, sizes: tuple[int, int], counts: tuple[Counts, Counts], target: str) -> Pass:
     """Draw the lines of one pass over the batch size."""
     (b1, b2), (first, second) = sizes, counts
     if len(first.alive_bytes) != len(second.alive_bytes):
@@ -111,7 +112,7 @@ def _build_pass(key: PassKey, sizes: tuple[int, int], counts: tuple[PassCounts, 
     return Pass(
         width=width,
         checkpointing=checkpointing,
-        saved=_line(fixed[first.saved_at], slopes[first.saved_at]),
+        saved=_line(fixed[first.saved_index], slopes[first.saved_index]),
         peak=_upper_envelope(fixed, slopes),
         traffic=_line_through(b1, first.traffic_bytes, b2, second.traffic_bytes),
         product_elements=_line_through(b1, first.product_elements, b2, second.product_elements),
@@ -150,7 +151,7 @@ def _upper_envelope(fixed: Any, slopes: Any) -> tuple[BatchLine, ...]:
     return tuple(envelope)
 
 
-def _check_linear(traced: Pass, counts: PassCounts, size: int, target: str) -> None:
+def _check_linear(traced: Pass, counts: Counts, size: int, target: str) -> None:
     """Check that memory and traffic of the third batch are on the lines.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,24 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from optimizer.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import fake_tensors
 from optimizer.workload.profile.records import ArithmeticWidth, ProfiledCheckpointing
-from optimizer.workload.profile.trace import Trace
+from optimizer.workload.profile.trace import Counts, Trace
 from optimizer.workload.profile.user_code import TrainingStep, blame_user_code, check_step, describe_inputs, find_loss
 
 PassKey = tuple[ArithmeticWidth, ProfiledCheckpointing]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassCounts:
-    """One pass at one batch size; fields as in Trace, ``saved_at`` the operator at which the backward pass begins."""
-
-    alive_bytes: Sequence[int]
-    saved_at: int
-    flops: Mapping[str, Counter[str]]
-    traffic_bytes: int
-    product_elements: int
-    convolution_outputs: int
-    kernels: int
-    uncounted: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +27,7 @@ class TracedBatch:
     module: torch.nn.Module
     inputs: tuple[str, ...]
     blocks: Sequence[torch.nn.Module]
-    passes: Mapping[PassKey, PassCounts]
+    passes: Mapping[PassKey, Counts]
 
 
 def trace_batch(target: str, function: Callable[[int], Any], size: int, *, only_plain: bool) -> TracedBatch:
@@ -61,7 +46,7 @@ def trace_batch(target: str, function: Callable[[int], Any], size: int, *, only_
                 hooked.register_post_accumulate_grad_hook(lambda p: trace.leave_out(p.grad))
         blocks = find_blocks(module)
         widths = _widths(module, target)
-        passes: dict[PassKey, PassCounts] = {}
+        passes: dict[PassKey, Counts] = {}
         for width in widths[:1] if only_plain else widths:
             passes[width, "none"] = _trace_pass(step, trace, width, target)
         if blocks and not only_plain:
@@ -117,7 +102,7 @@ def _checkpoint_blocks(blocks: Sequence[torch.nn.Module]) -> None:
         block.forward = functools.partial(recompute, block.forward)
 
 
-def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target: str) -> PassCounts:
+def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target: str) -> Counts:
     """Run one forward and backward pass.
 
     Raises:
@@ -136,20 +121,10 @@ def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target
             with blame_user_code(f"the loss of {target} fails"):
                 loss = find_loss(output, step.loss, target)
         del output  # `loss = model(batch).loss` keeps no logits
-        saved_at = trace.mark()
-        trace.phase = "backward"
+        trace.start_backward()
         with blame_user_code(f"the backward pass of {target} fails"):
             torch.autograd.backward(loss)
         del loss
     finally:
         gc.enable()
-    return PassCounts(
-        alive_bytes=trace.alive_bytes,
-        saved_at=saved_at,
-        flops=trace.flops,
-        traffic_bytes=trace.traffic_bytes,
-        product_elements=trace.product_elements,
-        convolution_outputs=trace.convolution_outputs,
-        kernels=trace.kernels,
-        uncounted=frozenset(trace.uncounted),
-    )
+    return trace.counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,19 +32,33 @@ _CAUSAL_INDEX = {
 }
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators while active; ``start`` begins a new count.
+@dataclass(kw_only=True)
+class Counts:
+    """Counts of one pass.
 
     Attributes:
-        alive_bytes: after each operator, memory of all tensors alive, without those given to ``leave_out``.
+        alive_bytes: after each operator, memory of all tensors alive, without those given to ``Trace.leave_out``.
+        saved_index: index in ``alive_bytes`` at which the backward pass begins.
         flops: useful FLOPs by phase and kind ("matmul", "convolution", "attention").
         traffic_bytes: reads and writes of operators other than products.
         product_elements: elements of operands and results of matrix products.
         convolution_outputs: elements of the results of forward convolutions.
         kernels: operators that launch a kernel.
         uncounted: custom operators without a FLOP formula.
-        phase: "forward" or "backward"; set by the caller.
     """
+
+    alive_bytes: list[int]
+    saved_index: int = 0
+    flops: dict[str, Counter[str]] = field(default_factory=lambda: {"forward": Counter(), "backward": Counter()})
+    traffic_bytes: int = 0
+    product_elements: int = 0
+    convolution_outputs: int = 0
+    kernels: int = 0
+    uncounted: set[str] = field(default_factory=set)
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators while active; ``start`` begins new ``counts``, ``start_backward`` the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,21 +67,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now = 0
         self.start()
 
-    def mark(self) -> int:
-        """Append the memory alive now to ``alive_bytes``; return its index."""
-        self.alive_bytes.append(self._now)
-        return len(self.alive_bytes) - 1
-
     def start(self) -> None:
         """Reset the counts, not the memory alive."""
-        self.alive_bytes: list[int] = [self._now]
-        self.flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
-        self.traffic_bytes = 0
-        self.product_elements = 0
-        self.convolution_outputs = 0
-        self.kernels = 0
-        self.uncounted: set[str] = set()
-        self.phase = "forward"
+        self.counts = Counts(alive_bytes=[self._now])
+        self._phase = "forward"
+
+    def start_backward(self) -> None:
+        """Count as the backward pass from here on."""
+        self.counts.saved_index = len(self.counts.alive_bytes)
+        self.counts.alive_bytes.append(self._now)
+        self._phase = "backward"
 
     def leave_out(self, tensor: torch.Tensor) -> None:
         """Stop counting this tensor's memory."""
@@ -98,23 +108,24 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = {id(tensor.untyped_storage()) for tensor in inputs}
         for tensor in outputs:
             self._watch(tensor)
-        self.mark()
+        counts = self.counts
+        counts.alive_bytes.append(self._now)
         packet = func._overloadpacket
         is_view = not func._schema.is_mutable and all(id(tensor.untyped_storage()) in read for tensor in outputs)
         if not outputs or is_view or packet in _EMPTY:
             return out
-        self.kernels += 1
+        counts.kernels += 1
         kind, flops = _flops(func, packet, args, kwargs, out)
         if kind:
-            self.flops[self.phase][kind] += flops
+            counts.flops[self._phase][kind] += flops
         if kind == "matmul":
-            self.product_elements += sum(tensor.numel() for tensor in [*inputs, *outputs] if tensor.dim() > 1)
+            counts.product_elements += sum(tensor.numel() for tensor in [*inputs, *outputs] if tensor.dim() > 1)
         if packet is aten.convolution:
-            self.convolution_outputs += outputs[0].numel()
+            counts.convolution_outputs += outputs[0].numel()
         if not kind:
-            self.traffic_bytes += sum(_moved(tensor) for tensor in [*inputs, *outputs])
+            counts.traffic_bytes += sum(_moved(tensor) for tensor in [*inputs, *outputs])
             if func.namespace not in ("aten", "prims"):
-                self.uncounted.add(str(packet))
+                counts.uncounted.add(str(packet))
         return out
 
 

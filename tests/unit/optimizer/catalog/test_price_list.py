@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.catalog.model import UNIT_ITEMS, UnitItem
 from optimizer.catalog.sources import price_list
 from optimizer.catalog.sources.price_list import InstancePrice
-from tests.unit.optimizer.catalog.price_documents import instance_document, unit_document
+from tests.unit.optimizer.catalog.price_documents import UNIT_PRODUCTS, instance_document, unit_document
 
 REGION = "us-east-1"
 TYPES = {"p5.48xlarge", "p4d.24xlarge"}
@@ -95,155 +95,24 @@ def test_the_same_price_twice_is_no_news() -> None:
     assert price_list.parse_instances([instance_document()] * 2, REGION, TYPES)[1] == []
 
 
-@pytest.mark.parametrize(
-    ("item", "documents", "usd"),
-    [
-        ("gp3-storage", [unit_document("EBS:VolumeUsage.gp3", "GB-Mo", ("0", "Inf", "0.0800000000"))], 0.08),
-        ("gp3-iops", [unit_document("EBS:VolumeP-IOPS.gp3", "IOPS-Mo", ("0", "Inf", "0.005"))], 0.005),
-        ("gp3-throughput", [unit_document("EBS:VolumeP-Throughput.gp3", "GiBps-mo", ("0", "Inf", "40.96"))], 0.04),
-        (
-            "s3-standard-storage",
-            [
-                unit_document("TimedStorage-ByteHrs", "GB-Mo", ("51200", "512000", "0.022"), ("0", "51200", "0.023")),
-                unit_document("TimedStorage-SIA-ByteHrs", "GB-Mo", ("0", "Inf", "0.0125")),
-            ],
-            0.023,
-        ),
-        (
-            "vpc-endpoint",
-            [
-                unit_document("USE1-VpcEndpoint-Hours", "Hrs", ("0", "Inf", "0.01")),
-                unit_document("USE1-VpcEndpoint-GWLBE-Hours", "Hrs", ("0", "Inf", "0.0125")),
-            ],
-            0.01,
-        ),
-        (
-            "vpc-endpoint-data",
-            [unit_document("USE1-VpcEndpoint-Bytes", "GB", ("0", "1048576", "0.01"), ("1048576", "Inf", "0.006"))],
-            0.01,
-        ),
-        ("kms-key", [unit_document("us-east-1-KMS-Keys", "Keys", ("0", "Inf", "1.0000000000"))], 1),
-        (
-            "kms-request",
-            [
-                unit_document("us-east-1-KMS-Requests", "Requests", ("0", "Inf", "0.0000030000")),
-                unit_document("us-east-1-KMS-Requests-Asymmetric", "Requests", ("0", "Inf", "0.0000150000")),
-            ],
-            0.000003,
-        ),
-        (
-            "s3-write-request",
-            [
-                unit_document("Requests-Tier1", "Requests", ("0", "Inf", "0.0000050000")),
-                unit_document("Requests-SIA-Tier1", "Requests", ("0", "Inf", "0.0000100000")),
-            ],
-            0.000005,
-        ),
-        (
-            "nat-gateway",
-            [
-                unit_document("NatGateway-Hours", "Hrs", ("0", "Inf", "0.0450000000")),
-                unit_document("USE1-RegionalNatGateway-Hours", "Hrs", ("0", "Inf", "0.0900000000")),
-            ],
-            0.045,
-        ),
-        ("nat-gateway-data", [unit_document("NatGateway-Bytes", "GB", ("0", "Inf", "0.0450000000"))], 0.045),
-        (
-            "public-ipv4",
-            [
-                unit_document("USE1-PublicIPv4:InUseAddress", "Hrs", ("0", "Inf", "0.0050000000")),
-                unit_document("USE1-PublicIPv4:IdleAddress", "Hrs", ("0", "Inf", "0.0060000000")),
-            ],
-            0.005,
-        ),
-        (
-            "log-ingestion",
-            [
-                unit_document("USE1-DataProcessing-Bytes", "GB", ("0", "Inf", "0.5000000000")),
-                unit_document("USE1-DataProcessingIA-Bytes", "GB", ("0", "Inf", "0.2500000000")),
-            ],
-            0.5,
-        ),
-        (
-            "vended-log-ingestion",
-            [
-                unit_document("USE1-VendedLog-Bytes", "GB", ("0", "10240", "0.5000000000"), ("10240", "Inf", "0.25")),
-                unit_document("USE1-VendedLog-Bytes-WAFLogs", "GB", ("0", "Inf", "0.6000000000")),
-            ],
-            0.5,
-        ),
-        (
-            "custom-metric",
-            [unit_document("CW:MetricMonitorUsage", "Metrics", ("0", "10000", "0.3"), ("10000", "250000", "0.1"))],
-            0.3,
-        ),
-        (
-            "metric-request",
-            [
-                unit_document("CW:Requests", "Requests", ("0", "Inf", "0.0000100000")),
-                unit_document("CW:GMD-Metrics", "Metrics", ("0", "Inf", "0.0000200000")),
-            ],
-            0.00001,
-        ),
-        (
-            "alarm",
-            [
-                unit_document("CW:AlarmMonitorUsage", "Alarms", ("0", "Inf", "0.1000000000")),
-                unit_document("CW:HighResAlarmMonitorUsage", "Alarms", ("0", "Inf", "0.3000000000")),
-            ],
-            0.1,
-        ),
-        ("dashboard", [unit_document("DashboardsUsageHour", "Dashboards", ("0", "Inf", "3.0"), region="")], 3),
-        (
-            "lambda-request",
-            [
-                unit_document("USE1-Request-ARM", "Requests", ("0", "Inf", "0.0000002000")),
-                unit_document("USE1-Request", "Requests", ("0", "Inf", "0.0000003000")),
-            ],
-            0.0000002,
-        ),
-        (
-            "lambda-compute",
-            [
-                unit_document("USE1-Lambda-GB-Second-ARM", "Lambda-GB-Second", ("0", "7500000000", "0.0000133334")),
-                unit_document("USE1-Lambda-GB-Second", "Lambda-GB-Second", ("0", "Inf", "0.0000166667")),
-            ],
-            0.0000133334,
-        ),
-        (
-            "sqs-request",
-            [
-                unit_document("Requests-Tier1", "Requests", ("0", "100000000000", "0.0000004000")),
-                unit_document("Requests-FIFO-Tier1", "Requests", ("0", "Inf", "0.0000005000")),
-            ],
-            0.0000004,
-        ),
-        (
-            "eks-cluster",
-            [
-                unit_document("USE1-AmazonEKS-Hours:perCluster", "hours", ("0", "Inf", "0.1000000000")),
-                unit_document("USE1-AmazonEKS-Hours:extendedSupport", "hours", ("0", "Inf", "0.5000000000")),
-            ],
-            0.1,
-        ),
-        (
-            "system-node",
-            [
-                unit_document("BoxUsage:t4g.small", "Hrs", ("0", "Inf", "0.0168000000")),
-                unit_document("UnusedBox:t4g.small", "Hrs", ("0", "Inf", "0.0200000000")),
-            ],
-            0.0168,
-        ),
-    ],
-)
-def test_unit_prices_are_of_the_first_tier_in_our_units(item: str, documents: list[str], usd: float) -> None:
-    found, skipped = price_list.parse_unit(documents, item, REGION)  # type: ignore[arg-type]
-    assert found == pytest.approx(usd)
+@pytest.mark.parametrize("item", UNIT_PRODUCTS)
+def test_unit_prices_are_in_our_units(item: UnitItem) -> None:
+    usd, products = UNIT_PRODUCTS[item]
+    region = "" if item == "dashboard" else REGION
+    documents = [unit_document(usage, unit, ("0", "Inf", price), region=region) for usage, unit, price in products]
+    price, skipped = price_list.parse_unit(documents, item, REGION)
+    assert price == pytest.approx(usd)
     assert skipped == []
 
 
+def test_a_unit_price_is_of_the_first_tier() -> None:
+    tiers = (("51200", "512000", "0.022"), ("0", "51200", "0.023"))
+    document = unit_document("TimedStorage-ByteHrs", "GB-Mo", *tiers)
+    assert price_list.parse_unit([document], "s3-standard-storage", REGION) == (0.023, [])
+
+
 def test_every_unit_price_has_a_query() -> None:
-    assert set(price_list.UNIT_QUERIES) == set(UNIT_ITEMS)
+    assert set(price_list.UNIT_QUERIES) == set(UNIT_ITEMS) == set(UNIT_PRODUCTS)
 
 
 def test_a_unit_price_in_another_unit_or_region_is_none() -> None:

@@ -22,7 +22,7 @@ from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
 from optimizer.catalog.tables import OfferRow, Tables
 from optimizer.errors import GpufleetError
-from tests.unit.optimizer.catalog.price_documents import instance_document, unit_document
+from tests.unit.optimizer.catalog.price_documents import UNIT_PRODUCTS, instance_document, unit_document
 
 REGION = "us-west-2"
 STANDARD = ("1yr", "No Upfront", "standard")
@@ -38,33 +38,8 @@ INSTANCES = [
     "{broken",
 ]
 UNITS = [
-    [unit_document("USW2-EBS:VolumeUsage.gp3", "GB-Mo", ("0", "Inf", "0.0810"), region=REGION)],
-    [unit_document("USW2-EBS:VolumeP-IOPS.gp3", "IOPS-Mo", ("0", "Inf", "0.0050"), region=REGION)],
-    [unit_document("USW2-EBS:VolumeP-Throughput.gp3", "GiBps-mo", ("0", "Inf", "40.9600"), region=REGION)],
-    [unit_document("USW2-TimedStorage-ByteHrs", "GB-Mo", ("0", "51200", "0.0231"), region=REGION, service="AmazonS3")],
-    [unit_document("USW2-VpcEndpoint-Hours", "Hrs", ("0", "Inf", "0.0101"), region=REGION, service="AmazonVPC")],
-    [unit_document("USW2-VpcEndpoint-Bytes", "GB", ("0", "1048576", "0.0100"), region=REGION, service="AmazonVPC")],
-    [unit_document("us-west-2-KMS-Keys", "Keys", ("0", "Inf", "1.0000"), region=REGION, service="awskms")],
-    [unit_document("us-west-2-KMS-Requests", "Requests", ("0", "Inf", "0.0000030"), region=REGION)],
-    [unit_document("USW2-Requests-Tier1", "Requests", ("0", "Inf", "0.0000050"), region=REGION)],
-    [unit_document("USW2-NatGateway-Hours", "Hrs", ("0", "Inf", "0.0460"), region=REGION)],
-    [unit_document("USW2-NatGateway-Bytes", "GB", ("0", "Inf", "0.0450"), region=REGION)],
-    [unit_document("USW2-PublicIPv4:InUseAddress", "Hrs", ("0", "Inf", "0.0050"), region=REGION)],
-    [unit_document("USW2-DataProcessing-Bytes", "GB", ("0", "Inf", "0.5000"), region=REGION)],
-    [unit_document("USW2-VendedLog-Bytes", "GB", ("0", "10240", "0.5000"), region=REGION)],
-    [unit_document("USW2-CW:MetricMonitorUsage", "Metrics", ("0", "10000", "0.3000"), region=REGION)],
-    [unit_document("USW2-CW:Requests", "Requests", ("0", "Inf", "0.0000100"), region=REGION)],
-    [unit_document("USW2-CW:AlarmMonitorUsage", "Alarms", ("0", "Inf", "0.1000"), region=REGION)],
-    [unit_document("DashboardsUsageHour", "Dashboards", ("0", "Inf", "3.0000"), region="")],
-    [unit_document("USW2-Request-ARM", "Requests", ("0", "Inf", "0.0000002"), region=REGION)],
-    [
-        unit_document(
-            "USW2-Lambda-GB-Second-ARM", "Lambda-GB-Second", ("0", "7500000000", "0.0000133334"), region=REGION
-        )
-    ],
-    [unit_document("USW2-Requests-Tier1", "Requests", ("0", "100000000000", "0.0000004"), region=REGION)],
-    [unit_document("USW2-AmazonEKS-Hours:perCluster", "hours", ("0", "Inf", "0.1000"), region=REGION)],
-    [unit_document("USW2-BoxUsage:t4g.small", "Hrs", ("0", "Inf", "0.0168"), region=REGION)],
+    [unit_document(usage, unit, ("0", "Inf", price), region="" if item == "dashboard" else REGION)]
+    for item, (_, [(usage, unit, price), *_]) in UNIT_PRODUCTS.items()
 ]
 
 
@@ -133,9 +108,10 @@ def test_everything_that_answers_is_taken(pricing: Stubber) -> None:
     assert old is not None and offer.interruption_band == old.interruption_band
     assert after.instance_type("p4d.24xlarge").source == "EC2 DescribeInstanceTypes"
     assert after.instance_type("p3.2xlarge") == before.instance_type("p3.2xlarge")
-    assert after.unit_price("gp3-storage", REGION).usd == 0.081
-    assert after.unit_price("vpc-endpoint", REGION).usd == 0.0101
-    assert after.unit_price("nat-gateway", REGION).usd == 0.046
+    for item, (usd, _) in UNIT_PRODUCTS.items():
+        price = after.unit_price(item, REGION)
+        assert price.usd == pytest.approx(usd)
+        assert (price.source, price.as_of) == ("AWS Price List API GetProducts", today)
     assert set(answer.units) == set(UNIT_ITEMS)
     # Other regions have their old prices, and the type's facts of today.
     elsewhere, was = after.offer("p5.48xlarge", "us-east-1"), before.offer("p5.48xlarge", "us-east-1")
