@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pulumi
 import pulumi_aws as aws
 
 from infra import bundle, images
-from infra.component import ComponentArgs
+from infra.component import Stack
 from infra.configuration import load
 from infra.controller import Controller, ControllerArgs
 from infra.fleet import Fleet, FleetArgs
@@ -14,8 +16,8 @@ from infra.kubernetes.cluster import Cluster, ClusterArgs
 from infra.kubernetes.cluster_facts import plan_digest
 from infra.naming import Names, tags
 from infra.network import Network
-from infra.observability import Observability, ObservabilityArgs
-from infra.scaling import Scaling, ScalingArgs
+from infra.observability import Observability
+from infra.scaling import Scaling
 from infra.security import Security, SecurityArgs
 from infra.storage import Storage, StorageArgs
 
@@ -39,45 +41,32 @@ def main(*, starts_nodes: bool = True) -> None:
         partition=aws.get_partition().partition,
     )
     labels = tags(settings.stack, plan.job.model, settings.tags)
+    stack = Stack(settings=settings, names=names, tags=labels)
     archive = bundle.build()
 
-    network = Network("network", ComponentArgs(settings=settings, names=names, tags=labels))
+    network = Network(stack)
     security = Security(
-        "security",
+        stack,
         SecurityArgs(
-            settings=settings,
-            names=names,
-            tags=labels,
             vpc_id=network.vpc_id,
             endpoint_group_id=network.endpoint_group_id,
             s3_prefix_list_id=network.s3_prefix_list_id,
         ),
     )
     storage = Storage(
-        "storage",
+        stack,
         StorageArgs(
-            settings=settings,
-            names=names,
-            tags=labels,
             key_arn=security.key_arn,
             bundle=archive,
             train_code=bundle.pack(settings.train_dir, "train") if settings.train_dir else None,
         ),
     )
-    observability = Observability(
-        "observability",
-        ObservabilityArgs(
-            settings=settings, names=names, tags=labels, key_arn=security.key_arn, own_vpc_id=network.own_vpc_id
-        ),
-    )
+    observability = Observability(stack, security.key_arn, network.own_vpc_id)
     cluster = None
     if settings.platform == "eks":
         cluster = Cluster(
-            "cluster",
+            stack,
             ClusterArgs(
-                settings=settings,
-                names=names,
-                tags=labels,
                 key_arn=security.key_arn,
                 subnet_ids=network.subnet_ids,
                 control_plane_subnet_ids=network.control_plane_subnet_ids,
@@ -90,11 +79,8 @@ def main(*, starts_nodes: bool = True) -> None:
     profile_arn = cluster.instance_profile_arn if cluster else security.instance_profile_arn
     assert profile_arn is not None
     fleet = Fleet(
-        "fleet",
+        replace(stack, tags=labels | cluster.node_tags) if cluster else stack,
         FleetArgs(
-            settings=settings,
-            names=names,
-            tags=labels | cluster.node_tags if cluster else labels,
             image=image,
             bundle_sha256=archive.sha256,
             bundle_key=storage.bundle_key,
@@ -114,13 +100,10 @@ def main(*, starts_nodes: bool = True) -> None:
         pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *([cluster] if cluster else [])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
-        Scaling("scaling", ScalingArgs(settings=settings, names=names, tags=labels, group_name=fleet.group_name))
+        Scaling(stack, fleet.group_name)
     Controller(
-        "controller",
+        stack,
         ControllerArgs(
-            settings=settings,
-            names=names,
-            tags=labels,
             key_arn=security.key_arn,
             bucket=storage.bucket,
             queue_url=observability.queue_url,

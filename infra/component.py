@@ -34,8 +34,8 @@ def launch_tags(tags: dict[str, str]) -> list[aws.ec2.LaunchTemplateTagSpecifica
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComponentArgs:
-    """Arguments of every component: the stack's settings, the names and tags of its resources."""
+class Stack:
+    """The stack's settings, and the names and tags of its resources: every component needs them."""
 
     settings: Settings
     names: Names
@@ -45,10 +45,11 @@ class ComponentArgs:
 class Component(pulumi.ComponentResource):
     """Resources of one concern, named after the stack and tagged alike."""
 
-    def __init__(self, name: str, args: ComponentArgs, opts: pulumi.ResourceOptions | None) -> None:
-        super().__init__(f"gpufleet:infra:{type(self).__name__}", name, None, opts)
-        self._settings, self._names, self._tags = args.settings, args.names, args.tags
-        self._prefix = args.names.prefix
+    def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None) -> None:
+        kind = type(self).__name__
+        super().__init__(f"gpufleet:infra:{kind}", kind.lower(), None, opts)
+        self._settings, self._names, self._tags = stack.settings, stack.names, stack.tags
+        self._prefix = stack.names.prefix
         self._own = pulumi.ResourceOptions(parent=self)
 
     def _named(self, name: str) -> dict[str, str]:

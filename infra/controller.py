@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE
 from infra import bundle
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.control_settings import control_settings
 from infra.policies.roles import assume_role, controller_policy
 
@@ -23,7 +23,7 @@ SCHEDULE = "rate(1 minute)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerArgs(ComponentArgs):
+class ControllerArgs:
     """Arguments of Controller: the group it controls, and the places of its state and events."""
 
     key_arn: pulumi.Input[str]
@@ -40,8 +40,8 @@ class Controller(Component):
     stack is being destroyed.
     """
 
-    def __init__(self, name: str, args: ControllerArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
+    def __init__(self, stack: Stack, args: ControllerArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
         self._args = args
         self._name = f"{self._prefix}-controller"
         self._schedule(self._function())
@@ -66,7 +66,7 @@ class Controller(Component):
         log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
 
         def variable(known: dict[str, str]) -> str:
-            return json.dumps(to_json(control_settings(args.settings, names, **known)), separators=(",", ":"))
+            return json.dumps(to_json(control_settings(self._settings, names, **known)), separators=(",", ":"))
 
         known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
             bucket=args.bucket, queue_url=args.queue_url, group=args.group_name, train_archive=args.train_archive

@@ -10,7 +10,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.component import METADATA_OPTIONS, Component, ComponentArgs, launch_tags
+from infra.component import METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
 from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
@@ -24,7 +24,7 @@ WARMUP_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetArgs(ComponentArgs):
+class FleetArgs:
     """Arguments of Fleet: the nodes' image, files, permissions and place."""
 
     image: Image
@@ -72,11 +72,11 @@ class Fleet(Component):
     The group starts without a node; the controller, which meters them, sets their number.
     """
 
-    def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
-        self._args, self._plan = args, args.settings.plan
+    def __init__(self, stack: Stack, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
+        self._args, self._plan = args, stack.settings.plan
         self.capacity_reservation_id = self._reservation()
-        settings, names = args.settings, args.names
+        settings, names = stack.settings, stack.names
 
         def facts(known: Mapping[str, str]) -> NodeFacts:
             return NodeFacts(ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, **known)
@@ -191,7 +191,7 @@ class Fleet(Component):
             vpc_zone_identifiers=args.subnet_ids,
             launch_template=None if spot else self._plain(template),
             mixed_instances_policy=self._mixed(template) if spot else None,
-            warm_pool=self._warm_pool() if args.settings.warm_pool else None,
+            warm_pool=self._warm_pool() if self._settings.warm_pool else None,
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",

@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.kubernetes import constants as kubernetes
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
@@ -89,9 +89,9 @@ class Network(Component):
         placement_group: cluster placement group; None for a lone node.
     """
 
-    def __init__(self, name: str, args: ComponentArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
-        settings = args.settings
+    def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
+        settings = self._settings
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
         self.own_vpc_id: pulumi.Output[str] | None = None

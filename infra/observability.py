@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -11,7 +10,7 @@ import pulumi_aws as aws
 
 from infra import dashboard
 from infra.alarms import Alarm, alarms
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.naming import PROJECT, Names
 from infra.policies.resources import queue_policy, topic_policy
 from infra.policies.roles import flow_log_policy, flow_log_trust
@@ -71,24 +70,16 @@ def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[s
     return patterns
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservabilityArgs(ComponentArgs):
-    """Arguments of Observability; flow logs need a VPC of the stack's own."""
-
-    key_arn: pulumi.Input[str]
-    own_vpc_id: pulumi.Output[str] | None
-
-
 class Observability(Component):
     """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms for an address."""
 
-    def __init__(self, name: str, args: ObservabilityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
-        self._key_arn = args.key_arn
+    def __init__(self, stack: Stack, key_arn: pulumi.Input[str], own_vpc_id: pulumi.Output[str] | None) -> None:
+        super().__init__(stack, None)
+        self._key_arn = key_arn
         names, settings, prefix = self._names, self._settings, self._prefix
-        log_group = self._log_group(f"{prefix}-nodes", names.log_group, args.key_arn)
-        if args.own_vpc_id is not None:
-            self._flow_log(args.own_vpc_id)
+        log_group = self._log_group(f"{prefix}-nodes", names.log_group, key_arn)
+        if own_vpc_id is not None:
+            self._flow_log(own_vpc_id)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
         patterns = event_patterns(names, settings.plan.purchase.capacity_reservation_id)

@@ -5,7 +5,6 @@ Policies are for workers only; scheduled actions may also pause a training gang.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, timedelta
 
 import pulumi
@@ -13,7 +12,7 @@ import pulumi_aws as aws
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from infra import clock
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.settings import Queue
 
 # Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
@@ -24,13 +23,6 @@ UP_AFTER_MINUTES = 2
 DOWN_AFTER_MINUTES = 15
 # Tells the provider to leave a size as it is; its default is 0.
 UNCHANGED = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingArgs(ComponentArgs):
-    """Arguments of Scaling."""
-
-    group_name: pulumi.Input[str]
 
 
 def steps(nodes: int) -> list[int]:
@@ -47,10 +39,10 @@ def steps(nodes: int) -> list[int]:
 class Scaling(Component):
     """Target tracking on GPU utilisation, step scaling on the depth of a queue, and scheduled actions."""
 
-    def __init__(self, name: str, args: ScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
-        self._group_name = args.group_name
-        scaling = args.settings.scaling
+    def __init__(self, stack: Stack, group_name: pulumi.Input[str]) -> None:
+        super().__init__(stack, None)
+        self._group_name = group_name
+        scaling = self._settings.scaling
         if scaling:
             if scaling.gpu_utilization_percent is not None:
                 self._track_utilization(scaling.gpu_utilization_percent)

@@ -9,13 +9,13 @@ import pulumi
 import pulumi_aws as aws
 from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
 
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.policies.resources import key_policy
 from infra.policies.roles import assume_role, node_policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecurityArgs(ComponentArgs):
+class SecurityArgs:
     """Arguments of Security; an existing VPC has no endpoint group and no prefix list."""
 
     vpc_id: pulumi.Input[str]
@@ -29,12 +29,12 @@ class Security(Component):
     On platform eks the nodes have another instance profile, and ``instance_profile_arn`` is None.
     """
 
-    def __init__(self, name: str, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
+    def __init__(self, stack: Stack, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
         self.service_role_arn = self._service_role()
         key = self._key()
         self.key_arn = key.arn
-        self.instance_profile_arn = self._instance_profile() if args.settings.platform == "ec2" else None
+        self.instance_profile_arn = self._instance_profile() if self._settings.platform == "ec2" else None
         self.node_group_id = self._node_group(args)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 

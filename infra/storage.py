@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.bundle import Bundle
-from infra.component import Component, ComponentArgs
+from infra.component import Component, Stack
 from infra.policies.resources import bucket_policy
 
 # S3's shortest: every pruned checkpoint is billed as long, and a version a minute of the controller's state.
@@ -18,7 +18,7 @@ ABANDONED_UPLOAD_DAYS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageArgs(ComponentArgs):
+class StorageArgs:
     """Arguments of Storage: the key, and the archives to upload."""
 
     key_arn: pulumi.Input[str]
@@ -32,15 +32,15 @@ class Storage(Component):
     `pulumi destroy --exclude-protected` deletes the rest of the stack. Without training code ``train_archive`` is "".
     """
 
-    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
+    def __init__(self, stack: Stack, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
         self._key_arn = args.key_arn
-        self._guarded = pulumi.ResourceOptions(parent=self, protect=not args.settings.force_destroy)
+        self._guarded = pulumi.ResourceOptions(parent=self, protect=not self._settings.force_destroy)
         self._logical = f"{self._prefix}-checkpoints"
         bucket = aws.s3.Bucket(
             self._logical,
             bucket=self._names.bucket,
-            force_destroy=args.settings.force_destroy,
+            force_destroy=self._settings.force_destroy,
             tags=self._tags,
             opts=self._guarded,
         )
@@ -56,7 +56,7 @@ class Storage(Component):
             uploaded = self._archive("train-code", f"{prefix}/train-{code.sha256}.tar.gz", code, ready)
             self.train_archive = uploaded.key
             self.node_files.append(uploaded)
-        if args.settings.wheels:
+        if self._settings.wheels:
             # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
             wheels = self._object(
                 f"{self._prefix}-wheels",
@@ -64,7 +64,7 @@ class Storage(Component):
                 bucket=self.bucket,
                 key_arn=self._key_arn,
                 opts=ready,
-                source=pulumi.FileAsset(str(args.settings.wheels)),
+                source=pulumi.FileAsset(str(self._settings.wheels)),
                 bucket_key_enabled=True,
             )
             self.node_files.append(wheels)

@@ -15,7 +15,7 @@ import pulumi_aws as aws
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.request import FILE, PersonRequest
-from infra.component import METADATA_OPTIONS, Component, ComponentArgs, Id, RuleKind, launch_tags
+from infra.component import METADATA_OPTIONS, Component, Id, RuleKind, Stack, launch_tags
 from infra.kubernetes.constants import (
     EKS_RELEASE_VERSION,
     KUBERNETES_VERSION,
@@ -42,7 +42,7 @@ _CNI_CONFIGURATION = {"env": {"MINIMUM_IP_TARGET": str(NODE_ADDRESSES - 2), "WAR
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterArgs(ComponentArgs):
+class ClusterArgs:
     """Arguments of Cluster; ``node_group_id`` is the GPU nodes' security group."""
 
     key_arn: pulumi.Input[str]
@@ -55,10 +55,10 @@ class ClusterArgs(ComponentArgs):
 class Cluster(Component):
     """EKS cluster, its add-ons and system nodes, and the roles of GPU nodes and of the training container."""
 
-    def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(name, args, opts)
+    def __init__(self, stack: Stack, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(stack, opts)
         self._args = args
-        names, nvme = args.names, args.settings.plan.node.nvme_gb > 0
+        names, nvme = self._names, self._settings.plan.node.nvme_gb > 0
         self._initial_request()
         self._cluster = self._control_plane()
         self._group_id = self._cluster.vpc_config.apply(lambda config: config.cluster_security_group_id)
@@ -129,7 +129,7 @@ class Cluster(Component):
                 endpoint_public_access=bool(public),
                 public_access_cidrs=public or None,
             ),
-            tags=args.tags,
+            tags=self._tags,
             opts=self._after(logs, *policy),
         )
 
