@@ -30,13 +30,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def shown_commands() -> list[tuple[str, str]]:
-    found = []
+    commands = []
     for page in PAGES:
         for block in re.findall(r"```(?:sh|bash|shell|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if line.strip().removeprefix("$ ").startswith("gpufleet "):
-                    found.append((str(page.relative_to(ROOT)), line.strip().removeprefix("$ ")))
-    return found
+                    commands.append((str(page.relative_to(ROOT)), line.strip().removeprefix("$ ")))
+    return commands
 
 
 @pytest.mark.parametrize(("page", "line"), shown_commands())

@@ -99,8 +99,8 @@ def test_billed_costs_stand_beside_the_plan_and_the_meter(
     )
     code, out, err = gpufleet("costs", *deployed.arguments, "--format", "json")
     assert code == 0
-    found = json.loads(out)
-    parts = {row["part"]: row for row in found["parts"]}
+    document = json.loads(out)
+    parts = {row["part"]: row for row in document["parts"]}
     billed = {part: row["billed_usd"] for part, row in parts.items()}
     assert billed == {
         "compute": 40.5,
@@ -112,10 +112,10 @@ def test_billed_costs_stand_beside_the_plan_and_the_meter(
         "total": 42.64,
     }
     assert (parts["compute"]["plan_usd"], parts["total"]["plan_usd"], parts["total"]["meter_usd"]) == (95, 100, 44)
-    assert found["newest_day"] == TODAY.isoformat()
-    assert found["untagged_in_region_usd"] == 0.1
-    assert found["cost_explorer_requests"] == 4
-    assert [line["estimated"] for line in found["days"]] == [False, False, True, True, True, True, True]
+    assert document["newest_day"] == TODAY.isoformat()
+    assert document["untagged_in_region_usd"] == 0.1
+    assert document["cost_explorer_requests"] == 4
+    assert [line["estimated"] for line in document["days"]] == [False, False, True, True, True, True, True]
     assert "requests to Cost Explorer: 4, 0.04 USD" in err
     explorer.assert_no_pending_responses()
 

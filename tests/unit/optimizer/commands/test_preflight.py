@@ -273,8 +273,8 @@ def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
 
 def policy_of(page: Path) -> dict[str, Any]:
     (block,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    found: dict[str, Any] = json.loads(block)
-    return found
+    policy: dict[str, Any] = json.loads(block)
+    return policy
 
 
 def test_the_documented_policy_is_the_calls_that_are_made(aws: FakeAws, repository: Path) -> None:
@@ -327,7 +327,7 @@ def moto_server() -> Iterator[str]:
     server.stop()
 
 
-# What moto lacks, or makes up: its quotas are of another day, its images of another AWS.
+# Calls that moto lacks or answers with other quotas and images than AWS.
 NOT_IN_MOTO = (
     "DescribeImages",
     "DescribeCapacityReservations",

@@ -124,7 +124,7 @@ def test_a_wrong_stack_name_ends_with_2(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_cli_no_account_and_no_traceback(tmp_path: Path) -> None:
-    """As a user runs it: a process of its own, without PATH, home and credentials."""
+    """Run in a process of its own, without PATH, home and credentials."""
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(SPOT_P4D))
     program = Path(sys.executable).parent / "gpufleet"
@@ -266,7 +266,7 @@ def test_a_config_entry_the_program_cannot_read_ends_with_2(tmp_path: Path, entr
 
 def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["violations"] == []
-    # What a changed infra/ would do: nothing is excused.
+    # No exception is allowed, as after a change of infra/.
     monkeypatch.setattr(exceptions, "BEYOND_THE_STACK", {})
     assert (
         "- Breaks a rule of infra/offline/guardrails: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"

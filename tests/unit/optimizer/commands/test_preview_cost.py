@@ -47,8 +47,8 @@ def catalog() -> Catalog:
 def bill(
     catalog: Catalog, changes: Mapping[str, Any], config: Mapping[str, str]
 ) -> tuple[FleetPlan, list[Resource], list[CostLine]]:
-    plan, found = declared(json.dumps(changes), json.dumps(config))
-    return plan, found, cost_lines(found, catalog, plan.region, prices=plan.prices, plan=plan)
+    plan, stack_resources = declared(json.dumps(changes), json.dumps(config))
+    return plan, stack_resources, cost_lines(stack_resources, catalog, plan.region, prices=plan.prices, plan=plan)
 
 
 @cache  # the program takes a second
@@ -64,13 +64,13 @@ def by_item(lines: list[CostLine]) -> dict[str, CostLine]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_resource_is_free_or_has_a_price(catalog: Catalog, variant: str) -> None:
     """A new type of resource must say which; only what AWS sells upfront or by the e-mail has no price here."""
-    _, found, lines = bill(catalog, *VARIANTS[variant])
+    _, stack_resources, lines = bill(catalog, *VARIANTS[variant])
     unpriced = {line.item for line in lines if line.basis == "unpriced"}
     assert unpriced <= {"e-mails of alarms, beyond the first thousand a month", "p4d.24xlarge, capacity block"}
     billed = {(line.type, line.name) for line in lines}
     silent = {
         resource.kind
-        for resource in found
+        for resource in stack_resources
         if resource.parent and not TYPES[resource.kind].free and (resource.type, resource.name) not in billed
     }
     # A gateway endpoint is free, the flow log's data is the flow log's.
@@ -119,8 +119,8 @@ def test_a_cluster_pays_for_its_control_plane_and_small_nodes(catalog: Catalog) 
 
 
 def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -> None:
-    _, found, lines = bill(catalog, *VARIANTS["alarms and nat"])
-    (dashboard,) = [resource for resource in found if resource.kind == "Dashboard"]
+    _, stack_resources, lines = bill(catalog, *VARIANTS["alarms and nat"])
+    (dashboard,) = [resource for resource in stack_resources if resource.kind == "Dashboard"]
     line = by_item(lines)["own metrics"]
     assert line.quantity is not None and line.quantity >= 8
     assert "SpentUsd" in dashboard.inputs["dashboardBody"]
@@ -140,7 +140,7 @@ def test_the_optimizer_prices_the_controller_that_the_program_declares(catalog: 
 
 
 def test_a_price_that_is_not_known_is_unpriced_and_never_guessed(catalog: Catalog) -> None:
-    plan, found, _ = bill(catalog, {}, {})
+    plan, stack_resources, _ = bill(catalog, {}, {})
     without = Catalog(
         offers=(),
         instance_types=(),
@@ -150,7 +150,7 @@ def test_a_price_that_is_not_known_is_unpriced_and_never_guessed(catalog: Catalo
         made_at=catalog.made_at,
         as_of=catalog.as_of,
     )
-    lines = cost_lines(found, without, plan.region, plan=None)
+    lines = cost_lines(stack_resources, without, plan.region, plan=None)
     endpoint = by_item(lines)["interface endpoint"]
     assert (endpoint.basis, endpoint.unit_usd, endpoint.usd_per_hour) == ("unpriced", None, None)
     assert by_item(lines)["p4d.24xlarge, spot"].basis == "unpriced"

@@ -14,7 +14,7 @@ from infra.offline.preview import resources
 from optimizer.commands.preview.difference import Before, changes, read_before
 from tests.plans import sample_plan
 
-# What a real account would have in place of a preview's stand-ins.
+# A real account's values for a preview's stand-ins.
 REAL = {
     "000000000000": "123456789012",
     "us-east-1a": "us-east-1d",
@@ -24,7 +24,7 @@ REAL = {
 
 
 def export(**config: str) -> dict[str, Any]:
-    """What `pulumi stack export` writes of the sample plan's stack, as AWS's identifiers would have it."""
+    """Write the sample plan's stack as `pulumi stack export` does, with AWS's identifiers."""
     declared = resources(sample_plan(), stack="dev", config={f"gpufleet:{key}": value for key, value in config.items()})
     real = dict(REAL)
     for resource in declared:
@@ -79,7 +79,9 @@ def differences(tmp_path: Path, data: dict[str, Any], **config: str) -> list[tup
     assert before.export is not None
     texts = {f"gpufleet:{key}": value for key, value in config.items()}
     after = resources(sample_plan(), stack="dev", config=texts, known=before.export.known)
-    return [(found.kind, found.type.split(":")[-1], found.name) for found in changes(before.export.resources, after)]
+    return [
+        (change.kind, change.type.split(":")[-1], change.name) for change in changes(before.export.resources, after)
+    ]
 
 
 def test_what_is_deployed_as_declared_does_not_differ(tmp_path: Path) -> None:
@@ -88,25 +90,25 @@ def test_what_is_deployed_as_declared_does_not_differ(tmp_path: Path) -> None:
 
 
 def test_only_what_would_change_differs(tmp_path: Path) -> None:
-    found = differences(tmp_path, export(nat="true"), tags='{"team": "nlp"}')
-    kinds = {name: kind for kind, _, name in found}
+    difference = differences(tmp_path, export(nat="true"), tags='{"team": "nlp"}')
+    kinds = {name: kind for kind, _, name in difference}
     assert kinds["gpufleet-dev-nat"] == "removed" and kinds["gpufleet-dev-vpc"] == "changed"
-    assert ("removed", "NatGateway", "gpufleet-dev-nat") in found
-    found = differences(tmp_path, export(), nat="true")
-    assert ("added", "NatGateway", "gpufleet-dev-nat") in found
-    assert not [kind for kind, _, _ in found if kind == "removed"]
+    assert ("removed", "NatGateway", "gpufleet-dev-nat") in difference
+    difference = differences(tmp_path, export(), nat="true")
+    assert ("added", "NatGateway", "gpufleet-dev-nat") in difference
+    assert not [kind for kind, _, _ in difference if kind == "removed"]
 
 
 def test_a_changed_argument_that_cannot_change_in_place_replaces(tmp_path: Path) -> None:
-    found = differences(tmp_path, export(), vpcCidr="10.7.0.0/16")
-    assert {("replaced", "Vpc", "gpufleet-dev-vpc"), ("replaced", "Subnet", "gpufleet-dev-use1-az2")} <= set(found)
+    difference = differences(tmp_path, export(), vpcCidr="10.7.0.0/16")
+    assert {("replaced", "Vpc", "gpufleet-dev-vpc"), ("replaced", "Subnet", "gpufleet-dev-use1-az2")} <= set(difference)
 
 
 def test_an_export_tells_account_region_zones_and_image() -> None:
-    found = read_export(export())
-    assert (found.stack, found.region) == ("dev", "us-east-1")
-    assert found.known.account == "123456789012" and found.known.image == "ami-0123456789abcdef0"
-    assert found.known.zones == {"use1-az2": "us-east-1d"}
+    exported = read_export(export())
+    assert (exported.stack, exported.region) == ("dev", "us-east-1")
+    assert exported.known.account == "123456789012" and exported.known.image == "ami-0123456789abcdef0"
+    assert exported.known.zones == {"use1-az2": "us-east-1d"}
 
 
 def test_secrets_and_assets_are_not_compared() -> None:
@@ -116,8 +118,8 @@ def test_secrets_and_assets_are_not_compared() -> None:
         "source": {SIGNATURE: "c44067f5952c0a294b673a41bacd8c17", "hash": "a"},
         "list": [{SIGNATURE: "x"}],
     }
-    (found,) = [each for each in read_export(data).resources if each.kind == "Bucket"]
-    assert "source" not in found.inputs and found.inputs["list"] == []
+    (difference,) = [each for each in read_export(data).resources if each.kind == "Bucket"]
+    assert "source" not in difference.inputs and difference.inputs["list"] == []
 
 
 @pytest.mark.parametrize("resources_", [[], [{"type": "aws:x"}], [{"type": "aws:x", "urn": 1}]])

@@ -40,17 +40,17 @@ def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess
 def answer(*arguments: str) -> dict[str, Any]:
     done = gpufleet("recommend", *arguments, "--format", "json")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def test_flags_give_the_contracts_json() -> None:
-    found = answer(*ISSUE_FLAGS)
-    assert set(found) == CONTRACT | {"alternatives", "mixed_fleets", "notes", "searched"}
-    assert found["schema_version"] == 1
-    assert set(found["catalog"]) >= {"as_of", "sources"}
-    assert found["plans"] and found["pareto"] and found["rejected"]
-    for plan in found["plans"]:
+    document = answer(*ISSUE_FLAGS)
+    assert set(document) == CONTRACT | {"alternatives", "mixed_fleets", "notes", "searched"}
+    assert document["schema_version"] == 1
+    assert set(document["catalog"]) >= {"as_of", "sources"}
+    assert document["plans"] and document["pareto"] and document["rejected"]
+    for plan in document["plans"]:
         assert plan["cost_usd"]["p95"] <= 3000
         assert plan["hours"]["p95"] <= 48
         assert set(plan["cost_usd"]["breakdown"]) == {"compute", "volumes", "storage", "transfer", "head_node"}
@@ -59,11 +59,11 @@ def test_flags_give_the_contracts_json() -> None:
             *("micro_batch", "grad_accum", "activation_checkpointing"),
         }
         assert all(price["source"] and price["as_of"] for price in plan["prices"])
-    costs = [plan["cost_usd"]["expected"] for plan in found["plans"]]
+    costs = [plan["cost_usd"]["expected"] for plan in document["plans"]]
     assert costs == sorted(costs)
-    for entry in found["rejected"]:
+    for entry in document["rejected"]:
         assert set(entry) == {"instance_type", "reason", "binding_constraint", "value", "limit"}
-    assert found["searched_plans"] > 1000
+    assert document["searched_plans"] > 1000
 
 
 def test_the_text_is_json_in_ascii_and_has_no_nan() -> None:
@@ -83,25 +83,25 @@ def test_the_same_request_as_yaml_gives_the_same_plans(tmp_path: Path, repositor
 
 
 def test_flags_override_the_file(repository: Path) -> None:
-    found = answer(
+    document = answer(
         str(repository / "examples" / "request.yaml"), "--samples", "1k", "--region", "us-*", "--max-nodes", "2"
     )
-    assert found["request"]["workload"]["tokens"] is None
-    assert found["request"]["workload"]["samples"] == 1000
-    assert {plan["region"][:2] for plan in found["plans"]} == {"us"}
+    assert document["request"]["workload"]["tokens"] is None
+    assert document["request"]["workload"]["samples"] == 1000
+    assert {plan["region"][:2] for plan in document["plans"]} == {"us"}
 
 
 def test_five_dollars_exit_3_and_name_what_stops_each_type() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5", "--deadline", "48h", "--format", "json")
     assert done.returncode == 3
-    found = json.loads(done.stdout)
-    assert found["plans"] == []
-    assert len(found["rejected"]) > 60
-    assert all(entry["binding_constraint"] and entry["reason"] for entry in found["rejected"])
+    document = json.loads(done.stdout)
+    assert document["plans"] == []
+    assert len(document["rejected"]) > 60
+    assert all(entry["binding_constraint"] and entry["reason"] for entry in document["rejected"])
     assert "budget 5.00 USD" in done.stderr
     table = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5")
     assert table.returncode == 3
-    for entry in found["rejected"]:
+    for entry in document["rejected"]:
         assert entry["instance_type"] in table.stdout
 
 
@@ -263,7 +263,7 @@ def test_help_has_an_example_that_runs() -> None:
     assert gpufleet(*example[1:]).returncode == 0
 
 
-# What other requests, other commands and other formats need; each costs a cold start a hundredth of a second and more.
+# Modules of other requests, commands and formats; each adds at least 10 ms to a cold start.
 UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich", "difflib"),
     *("optimizer.workload.fields", "optimizer.workload.huggingface", "optimizer.workload.profile"),
@@ -292,11 +292,11 @@ BIG_FLAGS = (
 
 
 def test_alternatives_say_why_each_loses() -> None:
-    found = answer(*BIG_FLAGS)
-    best = found["plans"][0]
-    reasons = {entry["loses_by"] for entry in found["alternatives"]}
+    document = answer(*BIG_FLAGS)
+    best = document["plans"][0]
+    reasons = {entry["loses_by"] for entry in document["alternatives"]}
     assert "slower" in reasons
-    for entry in found["alternatives"]:
+    for entry in document["alternatives"]:
         assert entry["why"]
         if entry["loses_by"] == "slower":
             assert entry["fits"] and entry["cost_usd_expected"] >= best["cost_usd"]["expected"] * 0.999
@@ -307,7 +307,8 @@ def test_alternatives_say_why_each_loses() -> None:
             gpus = split["data"] * split["tensor"] * split["pipeline"] * split["context"]
             assert gpus == best["node_count"] * best["node"]["gpu_count"]
     assert (
-        found["searched"]["configurations"] == found["searched"]["evaluated"] + found["searched"]["ruled_out_by_bound"]
+        document["searched"]["configurations"]
+        == document["searched"]["evaluated"] + document["searched"]["ruled_out_by_bound"]
     )
 
 
@@ -362,13 +363,13 @@ def test_a_cnns_tokens_are_samples_and_it_says_so() -> None:
         "resnet50 is a CNN and has no tokens: 2,000,000 tokens are taken for 2,000,000 samples (images)",
         "resnet50 is a CNN: seq_len 512 is not used",
     ]
-    found = json.loads(as_tokens.stdout)
-    assert found["notes"] == said
+    document = json.loads(as_tokens.stdout)
+    assert document["notes"] == said
     assert all(f"note: {line}\n" in as_tokens.stderr for line in said)
     as_samples = answer(*CNN_FLAGS, "--samples", "2M", "--framework", "torchvision")
     assert as_samples["notes"] == []
-    assert as_samples["plans"] == found["plans"]
-    assert found["plans"][0]["job"]["samples"] == 2_000_000
+    assert as_samples["plans"] == document["plans"]
+    assert document["plans"][0]["job"]["samples"] == 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -435,7 +436,7 @@ def test_eager_fp8_says_that_it_is_slow_and_compiled_it_is_fast() -> None:
     flags = (*FP8_FLAGS, "--instance-type", "p5", "--max-nodes", "1", "--region", "us-east-1")
     eager, compiled = (answer(*flags, how) for how in ("--no-compile", "--compile"))
     assert [note for note in eager["notes"] if "more in casts than it saves" in note] and not compiled["notes"]
-    assert [found["request"]["workload"]["compiled"] for found in (eager, compiled)] == [False, True]
-    hours, fewer = (found["plans"][0]["hours"]["expected"] for found in (eager, compiled))
+    assert [document["request"]["workload"]["compiled"] for document in (eager, compiled)] == [False, True]
+    hours, fewer = (document["plans"][0]["hours"]["expected"] for document in (eager, compiled))
     assert fewer < 0.6 * hours
     assert not answer(*flags, "--framework", "megatron-core")["notes"]

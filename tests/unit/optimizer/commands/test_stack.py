@@ -181,8 +181,3 @@ def test_a_file_that_cannot_be_written_keeps_its_content(project: Path, monkeypa
         write_stack_file(path, sample_plan())
     assert path.read_text() == EXISTING
     assert {entry.name for entry in project.iterdir()} == {"Pulumi.yaml", "Pulumi.dev.yaml"}
-
-
-def test_help_has_an_example() -> None:
-    text = CliRunner().invoke(cli, ["stack", "set", "--help"]).output
-    assert "Example:" in text and "gpufleet stack set plans.json --stack dev" in text

@@ -293,7 +293,7 @@ def context(
     subnet_zones: tuple[str, ...] | Unknown = (),
     **changes: Any,
 ) -> Context:
-    """What a check is told of ``target(plan, **changes)``."""
+    """Return the input of a check for ``target(plan, **changes)``."""
     return Context(
         target=target(plan, **changes),
         account=account,

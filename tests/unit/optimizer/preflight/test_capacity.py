@@ -74,8 +74,8 @@ def by_check(rows: Any) -> dict[str, Finding]:
     ],
 )
 def test_which_quota_counts_a_type(name: str, on_demand: str | None, spot: str | None, block: str | None) -> None:
-    found = (quotas.on_demand(name), quotas.spot(name), quotas.capacity_block(name))
-    assert tuple(quota and quota.code for quota in found) == (on_demand, spot, block)
+    matches = (quotas.on_demand(name), quotas.spot(name), quotas.capacity_block(name))
+    assert tuple(quota and quota.code for quota in matches) == (on_demand, spot, block)
 
 
 def test_on_demand_and_spot_are_counted_apart(aws: FakeAws) -> None:
