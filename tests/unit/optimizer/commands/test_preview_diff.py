@@ -118,8 +118,8 @@ def test_secrets_and_assets_are_not_compared() -> None:
         "source": {SIGNATURE: "c44067f5952c0a294b673a41bacd8c17", "hash": "a"},
         "list": [{SIGNATURE: "x"}],
     }
-    (difference,) = [each for each in read_export(data).resources if each.kind == "Bucket"]
-    assert "source" not in difference.inputs and difference.inputs["list"] == []
+    (bucket,) = [resource for resource in read_export(data).resources if resource.kind == "Bucket"]
+    assert "source" not in bucket.inputs and bucket.inputs["list"] == []
 
 
 @pytest.mark.parametrize("resources_", [[], [{"type": "aws:x"}], [{"type": "aws:x", "urn": 1}]])
