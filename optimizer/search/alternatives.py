@@ -86,6 +86,7 @@ def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
     return Configurations(
         machine=np.zeros_like(row),
         row=row,
+        slot=space.slot(0, row),
         sharding=space.shardings[sharding],
         checkpointing=space.checkpointings[checkpointing],
         hours=settings.hours[row, sharding, checkpointing],

@@ -8,7 +8,7 @@ first, because they lower the incumbents that rule out the others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,10 +29,11 @@ _INNER_ROUNDS = (1.03, np.inf)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configurations:
-    """Evaluated configurations: indices in the search space, fields of Grid, hours of useful training."""
+    """Configurations: indices in the search space, fields of Grid, hours of useful training or their lower bound."""
 
     machine: Ints
     row: Ints
+    slot: Ints
     sharding: Ints
     checkpointing: Ints
     hours: Floats
@@ -73,7 +74,7 @@ class FastestSearch:
         for index in self._rounds(bounded.slot, bounded.hours, _ROUNDS):
             self._weigh(bounded.machine[index], bounded.row[index])
         none = np.zeros(0, dtype=np.int64)
-        empty = Configurations(machine=none, row=none, sharding=none, checkpointing=none, hours=np.zeros(0))
+        empty = Configurations(machine=none, row=none, slot=none, sharding=none, checkpointing=none, hours=np.zeros(0))
         return join_rows([empty, *self._fast])
 
     def limits(self) -> Floats:
@@ -155,30 +156,29 @@ class FastestSearch:
             hours = self.bound.hours(machines, rows, checkpointing)
             slot = space.slot(machines, rows)
             sharding, i = np.nonzero(hours <= limits[slot])
-            pieces.append((machines[i], rows[i], slot[i], sharding, checkpointing[sharding, i], hours[sharding, i]))
-        machine, row, slot, sharding, checkpointing, hours = (
-            np.concatenate(column) for column in zip(*pieces, strict=True)
-        )
-        for now in self._rounds(slot, hours, _INNER_ROUNDS):
-            settings = space.shardings[sharding[now]], space.checkpointings[checkpointing[now]]
-            self._evaluate(machine[now], row[now], slot[now], *settings)
+            pieces.append(
+                Configurations(
+                    machine=machines[i],
+                    row=rows[i],
+                    slot=slot[i],
+                    sharding=space.shardings[sharding],
+                    # A row that fits nothing has an infinite bound, above every limit.
+                    checkpointing=space.checkpointings[checkpointing[sharding, i]],
+                    hours=hours[sharding, i],
+                )
+            )
+        bounded = join_rows(pieces)
+        for now in self._rounds(bounded.slot, bounded.hours, _INNER_ROUNDS):
+            self._evaluate(take_rows(bounded, now))
 
-    def _evaluate(self, machine: Ints, row: Ints, slot: Ints, sharding: Ints, checkpointing: Ints) -> None:
+    def _evaluate(self, bounded: Configurations) -> None:
         space = self.space
-        for start in range(0, row.size, _ROWS_TOGETHER):
-            piece = slice(start, start + _ROWS_TOGETHER)
-            rows = row[piece]
-            columns = space.columns(rows)
-            columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
-            hours = space.steps[rows] * step_s(space.machines.inputs(machine[piece], columns)) / 3600
-            np.minimum.at(self.incumbents, slot[piece], hours)
+        for start in range(0, bounded.row.size, _ROWS_TOGETHER):
+            piece = take_rows(bounded, slice(start, start + _ROWS_TOGETHER))
+            columns = space.columns(piece.row)
+            columns |= {name: getattr(piece, name).astype(float) for name in ("sharding", "checkpointing")}
+            hours = space.steps[piece.row] * step_s(space.machines.inputs(piece.machine, columns)) / 3600
+            np.minimum.at(self.incumbents, piece.slot, hours)
             levels = self.incumbents.reshape(-1, CONFIDENCE_LEVELS)
             np.minimum.accumulate(levels, axis=1, out=levels)
-            configurations = Configurations(
-                machine=machine[piece],
-                row=rows,
-                sharding=sharding[piece],
-                checkpointing=checkpointing[piece],
-                hours=hours,
-            )
-            self._fast.append(take_rows(configurations, hours <= self.limits()[slot[piece]]))
+            self._fast.append(take_rows(replace(piece, hours=hours), hours <= self.limits()[piece.slot]))

@@ -133,11 +133,11 @@ def _search(space: SearchSpace) -> list[Fastest | Rejection]:
 def _choose_simplest(search: FastestSearch, configurations: Configurations) -> Configurations:
     """Pick the simplest of the fastest configurations per slot; it must beat higher confidence by more than a tie."""
     space = search.space
-    slot = space.slot(configurations.machine, configurations.row)
+    slot = configurations.slot
     limit = (1 + TIE) * search.incumbents[slot]
     surest = slot % CONFIDENCE_LEVELS == 0
     keep = (configurations.hours <= limit) & (surest | (search.incumbents[slot - 1] > limit))
-    configurations, slot = take_rows(configurations, keep), slot[keep]
+    configurations = take_rows(configurations, keep)
     complexity = (
         configurations.row,
         configurations.hours,
@@ -147,8 +147,8 @@ def _choose_simplest(search: FastestSearch, configurations: Configurations) -> C
         space.table.virtual_stages[configurations.row],
         np.bitwise_count(space.splits[configurations.row]),
     )
-    order = np.lexsort((*complexity, slot))
-    first = np.concatenate(([True], np.diff(slot[order]) > 0))[: order.size]
+    order = np.lexsort((*complexity, configurations.slot))
+    first = np.concatenate(([True], np.diff(configurations.slot[order]) > 0))[: order.size]
     return take_rows(configurations, order[first])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Bools, Grid, Ints, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe
 from optimizer.request import Axis
 from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
@@ -158,11 +158,6 @@ def allowed_shardings(recipe: Recipe) -> Ints:
 def allowed_checkpointings(model: ModelSpec) -> Ints:
     """Activation checkpointings that the model can have, as in Grid, the least recomputation first."""
     return np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
-
-
-def can_shard(table: LayoutTable, shardings: Ints) -> Bools:
-    """Mask, shardings x rows: one rank has nothing to shard its states over."""
-    return np.asarray((table.data * table.context > 1) | (shardings == DDP)[:, None])
 
 
 def describe_layout(table: LayoutTable, row: int, sharding: str) -> str:

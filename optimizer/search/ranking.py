@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.performance.types import Floats
-from optimizer.request import FleetRequest, Objective
+from optimizer.request import FleetRequest
 from optimizer.search.candidates import CandidateTable
 
 # Plans that an answer lists at most.
@@ -41,7 +41,9 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         for option in range(len(names)):
             rows = feasible[options == option]
             if rows.size:
-                keys = _sort_keys(table, rows, request.objective)
+                hours, usd = table.outcome.hours_expected[rows], table.cost.expected[rows]
+                keys = [hours, usd] if request.objective == "time" else [usd, hours]
+                keys.append(table.fastest.nodes[table.configuration[rows]])
                 first = int(np.lexsort(keys[::-1])[0])
                 best.append((tuple(float(key[first]) for key in keys), Position(index, int(rows[first]))))
         front = pareto_front(table.outcome.hours_expected[feasible], table.cost.expected[feasible])
@@ -57,9 +59,3 @@ def pareto_front(hours: Floats, usd: Floats) -> NDArray[np.intp]:
     order = np.lexsort((hours, usd))
     fastest = np.minimum.accumulate(np.concatenate(([np.inf], hours[order][:-1])))
     return order[hours[order] < fastest]
-
-
-def _sort_keys(table: CandidateTable, rows: NDArray[np.intp], objective: Objective) -> list[NDArray[Any]]:
-    usd, hours = table.cost.expected[rows], table.outcome.hours_expected[rows]
-    nodes = table.fastest.nodes[table.configuration[rows]]
-    return [hours, usd, nodes] if objective == "time" else [usd, hours, nodes]

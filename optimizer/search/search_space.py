@@ -16,7 +16,7 @@ from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import Bools, Floats, Ints
+from optimizer.performance.types import DDP, Bools, Floats, Ints
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_splits
 from optimizer.search.layouts import LayoutTable
@@ -67,7 +67,9 @@ class SearchSpace:
         self.machine_rows = [self.table_rows[i] for i in self.table_index]
         self.shardings = layouts.allowed_shardings(recipe)
         self.checkpointings = layouts.allowed_checkpointings(self.model)
-        self.can_shard = layouts.can_shard(self.table, self.shardings)[:, None]
+        # One rank has nothing to shard its states over.
+        ranks = self.table.data * self.table.context
+        self.can_shard = (ranks > 1) | (self.shardings == DDP)[:, None, None]
         self.settings = np.count_nonzero(self.can_shard, axis=(0, 1)) * self.checkpointings.size
         self.steps = np.ceil(problem.amount.samples / self.table.batch)
         self.splits = self.table.splits
