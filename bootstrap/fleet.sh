@@ -11,12 +11,10 @@ aws_cli() {
 
 INSTANCE_ID=""
 
-# know_instance_id: set INSTANCE_ID from the metadata service.
 know_instance_id() {
   [[ -n $INSTANCE_ID ]] || INSTANCE_ID=$(imds instance-id)
 }
 
-# complete_terminate_hook: let the group end this node now.
 complete_terminate_hook() {
   [[ -n ${GPUFLEET_TERMINATE_HOOK:-} && -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
   know_instance_id || return 0
@@ -30,7 +28,6 @@ complete_terminate_hook() {
   fi
 }
 
-# extend_terminate_hook: send a heartbeat while the final checkpoint is being written.
 extend_terminate_hook() {
   [[ -n ${GPUFLEET_TERMINATE_HOOK:-} && -n ${GPUFLEET_ASG_NAME:-} ]] || return 0
   know_instance_id || return 0

@@ -58,12 +58,10 @@ pause() {
   wait $! || true
 }
 
-# in_fleet: true where a group ends this node.
 in_fleet() {
   [[ -n "$GPUFLEET_ASG_NAME" ]]
 }
 
-# keep_watching: start the watcher, or start it again after it ended.
 keep_watching() {
   # In a pod the metadata service does not answer; the node writes the drain file.
   [[ "${AWS_EC2_METADATA_DISABLED:-}" != true ]] || return 0
@@ -201,7 +199,6 @@ version() {
   sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND$layout" | cut -c 1-12
 }
 
-# is_gang: true where this node trains together with others.
 is_gang() {
   [[ "$GPUFLEET_MODE" == training ]] && ((GPUFLEET_NODE_COUNT > 1))
 }
@@ -230,7 +227,6 @@ workers() {
   cat "/proc/$torchrun_pid/task/"*/children 2>/dev/null || true
 }
 
-# any_alive PID...: true while one of them runs.
 any_alive() {
   local pid
   for pid in "$@"; do
@@ -305,7 +301,6 @@ drain() {
   end_torchrun
 }
 
-# end_torchrun: send SIGTERM, then SIGKILL to torchrun and its workers.
 end_torchrun() {
   local deadline=$((SECONDS + GPUFLEET_KILL_AFTER_S)) left
   kill -TERM "$torchrun_pid" 2>/dev/null || true
@@ -322,7 +317,6 @@ end_torchrun() {
 }
 
 request_drain() {
-  # A second signal does not extend the limit.
   [[ -e "$DRAIN_FILE" ]] || ask_drain "launch.sh got SIG$1"
 }
 
@@ -336,14 +330,12 @@ tell_last() {
   done
 }
 
-# leave: report and complete the terminate hook.
 leave() {
   tell_last
   complete_terminate_hook
   log "this node has left the run"
 }
 
-# stand_by: wait until the group ends this node.
 stand_by() {
   log "waiting for the group to end this node, which is paid until then"
   until [[ -e "$DRAIN_FILE" ]]; do
@@ -354,7 +346,6 @@ stand_by() {
   log "leaving: $(drain_reason)"
 }
 
-# rest SECONDS: pause a worker between two runs of its command, until a notice.
 rest() {
   local until=$((SECONDS + $1))
   while ((SECONDS < until)) && [[ ! -e "$DRAIN_FILE" ]]; do
@@ -377,7 +368,6 @@ finish() {
   exit "$1"
 }
 
-# give_up STATUS REASON...: report a fault that only a person can mend, and finish.
 give_up() {
   log "${*:2}; giving up: journalctl -u gpufleet-train"
   tell gave-up "$1"
@@ -385,7 +375,6 @@ give_up() {
   finish "$GAVE_UP"
 }
 
-# replace_node: have the group replace this node with its broken GPU, and exit.
 replace_node() {
   local check="check-gpus"
   [[ "$sick" != *Xid* ]] || check="check-xid-errors"
@@ -437,12 +426,10 @@ export_settings() {
   export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
   export GPUFLEET_PROGRESS_FILE="${GPUFLEET_PROGRESS_FILE:-$PROGRESS_FILE}"
-  # Also where node.env was sourced without export.
   local name
   for name in "${PARALLELISM[@]}"; do
     [[ -z "${!name:-}" ]] || export "${name?}"
   done
-  # For the training code's calls to AWS.
   if [[ -n "$GPUFLEET_REGION" ]]; then
     export AWS_DEFAULT_REGION="${AWS_DEFAULT_REGION:-$GPUFLEET_REGION}"
   fi

@@ -10,7 +10,6 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${LEAVE_LIMIT_S:=180}"        # wait of an abandoned node for its group, s; then the node ends itself
 : "${RETRY_DELAY_S:=5}"          # between attempts of retry, s
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
-# The AWS SDKs' variable.
 : "${IMDS_URL:=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}}"
 : "${NVME_MOUNT:=$ROOT/mnt/nvme}"               # mount of the instance-store disks
 : "${DISK_MIN_FREE_GIB:=20}"                    # least free space on the root volume: a torch environment and logs
@@ -52,7 +51,6 @@ log() {
   if command -v logger >/dev/null; then logger --tag gpufleet-init -- "$line" || true; fi
 }
 
-# die MESSAGE...: log and exit with 1.
 die() {
   log "FAIL $*"
   exit 1
@@ -90,7 +88,6 @@ load_node_env() {
   done <"$NODE_ENV"
 }
 
-# require_env NAME...: exit unless each variable is set and not empty.
 require_env() {
   local name
   for name in "$@"; do
@@ -118,7 +115,6 @@ gpu_count() {
   echo "$((whole > 0 ? whole : 1))"
 }
 
-# os_release NAME: print a value of /etc/os-release, like VERSION_ID.
 os_release() {
   sed --silent "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}$/\1/p" "$ROOT/etc/os-release"
 }
@@ -170,7 +166,6 @@ apt_update() {
   retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" update --quiet || die "apt-get update failed"
 }
 
-# download URL FILE: fetch over TLS only.
 download() {
   retry 3 curl --fail --silent --show-error --location --proto '=https' --tlsv1.2 --connect-timeout 10 \
     --max-time 300 --output "$2" "$1" || die "cannot fetch $1: private subnets have no way to the internet"
@@ -214,7 +209,6 @@ watch_notices() {
   PYTHONPATH=${BOOTSTRAP_DIR%/*} exec python3 -m bootstrap.training.watcher "$DRAIN_FILE" "$@"
 }
 
-# drain_reason: print the reason in DRAIN_FILE.
 drain_reason() {
   local reason=""
   read -r _ reason <"$DRAIN_FILE" || true

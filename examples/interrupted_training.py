@@ -1,14 +1,10 @@
-"""Train a small GPT twice, once undisturbed and once interrupted three times, and compare the two bit by bit.
+"""Train a small GPT undisturbed and interrupted three times, and compare the two runs bit by bit.
 
     python -m examples.interrupted_training
 
-Real processes throughout: bootstrap/launch.sh starts torchrun with two CPU workers (gloo). The second run is hit by
-
-1. a spot notice from a local metadata server (IMDSv2): it saves, leaves, and starts again as on a new instance;
-2. SIGKILL of one worker, without notice: torchrun restarts the workers from the last checkpoint;
-3. SIGKILL of everything on the node, without notice: it starts again as on a new instance.
-
-Exits 0 only if every loss and every parameter equals the undisturbed run's.
+bootstrap/launch.sh starts torchrun with two CPU workers (gloo). The second run is hit by a spot notice from a local
+metadata server, by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and
+parameter equals the undisturbed run's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Local instance metadata service (IMDSv2) that gives EC2's notices on demand.
-
-Replaces http://169.254.169.254 through AWS_EC2_METADATA_SERVICE_ENDPOINT: tokens by PUT with a lifetime, 401 without a
-valid token, 404 for an absent value.
+"""Local instance metadata service (IMDSv2) that gives EC2's notices on demand, through the SDKs' variable
+AWS_EC2_METADATA_SERVICE_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ class LocalImds:
 
     Attributes:
         values: answers by path below ``/latest/meta-data/``; an absent path is 404.
-        statuses: HTTP status by path, for faults.
-        delay_s: seconds before any answer, for hangs.
+        statuses, delay_s: HTTP status by path, for faults; seconds before any answer, for hangs.
         requests: every request as ``METHOD path status``.
     """
 

@@ -4,7 +4,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# enough FOLDER: exit unless it has DISK_MIN_FREE_GIB free.
 enough() {
   local free_gib
   free_gib=$(df --output=avail --block-size=GiB "$1" | tail -n 1 | tr --delete ' G i B')

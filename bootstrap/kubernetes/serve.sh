@@ -31,7 +31,6 @@ metadata() {
     curl --fail --silent --max-time 2 --header @- "$IMDS_URL/latest/meta-data/$1" || true
 }
 
-# json_field NAME: print a text field of the flat JSON object on stdin.
 json_field() {
   sed --silent "s/.*\"$1\" *: *\"\([^\"]*\)\".*/\1/p"
 }
@@ -71,7 +70,6 @@ poll() {
   fi
 }
 
-# training_runs: true while a container of this node runs launch.sh, whose processes show on the host.
 training_runs() {
   pgrep --full '/opt/gpufleet/bootstrap/launch\.sh' >/dev/null
 }

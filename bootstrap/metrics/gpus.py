@@ -1,7 +1,6 @@
 """Utilisation and memory of this node's GPUs, from nvidia-smi.
 
-Utilisation is the share of the last 1/6 to 1 s in which a kernel ran, so a minute needs many samples:
-https://docs.nvidia.com/deploy/nvidia-smi/index.html (utilization).
+Utilisation covers the last 1/6 to 1 s (https://docs.nvidia.com/deploy/nvidia-smi/index.html), so take many samples.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 
 import torch
@@ -36,11 +35,7 @@ def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.T
 
 
 def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
-    """Compare gradients between ranks (bitwise) and with one process (within LIMIT_EPSILONS) in ``dtype``.
-
-    Each rank computes its share of one batch under DDP, and the whole batch alone: both give the batch's mean gradient.
-    """
-    began = time.perf_counter()
+    """Compare DDP's gradients between ranks (bitwise) and with one process's (within LIMIT_EPSILONS) in ``dtype``."""
     # TF32 keeps 10 bits of a float32's mantissa: the tolerance it needs would hide a real error.
     torch.set_float32_matmul_precision("highest")
     tokens = models.random_tokens(SHAPE, SHAPE.batch * ranks.world_size, seed=SEED).to(ranks.device)
@@ -54,11 +49,10 @@ def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
     digests = {name: digest(gradient) for name, gradient in together.items()}
     errors = {name: relative_error(gradient, alone[name]) for name, gradient in together.items()}
     answers = ranks.gather(f"gradients {dtype}", {"digests": digests, "errors": errors})
-    duration_s = time.perf_counter() - began
     name = str(dtype).removeprefix("torch.")
     return [
-        equal_on_all_ranks(f"gradients_equal_on_all_ranks_{name}", [a["digests"] for a in answers], duration_s),
-        _equal_to_one_process(name, [a["errors"] for a in answers], torch.finfo(dtype).eps, duration_s),
+        equal_on_all_ranks(f"gradients_equal_on_all_ranks_{name}", [a["digests"] for a in answers]),
+        _equal_to_one_process(name, [a["errors"] for a in answers], torch.finfo(dtype).eps),
     ]
 
 
@@ -76,7 +70,7 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference / scale)
 
 
-def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: float) -> Result:
+def equal_on_all_ranks(name: str, digests: list[dict[str, str]]) -> Result:
     """Count (rank, tensor) pairs whose bits differ from most ranks' (from rank 0's without a majority)."""
     odd = []
     for tensor in digests[0]:
@@ -88,13 +82,12 @@ def equal_on_all_ranks(name: str, digests: list[dict[str, str]], duration_s: flo
         unit="tensors",
         limit=0,
         must_be="at_most",
-        duration_s=duration_s,
         note=_describe(odd, "has other bits than the other ranks in"),
         details={"tensors": len(digests[0]), "ranks": len(digests), "different": [list(pair) for pair in odd[:20]]},
     )
 
 
-def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: float, duration_s: float) -> Result:
+def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: float) -> Result:
     limit = LIMIT_EPSILONS * epsilon
     # "not <=" so that NaN counts as an error.
     wrong = [(rank, name) for rank, own in enumerate(errors) for name, error in own.items() if not error <= limit]
@@ -106,7 +99,6 @@ def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: f
         unit="relative error",
         limit=limit,
         must_be="at_most",
-        duration_s=duration_s,
         note=_describe(wrong, "differs from a single process in"),
         details={"epsilon": epsilon, "wrong": [list(pair) for pair in wrong[:20]]},
     )

@@ -28,8 +28,7 @@ _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISI
 class Ranks:
     """This rank and its peers.
 
-    ``gather`` and ``barrier`` use the rendezvous store: a waiting rank leaves its GPU idle (a NCCL barrier spins a
-    kernel), and the error names a rank that does not come.
+    Exchanges use the rendezvous store: a waiting GPU stays idle (NCCL would spin a kernel), and errors name a rank.
     """
 
     rank: int
@@ -42,11 +41,7 @@ class Ranks:
     _calls: Counter[str] = field(default_factory=Counter)
 
     def gather(self, label: str, value: Any) -> list[Any]:
-        """Every rank's JSON ``value``, by rank; all ranks call with the same ``label``.
-
-        Raises:
-            TimeoutError: a rank did not answer within the timeout; the message names it.
-        """
+        """Every rank's JSON ``value``, by rank; all call with the same ``label``. TimeoutError names a silent rank."""
         self._calls[label] += 1
         prefix = f"{label}/{self._calls[label]}"
         self.store.set(f"{prefix}/{self.rank}", json.dumps(value))
@@ -79,12 +74,7 @@ class Ranks:
 
 
 def join(device_type: str, *, timeout_s: float) -> Ranks:
-    """Join the ranks that torchrun or the supervisor announced in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    Args:
-        device_type: "cpu" (gloo) or "cuda" (NCCL, GPU number LOCAL_RANK).
-        timeout_s: limit of the rendezvous and of every exchange.
-    """
+    """Join the ranks of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: "cpu" with gloo, "cuda" with NCCL."""
     timeout = timedelta(seconds=timeout_s)
     root, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     store = PrefixStore("gpufleet_smoke", root)

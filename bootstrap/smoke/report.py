@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,7 @@ SCHEMA_VERSION = 1
 class Result:
     """One measured value and its verdict.
 
-    Attributes:
-        value: None where the test does not apply (``note`` says why).
-        unit: unit of value and limit; a limit of None always passes.
-        duration_s: wall-clock seconds of the measurement, which several results may share.
-        note: one line for people: the rank or tensor that failed, or why the test does not apply.
-        details: every number behind the value.
+    ``value`` is None where the test does not apply; measurements may share ``duration_s``; ``note`` is for people.
     """
 
     name: str
@@ -57,11 +53,11 @@ class Result:
 def build(
     *,
     started_at: str,
-    duration_s: float,
     arguments: dict[str, Any],
-    facts: dict[str, Any],
-    results: list[Result],
     error: str | None,
+    duration_s: float = 0.0,
+    facts: dict[str, Any] | None = None,
+    results: Sequence[Result] = (),
 ) -> dict[str, Any]:
     """Report as a dictionary; it passes with at least one result, only passed results and no error."""
     return {
@@ -71,7 +67,7 @@ def build(
         "started_at": started_at,
         "duration_s": round(duration_s, 3),
         "arguments": arguments,
-        **facts,
+        **(facts or {}),
         "tests": [result.as_dict() for result in results],
     }
 

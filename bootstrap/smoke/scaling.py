@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -35,11 +34,10 @@ def shape_for(device: torch.device) -> models.Shape:
 
 
 def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]:
-    """Train on each rank alone, then on all ranks with DDP, the same batch a rank, and compare the speed.
+    """Compare the speed of all ranks under DDP with each rank's alone, the same batch a rank.
 
     Ranks of one node train alone one after the other, as they share processors and power; nodes do so side by side.
     """
-    began = time.perf_counter()
     shape = shape_for(ranks.device)
     alone: dict[str, Any] = {}
     for turn in range(ranks.local_world_size):
@@ -50,7 +48,6 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
     together = _train(ranks, shape, together=True)
 
     answers = ranks.gather("scaling", {"alone": alone, "together": together})
-    duration_s = time.perf_counter() - began
     alone_samples_per_s = [shape.batch / statistics.median(a["alone"]["times"]) for a in answers]
     step_s = statistics.median(slowest_rank([a["together"]["times"] for a in answers]))
     together_samples_per_s = shape.batch * ranks.world_size / step_s
@@ -61,14 +58,13 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
     if ranks.rank == 0:
         progress(f"training: {together_samples_per_s:.1f} sequences/s on all ranks, {efficiency:.1%} of alone")
     return [
-        equal_on_all_ranks("parameters_equal_after_training", [a["together"]["digests"] for a in answers], duration_s),
+        equal_on_all_ranks("parameters_equal_after_training", [a["together"]["digests"] for a in answers]),
         Result(
             name="loss_falls",
             value=len(unlearned),
             unit="ranks where it does not",
             limit=0,
             must_be="at_most",
-            duration_s=duration_s,
             note=f"ranks {unlearned}" if unlearned else "",
             details={
                 "first": [a["together"]["first_loss"] for a in answers],
@@ -80,7 +76,6 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
             value=alone_samples_per_s[slowest] / statistics.median(alone_samples_per_s),
             unit="of the median rank",
             must_be="at_least",
-            duration_s=duration_s,
             note=f"rank {slowest}",
             details={"one_process_sequences_per_s": alone_samples_per_s},
         ),
@@ -90,7 +85,6 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
             unit="of linear",
             limit=min_scaling_efficiency,
             must_be="at_least",
-            duration_s=duration_s,
             note="more than linear: something else slowed the ranks alone; measure again" if efficiency > 1.05 else "",
             details={
                 "model": {**model, "parameters": together["parameters"]},

@@ -1,7 +1,4 @@
-"""Supervisor: starts one process a rank on this node, ends all when one fails, and writes the report.
-
-Unlike torchrun's, this report names the rank that died even where it is rank 0.
-"""
+"""Supervisor: starts one process a rank on this node, ends all when one fails, and reports which rank died."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ RANK_PROGRAM = ("-m", "bootstrap.smoke")
 
 
 def run(options: worker.Options, nproc: int) -> int:
-    """Run ``nproc`` ranks and return the exit code, 0 or 1.
-
-    The rendezvous store lives in this process, on a port of the kernel's choice: no rank's death ends the store.
-    """
+    """Run ``nproc`` ranks and return the exit code, 0 or 1; this process holds the rendezvous store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
@@ -48,18 +42,9 @@ def run(options: worker.Options, nproc: int) -> int:
             process.kill()
             process.wait()
     errors = [error, *(_read(store, f"{worker.ERROR_KEY}/{rank}") for rank in range(nproc))]
-    final: dict[str, Any] = (
-        json.loads(text)
-        if (text := _read(store, worker.REPORT_KEY))
-        else report.build(
-            started_at=started_at,
-            duration_s=0,
-            arguments=options.as_dict(),
-            facts={},
-            results=[],
-            error="no rank reported",
-        )
-    )
+    final: dict[str, Any] = report.build(started_at=started_at, arguments=options.as_dict(), error="no rank reported")
+    if text := _read(store, worker.REPORT_KEY):
+        final = json.loads(text)
     if any(errors):
         final["passed"] = False
         final["error"] = "; ".join(filter(None, errors))

@@ -9,10 +9,9 @@ import torch
 
 
 def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: int, iterations: int) -> list[float]:
-    """Time of each of ``iterations`` calls after ``warm_up`` untimed ones, seconds.
+    """Seconds of each of ``iterations`` calls after ``warm_up`` untimed calls.
 
-    On a GPU, CUDA events on the current stream measure, and the host waits at the end only, as in training: kernel
-    launches overlap with running kernels.
+    On a GPU, CUDA events measure and the host waits at the end only, so kernel launches overlap with running kernels.
     """
     for _ in range(warm_up):
         work()

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -26,14 +26,8 @@ COLLECTIVE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Device, sizes and limits of the tests.
-
-    Attributes:
-        sizes_mib: all-reduce buffers, MiB, ascending.
-        min_bus_bandwidth_gb_per_s: lower limit for the largest buffer, GB/s; None for none.
-        min_scaling_efficiency: lower limit of the scaling efficiency, 0 to 1; None for none.
-        timeout_s: limit of the whole run, s.
-        out: report file; None for stdout.
+    """Device, all-reduce buffers (ascending), lower limits (None for none), limit of the whole run, and the report
+    file (None for stdout).
     """
 
     device: Literal["cpu", "cuda"]
@@ -106,7 +100,10 @@ def run(options: Options) -> int:
         reporter.store = place.store
         reporter.facts = ranks.facts(place)
         for measure in measurements(place, options):
-            reporter.add(measure())
+            began = time.monotonic()
+            results = measure()
+            duration_s = time.monotonic() - began
+            reporter.add([replace(result, duration_s=duration_s) for result in results])
         passed = reporter.publish(None, final=True)
         place.leave()
     except Exception as error:  # noqa: BLE001 - the report holds every error, and the exit code is 1

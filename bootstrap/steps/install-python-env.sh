@@ -11,7 +11,6 @@ venv=$ROOT/opt/gpufleet/venv
 # Prints the versions of torch and its NCCL, and whether torch sees a GPU; checkpoints in S3 need boto3.
 PROBE='import torch, boto3; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
 
-# probe PYTHON: true for a Python that can train.
 probe() {
   local torch nccl gpu
   [[ -x $1 ]] || return 1

@@ -2,13 +2,11 @@
 
     step-00000120-5f3a9c1e.1/replicated.pt   model, optimizer, scheduler, scaler: the same on every rank, rank 0 writes
     step-00000120-5f3a9c1e.1/rank-00000.pt   each rank's own: random generators, buffers
-    step-00000120-5f3a9c1e.1/rank-00001.pt
     step-00000120-5f3a9c1e.1/manifest.json   size and SHA-256 of each shard, and of itself
 
-The prefix holds the writer's random id and the save's number, so that two writers (a node thought dead that was only
-slow) never share a prefix. A prefix without a manifest is an unfinished save and does not count. The checksums are ours
-because ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit. The manifest names a layout and each
-shard's kind, so that sharded states (FSDP2 with DCP) can be added beside ``replicated`` without breaking a reader.
+The writer's random id and the save's number keep two writers (a node thought dead that was only slow) apart. A prefix
+without a manifest does not count. ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit, so the
+checksums are ours. Layout and kinds leave room for sharded states (FSDP2 with DCP).
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint; its presence makes the shards a checkpoint.
-
-    ``step`` and ``samples`` (step times global_batch) are completed: the data position on any number of ranks.
-    """
+    """Contents of a checkpoint. ``step`` and ``samples`` are completed: the data position on any number of ranks."""
 
     step: int
     samples: int
@@ -86,11 +81,6 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
 
-    @property
-    def bytes(self) -> int:
-        """Size of all shards."""
-        return sum(shard.bytes for shard in self.shards)
-
 
 def rank_shard_name(rank: int) -> str:
     """File of one rank's own state."""
@@ -117,11 +107,7 @@ class Checkpoints:
         self.store = store
 
     def scan(self) -> tuple[list[Committed], list[str]]:
-        """Committed checkpoints, newest first, and the reason for each invalid manifest.
-
-        Raises:
-            CheckpointError: the store cannot be listed, or a checkpoint is of a newer format.
-        """
+        """Committed checkpoints, newest first, and the faults of invalid ones; CheckpointError for a newer format."""
         committed, broken = [], []
         for prefix, names in self._names_by_prefix().items():
             if f"{prefix}/{MANIFEST_NAME}" not in names:
@@ -180,14 +166,9 @@ class Checkpoints:
         self.store.write(f"{prefix}/{MANIFEST_NAME}", lambda file: file.write(manifest.to_bytes()))
 
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
-        """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it.
+        """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
 
-        Newer invalid checkpoints stay for a person to look at. A manifest is deleted before its shards, so no
-        checkpoint is ever half there. Returns the deleted prefixes.
-
-        Args:
-            keep: at least 1.
-            known_valid: prefix that this process just wrote, valid without reading its shards.
+        Newer invalid ones stay for a person to look at. ``known_valid``, just written, is not read again.
         """
         if keep < 1:
             raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")

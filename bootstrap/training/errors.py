@@ -28,13 +28,7 @@ class ConfigurationError(TrainingError):
 
 
 class Interrupted(SystemExit):
-    """A notice stopped the run; exits with ``EXIT_INTERRUPTED`` unless caught.
-
-    Attributes:
-        reason: the notice, like ``spot/instance-action``.
-        step: completed steps.
-        saved: a checkpoint of exactly ``step`` is committed.
-    """
+    """A notice (``reason``) stopped the run after ``step``; exits with ``EXIT_INTERRUPTED`` unless caught."""
 
     def __init__(self, *, reason: str, step: int, saved: bool) -> None:
         super().__init__(EXIT_INTERRUPTED)

@@ -1,7 +1,4 @@
-"""Ends a process without progress, which may wait for a dead peer, and a process whose torchrun is gone.
-
-Workers have their own sessions and outlive a killed torchrun; the next torchrun would train the same run beside them.
-"""
+"""Ends a process without progress, which may wait for a dead peer, and a worker that outlived its torchrun."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ from bootstrap.training.errors import EXIT_HUNG
 
 
 class Heartbeat:
-    """Exits the process with ``EXIT_HUNG`` when a beat is overdue or torchrun is gone.
+    """Exits with ``EXIT_HUNG``, after all threads' stacks, when a beat is overdue or torchrun is gone.
 
-    It is a thread because no signal handler runs while the main thread is stuck in a collective. The stacks of all
-    threads go to stderr first.
+    A thread, because no signal handler runs while the main thread is stuck in a collective.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,9 @@
 """Notices that this node ends: files in one memory folder, shared by the node's watcher, launch.sh and the training.
 
-    drain            the node ends: "SAVE_BY SOURCE (DETAIL)", SAVE_BY in Unix seconds
-    drain.save       save a checkpoint now and go on; same format
-    drain.listener   a training process reads the notice itself
-    drain.saved      that process's answer: this node's share of the state is saved
-
-The time for the final checkpoint is set once, in the notice.
+drain            the node ends: "SAVE_BY SOURCE (DETAIL)", SAVE_BY in Unix seconds
+drain.save       save a checkpoint now and go on; same format
+drain.listener   a training process reads the notice itself
+drain.saved      that process's answer: this node's share of the state is saved
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """One reason to stop or to save, with the Unix seconds at which the state must be saved.
-
-    ``source`` is the metadata path, the signal's name or ``drain-file``; ``detail`` is text for the log.
-    """
+    """One reason to stop or to save: a metadata path, a signal's name or ``drain-file``, and a text for the log."""
 
     source: str
     detail: str

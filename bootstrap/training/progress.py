@@ -1,11 +1,8 @@
-"""Progress file of the run, from which the metrics publisher takes tokens per second.
-
-Rank 0 alone writes it, for the whole job. Other training code may write the same file:
+"""Progress file, from which the metrics publisher takes tokens per second; rank 0 writes it for the whole job.
 
     {"schema_version": 1, "at": 1795276800.5, "step": 1200, "samples": 307200, "tokens": 629145600}
 
-``at`` is the Unix time at which ``step`` optimizer steps were done; samples and tokens are totals, tokens null where
-unknown. Replace the file by a rename: no reader may see half of it.
+Other training code may write it: ``at`` in Unix seconds, totals, tokens null where unknown, replaced by a rename.
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ INTERVAL_S = 1.0
 
 
 class ProgressFile:
-    """Writer of launch.sh's progress file, if there is one. A failure is logged once and never stops training.
-
-    The plan's sequence length is the default of ``tokens_per_sample``.
-    """
+    """Writer of launch.sh's progress file, if there is one. A failure is logged once and never stops training."""
 
     def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
         path = os.environ.get(PROGRESS_FILE_VARIABLE)

@@ -1,8 +1,4 @@
-"""Agreement among the ranks of a run, apart from the gradients: the step to stop or save at, and who saved what.
-
-Exchanges use a gloo group of their own, on CPU and network, so that they work beside NCCL and never mix with its
-traffic. One agreement is an all-reduce of three 64-bit integers.
-"""
+"""Exchanges among the ranks of a run, over a gloo group of their own: on CPU and network, beside NCCL."""
 
 from __future__ import annotations
 
@@ -17,10 +13,7 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """Ranks of this run; a process without ``torch.distributed`` is a run of one rank.
-
-    A dead peer fails an exchange at once, a hung peer after ``timeout_s``.
-    """
+    """Ranks of this run; a dead peer fails an exchange at once, a hung one after ``timeout_s``."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._group: Any = None

@@ -31,9 +31,7 @@ def load_newest(
 ) -> Resumed | None:
     """Load the newest checkpoint that is valid on every rank; None where the store has none.
 
-    Raises:
-        CheckpointError: every checkpoint is damaged.
-        ConfigurationError: the checkpoint belongs to another run.
+    CheckpointError: every checkpoint is damaged. ConfigurationError: the checkpoint belongs to another run.
     """
     uri = checkpoints.store.uri
     committed, broken = ranks.broadcast(checkpoints.scan() if ranks.rank == 0 else ([], []))

@@ -1,7 +1,6 @@
 """SpotTolerantRun, the context around a user's loop: resume, steps, stopping on a notice.
 
-After each step (or every ``agree_every`` steps) an all-reduce tells all ranks whether one wants to stop or to save, so
-all do so after the same step and their shards fit together.
+An all-reduce after each step (or ``agree_every`` steps) makes all ranks stop or save after the same step.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class SpotTolerantRun:
     """Context of one training run that may be stopped and started any number of times.
 
     Entering loads the newest valid checkpoint. A notice raises ``Interrupted`` (exit code 75) out of the loop, with the
-    state saved. Make model, wrappers, optimizer and process group first.
+    state saved. Make model, wrappers, optimizer and process group first. ``step`` counts completed steps.
 
     Args:
         model: on its device; plain, DistributedDataParallel or compiled.
@@ -76,21 +75,12 @@ class SpotTolerantRun:
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
         tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
         seed: of the sample order, and of the random generators after the number of ranks changed.
-        shuffle: False to read the data set in its own order.
-        checkpoint_interval_s: seconds between checkpoints; default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600. With
-            ``GPUFLEET_MTBF_S`` set, the measured stall refines it to √(2·stall·MTBF).
+        checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
         checkpoint_every: steps between checkpoints instead of seconds.
-        keep: checkpoints kept.
         agree_every: steps between two agreements; a notice waits for the next one.
-        hang_timeout_s: a step longer than this ends the process (three times as much for the first); default:
-            ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
-        watcher: source of notices; default: ``Watcher.from_environment()``.
-        rehearsal: runs one forward and backward pass on any batch, without an optimizer step; called once on entering.
-            DDP on more than two ranks needs it for a bit-equal resume: after its first backward pass DDP lays its
-            gradient buckets out anew, and the order of a sum over ranks depends on them.
-
-    Attributes:
-        step: completed steps.
+        hang_timeout_s: longest step (the first: three times as long); default: ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
+        rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
+            it for a bit-equal resume: it lays its gradient buckets, and so the order of sums, out after its first pass.
 
     Raises:
         ConfigurationError: sharded states, a plan with a split, sizes that do not divide, no store, a bad variable.
@@ -192,11 +182,7 @@ class SpotTolerantRun:
             self._watcher.close()
 
     def steps(self, total: int) -> Iterator[int]:
-        """Steps still to do of the run's ``total``; a step is done when the next one is asked for.
-
-        Raises:
-            Interrupted: a notice stopped the run; the state is saved.
-        """
+        """Steps still to do of ``total``; a step ends when the next is asked for. A notice raises ``Interrupted``."""
         if self._random_state is not None:
             # Not on entering: the user's set-up may draw random numbers in between.
             restore_random_state(self._random_state, self._state.device)

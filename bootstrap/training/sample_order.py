@@ -1,8 +1,7 @@
-"""Order of the samples: a pure function of the seed and the sample's number in the run.
+"""Order of the samples: a pure function of the seed and the sample's number in the run, part of the checkpoint format.
 
-Sample ``g`` of the run is position ``g % dataset_size`` of epoch ``g // dataset_size``; each epoch has its own
-permutation. So only the step is stored, and the order is the same after any restart and on any number of ranks, as long
-as the global batch stays. The permutations are part of the checkpoint format.
+Each epoch has its own permutation. So only the step is stored, and the order is the same after any restart and on any
+number of ranks, as long as the global batch stays.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _ROUNDS = 6
 
 
 def _hash32(value: torch.Tensor) -> torch.Tensor:
-    """32-bit integer hash, element by element ("lowbias32", https://nullprogram.com/blog/2018/07/31/, public domain).
+    """32-bit integer hash "lowbias32", https://nullprogram.com/blog/2018/07/31/ (public domain).
 
     A product of two 32-bit values may wrap in int64; its low 32 bits stay right.
     """
@@ -30,14 +29,10 @@ def _hash32(value: torch.Tensor) -> torch.Tensor:
 
 
 def permute(positions: torch.Tensor, size: int, key: torch.Tensor) -> torch.Tensor:
-    """Image of each position under a keyed permutation of ``range(size)``, without storing the permutation.
+    """Image of int64 positions under a keyed permutation of ``range(size)``, ``size`` 1 to 2**62, without a table.
 
     A Feistel network over the smallest even number of bits that covers ``size``, repeated until the image lies inside
-    (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
-
-    Args:
-        positions: int64 of any shape, each in ``range(size)``; ``size`` is 1 to 2**62.
-        key: int64 of the same shape; the low 32 bits are used.
+    (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). ``key``: low 32 bits, same shape.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

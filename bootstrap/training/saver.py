@@ -35,13 +35,10 @@ PRUNE_LIMIT_S = 60.0
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
-    """Seconds between checkpoints that lose the least time to stalls and recomputed steps, √(2·stall·MTBF).
+    """Seconds between checkpoints that lose the least time, √(2·stall·MTBF), and at least the background write's.
 
     First order in stall/MTBF: J. W. Young, CACM 17(9), 1974, https://doi.org/10.1145/361147.361115; J. T. Daly, FGCS
-    22(3), 2006, https://doi.org/10.1016/j.future.2004.11.016. Never shorter than the background write of ``write_s``.
-
-    Raises:
-        ValueError: a value out of range.
+    22(3), 2006, https://doi.org/10.1016/j.future.2004.11.016.
     """
     if not (stall_s >= 0 and write_s >= 0 and mtbf_s > 0):
         raise ValueError(f"stall_s {stall_s} and write_s {write_s} must be >= 0 and mtbf_s {mtbf_s} > 0")
@@ -69,13 +66,9 @@ class Saver:
     """Saves of one rank; all ranks call the same methods after the same step.
 
     Attributes:
-        beat: reports the current activity to the heartbeat.
         writer_id: random id of the run's present processes, the same on every rank.
-        interval_s: seconds between checkpoints; the measured stall refines it where ``mtbf_s``, the mean time between
-            interruptions, is known.
+        interval_s: seconds between checkpoints; with ``mtbf_s`` the measured stall refines it.
         every_steps: steps between checkpoints, instead of seconds.
-        keep: checkpoints kept.
-        saved_step: step of the newest committed checkpoint.
         last_stall_s: seconds that the last save stopped training.
     """
 
@@ -230,7 +223,9 @@ class Saver:
         except (CheckpointError, OSError) as error:
             return [f"manifest: {error}"]
         logger.info("checkpoint of step %d committed: %s", save.step, save.prefix)
-        self.ledger.commit(save.step, prefix=save.prefix, bytes=manifest.bytes, write_s=round(save.write_s, 3))
+        self.ledger.commit(
+            save.step, prefix=save.prefix, bytes=sum(shard.bytes for shard in shards), write_s=round(save.write_s, 3)
+        )
         self._pruner = threading.Thread(target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True)
         self._pruner.start()
         return []

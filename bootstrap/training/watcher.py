@@ -1,16 +1,11 @@
 """Watcher for notices that this node ends, in a thread that never raises into training.
 
-A notice asks either to stop (spot interruption, Auto Scaling termination, SIGTERM, SIGINT, drain file) or to save and
-go on (rebalance recommendation: early and often false). An unreachable metadata service is no notice.
+On a node one process of node_init.sh, then of launch.sh, asks the metadata service and writes the notice files, which
+training processes read. An unreachable service is no notice. The notices:
 
-On a node one process asks the metadata service: node_init.sh, then launch.sh, starts this module as a program, which
-writes the notice files; training processes read them. A training process without launch.sh asks the service itself.
-
-- spot/instance-action, at most two minutes ahead:
-  https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-- events/recommendations/rebalance: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
-- autoscaling/target-lifecycle-state:
-  https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
+- https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+- https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html (early and often false)
+- https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
 """
 
 from __future__ import annotations
@@ -56,14 +51,9 @@ class Watcher:
     """Collects notices in the background; training asks for them at step boundaries.
 
     Args:
-        imds: metadata client, polled every ``poll_interval_s``.
         files: notice files of this node; written with ``imds``, read without.
         answers: this process confirms its save in ``files``; one process a node does.
         signals: SIGTERM and SIGINT ask to stop (main thread only); a second SIGINT raises KeyboardInterrupt.
-
-    Attributes:
-        stop_notice: notice that asks to stop, or None; of several the one with the least time.
-        save_notice: notice that asks for a checkpoint now, until ``save_done``.
     """
 
     def __init__(

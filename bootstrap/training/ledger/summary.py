@@ -18,16 +18,12 @@ CATEGORIES: tuple[Category, ...] = ("useful", "lost", "checkpoint", "restart", "
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Account of a run's time.
+    """Account of a run's time; the sum of ``seconds`` is ``wall_seconds``.
 
     Attributes:
-        seconds: by category; the sum is ``wall_seconds``, from the first process's start to the last event.
-        usd: by category, None where a price is missing. Idle is an upper bound: a machine that was gone cost nothing.
-        starts: processes that started.
-        steps: completed and not rolled back.
+        usd: None where a price is missing. Idle is an upper bound: a machine that was gone cost nothing.
         lost_steps: completed and rolled back, repeats included.
         unsaved_seconds: part of useful that no committed checkpoint holds yet.
-        skipped_lines: unreadable lines of the ledger.
     """
 
     seconds: dict[Category, float]
@@ -88,11 +84,7 @@ class _Account:
 
 
 def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Summary:
-    """Account for every second between the first and the last of ``events``, which come in any order.
-
-    Raises:
-        TrainingError: no start event.
-    """
+    """Account for every second of ``events`` in any order; TrainingError without a start event."""
     ordered = _in_order(events)
     if not ordered:
         raise TrainingError("the ledger holds no start event: no process ever ran with it")
@@ -147,10 +139,7 @@ def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Su
 
 
 def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events writer by writer, as two processes' events never interleave.
-
-    Writers are sorted by their second event: two runs inside one process share its start time.
-    """
+    """Events writer by writer, sorted by their second event: two runs inside one process share its start time."""
     by_writer: dict[str, list[dict[str, Any]]] = {}
     for event in sorted(events, key=lambda event: float(event["t"])):
         by_writer.setdefault(str(event["writer"]), []).append(event)

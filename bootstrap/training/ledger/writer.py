@@ -102,12 +102,9 @@ class SegmentSink:
 
 
 class Ledger:
-    """Ledger of one process. A ledger that cannot be written is logged and never stops training.
+    """Ledger of one process; None as ``sink``, on all ranks but rank 0, discards the events.
 
-    Args:
-        sink: None, on all ranks but rank 0, discards every event.
-        writer_id: random id of the run's present processes.
-        price_usd_per_hour: price of the whole fleet; None where unknown.
+    A ledger that cannot be written is logged and never stops training.
     """
 
     def __init__(self, sink: Sink | None, *, writer_id: str, price_usd_per_hour: float | None = None) -> None:

@@ -23,11 +23,7 @@ class Digest:
 
 
 class Store(Protocol):
-    """Named immutable objects. Names are relative paths with ``/``.
-
-    Raises:
-        CheckpointError: the store cannot be written, read or listed.
-    """
+    """Named immutable objects, with ``/`` in names; CheckpointError where one cannot be written, read or listed."""
 
     @property
     def uri(self) -> str:

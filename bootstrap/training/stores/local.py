@@ -13,10 +13,9 @@ from bootstrap.training.stores.base import Digest, Fill, fill_file
 
 
 class LocalStore:
-    """Objects as files under a directory; the methods are ``Store``'s.
+    """Files under a directory; the methods are ``Store``'s.
 
-    A finished, fsynced temporary file gets its name by a hard link: a rename that refuses to overwrite. The folder is
-    fsynced too, or the name itself may not survive a power cut.
+    A hard link from an fsynced temporary file refuses to overwrite; the fsynced folder keeps the name in a power cut.
     """
 
     def __init__(self, root: Path) -> None:

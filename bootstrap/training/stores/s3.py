@@ -1,8 +1,5 @@
-"""Checkpoints under ``s3://bucket/prefix``; every write is conditional on a free name.
-
-``If-None-Match: *`` goes with each PutObject and CompleteMultipartUpload
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html, read 2026-11). boto3's transfer manager
-splits large files into parts and retries each; S3 checks each part's CRC on arrival.
+"""Checkpoints under ``s3://bucket/prefix``; ``If-None-Match: *`` makes every write conditional on a free name
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html, read 2026-11).
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 
 
 class S3Store:
-    """Objects under a prefix of a bucket; the methods are ``Store``'s. ``client`` gets the conditional-write hooks.
+    """Objects under a prefix of a bucket; the methods are ``Store``'s. Without a key the bucket's default encrypts.
 
     Needs s3:PutObject, s3:GetObject, s3:DeleteObject, s3:AbortMultipartUpload on the prefix, s3:ListBucket on the
-    bucket, and kms:GenerateDataKey, kms:Decrypt on the key (``kms_key_id`` None: the bucket's default encryption).
+    bucket, and kms:GenerateDataKey, kms:Decrypt on the key.
     """
 
     def __init__(
