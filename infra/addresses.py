@@ -29,12 +29,7 @@ def zone_slot(zone_id: str) -> int:
 def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: int) -> list[ipaddress.IPv4Network]:
     """Split ``vpc`` into equal ranges, as large as they can be: one a zone, and a last one left for ``service_ranges``.
 
-    The last range stays free from the start: a subnet cannot shrink.
-
-    Args:
-        vpc: range of the VPC, /16 to /28.
-        zones: number of ranges, 1 or more.
-        addresses_per_zone: addresses beside the five that AWS keeps.
+    The last range stays free from the start: a subnet cannot shrink. ``addresses_per_zone`` is without AWS's five.
 
     Raises:
         ValueError: the ranges would be too small.

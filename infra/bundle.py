@@ -67,7 +67,7 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
 
 
 def controller(source: Path = SOURCE) -> Bundle:
-    """The controller's Python code as a zip, ready for Lambda: the same files give the same bytes.
+    """The controller's Python code as a zip for Lambda: the same files give the same bytes.
 
     Raises:
         FileNotFoundError: ``source`` has no controller.

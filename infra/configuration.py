@@ -16,8 +16,7 @@ from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 def load(*, starts_nodes: bool) -> Settings:
     """Read and check the current stack's configuration.
 
-    Args:
-        starts_nodes: refuse also what is only wrong once nodes start (``start_refusals``); false to look only.
+    ``starts_nodes`` also refuses problems that show only once nodes start (``start_refusals``).
 
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.

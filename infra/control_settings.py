@@ -6,22 +6,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from bootstrap.contract.settings import BlockTimes, ControllerSettings, Lifecycle
+from bootstrap.contract.settings import BlockTimes, ControllerSettings
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
 from infra.settings import ConfigError, Settings
-from optimizer.plan import FleetPlan, Market, PurchaseOption
+from optimizer.plan import FleetPlan, Market
 
-# Lifecycle of an instance by purchase option; an instance in a reservation has none and reads as on-demand:
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-LIFECYCLES: dict[PurchaseOption, Lifecycle] = {
-    "on-demand": "on-demand",
-    "spot": "spot",
-    "reserved": "on-demand",
-    "capacity-block": "capacity-block",
-}
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
-# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not seen.
+# (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted.
 NAT_USD_PER_HOUR = 0.093 + 0.005
 # Kubernetes cluster, metered as long as the stack exists: control plane 0.10, two t4g.small at 0.0184 with 20 GiB of
 # gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 in the catalog
@@ -39,7 +31,10 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
     markets: list[Market]
     # A reservation without a price of its own is billed at the on-demand price.
     markets = ["owned-reservation", "reserved-1yr", "on-demand"] if purchase.option == "reserved" else [purchase.option]
-    by_lifecycle: dict[str, dict[str, float]] = {LIFECYCLES[purchase.option]: _first_priced(plan, markets)}
+    # An instance in a reservation has no lifecycle and reads as on-demand:
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
+    lifecycle: str = "on-demand" if purchase.option == "reserved" else purchase.option
+    by_lifecycle: dict[str, dict[str, float]] = {lifecycle: _first_priced(plan, markets)}
     if purchase.on_demand_base or purchase.fallback == "on-demand":
         by_lifecycle["on-demand"] = _first_priced(plan, ("on-demand",))
     for lifecycle, by_type in by_lifecycle.items():

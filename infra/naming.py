@@ -1,7 +1,6 @@
 """Physical names and the ARNs built from them: the one place that knows AWS's name rules and lengths.
 
-Policies and user data know these names before the resource exists. Pulumi makes up the others, so that a replacement
-can be created before its predecessor is deleted.
+Pulumi makes up all other names, so that a replacement can be created before its predecessor is deleted.
 """
 
 from __future__ import annotations

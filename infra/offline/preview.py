@@ -112,7 +112,7 @@ class Answers(mocks.Mocks):
             case "getPartition":
                 return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
             case "getAvailabilityZones":
-                # A region has zones that do not offer the plan's type, and a cluster's control plane may be in them.
+                # A cluster's control plane may be in zones that do not offer the plan's type.
                 prefix = zone_ids[0].rpartition("-az")[0] + "-az"
                 others = [*self._known.zones, *(f"{prefix}{number}" for number in (1, 2, 3))]
                 zone_ids = tuple(dict.fromkeys((*zone_ids, *(zone for zone in others if zone.startswith(prefix)))))
@@ -139,7 +139,7 @@ class Answers(mocks.Mocks):
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` merged over ``below``, objects inside objects too, so that AWS's additions to an argument stay."""
+    """Merge ``above`` over ``below``, objects inside objects too."""
     out = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -162,7 +162,6 @@ class Recorder(mocks.MockMonitor):
         """Take a resource in and note it."""
         response = _in_own_loop(super().RegisterResource, request)
         if request.type != _STACK:
-            # A component's parent is the stack itself.
             parent_type, _, parent = request.parent.removeprefix("urn:pulumi:").rpartition("::")
             self.seen.append(
                 Resource(
@@ -178,7 +177,7 @@ class Recorder(mocks.MockMonitor):
 
 
 def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:
-    # Pulumi opens an event loop in each worker thread it calls the stand-in engine from, and leaves it open.
+    # Pulumi opens an event loop in each worker thread, and leaves it open.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -215,7 +214,7 @@ def resources(
     recorder = stand_in(plan, stack=stack, config=config, answers=Answers(plan, known))
     run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
-    # Sorted, as they register whenever their inputs have resolved.
+    # Resources register in no fixed order.
     return sorted(
         recorder.seen, key=lambda entry: (entry.parent or entry.name, bool(entry.parent), entry.type, entry.name)
     )

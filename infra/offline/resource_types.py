@@ -1,7 +1,6 @@
 """Table of the AWS resource types that a stack declares: a new type is one row here, beside its component.
 
-``gpufleet preview`` reads from a row how AWS bills the type, what is replaced and the words for a reader; the
-guardrails read whether the type holds data. An unknown type is unpriced and breaks a guardrail.
+``gpufleet preview`` and the guardrails read the rows. An unknown type is unpriced and breaks a guardrail.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any, Literal
 
 Inputs = Mapping[str, Any]
 
-# Encryption of a type that holds data is either one argument, which names the key, or has a rule of its own in
-# guardrails/data.py.
+# A type that holds data names its key in one argument, or has a rule of its own in guardrails/data.py.
 NO_DATA = "no data"
 OWN_RULE = "own rule"
 
@@ -33,10 +31,8 @@ class Bill:
     """One item that AWS bills for each resource of a type.
 
     Attributes:
-        item: the billed thing, in words.
         unit: item of the catalog's unit prices; empty where no price is known.
         every: time that the unit price is for; "usage" where nobody knows the quantity before.
-        note: caveat for the reader.
     """
 
     item: str
@@ -53,10 +49,10 @@ class ResourceType:
         encryption: ``NO_DATA``, ``OWN_RULE``, or the argument that names the KMS key.
         free: page that says that AWS does not bill the type; empty for a billed type.
         bills: items on the bill; empty where they depend on the arguments (optimizer/commands/preview/cost.py).
-        replacing: arguments that cannot be changed in place, separated by spaces: the provider deletes the resource and
-            makes another ("Forces new resource" in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
-        protected: `pulumi destroy` must refuse to delete the resource while it guards checkpoints.
-        words: the arguments that a reader looks for first, in words.
+        replacing: arguments whose change makes the provider delete the resource and make another ("Forces new resource"
+            in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
+        protected: it guards checkpoints, so `pulumi destroy` must refuse to delete it.
+        words: the arguments for a reader, in words.
     """
 
     encryption: str

@@ -16,12 +16,7 @@ from infra.settings import Settings
 
 
 def refusals(settings: Settings, *, region: str) -> list[str]:
-    """Every problem that stops the stack from being deployed; empty where there is none.
-
-    Args:
-        settings: the stack's settings.
-        region: aws:region.
-    """
+    """Every problem that stops the stack from being deployed; ``region`` is aws:region."""
     plan = settings.plan
     problems = plan_refusals(plan)
     if region != plan.region:
