@@ -24,16 +24,16 @@ ORDER = (
     *("recommend", "estimate", "profile", "calibrate", "offers", "catalog"),
     *("stack", "preview", "manifest", "preflight", "status", "costs", "stop", "resume"),
 )
-_COMMAND = re.compile(r'^def command\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', re.MULTILINE | re.DOTALL)
 
 
 @cache
 def first_sentences() -> dict[str, str]:
     """Return the first sentence of each command's help, read from the source of its function ``command``."""
+    pattern = re.compile(r'^def command\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', re.MULTILINE | re.DOTALL)
     folder = Path(__file__).parent / "commands"
     sentences = {}
     for path in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
-        match = _COMMAND.search(path.read_text(encoding="utf-8"))
+        match = pattern.search(path.read_text(encoding="utf-8"))
         if match:
             name = path.stem if path.parent == folder else path.parent.name
             sentences[name] = " ".join(match[1].split())
