@@ -33,7 +33,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """An alarm; a single metric needs no expression, and ``rings_after`` bad ones of ``periods`` ring it.
+    """An alarm: ``rings_after`` bad ones of ``periods`` ring it. A single metric needs no expression.
 
     https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/using-metric-math.html
     """

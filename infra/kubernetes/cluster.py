@@ -85,7 +85,7 @@ class Cluster(Component):
         self.register_outputs({"name": self.name})
 
     def _initial_request(self) -> None:
-        """Declare a request to stop, as GPU nodes without manifests would be paid idle, until `gpufleet resume`."""
+        """Declare a request to stop, until `gpufleet resume`: GPU nodes without manifests would be paid idle."""
         request = PersonRequest(
             schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="pulumi up (platform eks)"
         )
@@ -101,7 +101,7 @@ class Cluster(Component):
 
     def _control_plane(self) -> aws.eks.Cluster:
         args, names, eks = self._args, self._names, self._settings.eks
-        # EKS writes into this name. A group that EKS created would be unencrypted and never expire.
+        # EKS writes into the log group of this name; a group that EKS created would be unencrypted and never expire.
         logs = self._log_group(
             f"{self._prefix}-control-plane", names.cluster_log_group, args.key_arn, days=LOG_RETENTION_DAYS
         )

@@ -43,7 +43,7 @@ for key, digest in wanted:
 def build_pod(
     plan: FleetPlan, facts: ClusterFacts, image: str, *, container: str, index_label: str, peers: str
 ) -> Manifest:
-    """Template of the training pod; ``index_label`` holds its node rank, ``peers`` is a host name with %d for it."""
+    """Template of the training pod; ``index_label`` holds the node rank, and ``peers`` is a host name with %d for it."""
     node = plan.node
     environment = _environment(plan, facts, peers)
     rank = {"name": "GPUFLEET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{index_label}']"}}}
@@ -72,7 +72,7 @@ def build_pod(
         "nodeSelector": facts.node_selector,
         "tolerations": [gpu_toleration()],
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-        # The terminate hook holds the node as long, in which torchrun's workers save.
+        # The terminate hook's time, in which torchrun's workers save.
         "terminationGracePeriodSeconds": plan.terminate_timeout_s,
         "initContainers": [
             {
