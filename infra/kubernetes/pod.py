@@ -43,7 +43,7 @@ for key, digest in wanted:
 def build_pod(
     plan: FleetPlan, facts: ClusterFacts, image: str, *, container: str, index_label: str, peers: str
 ) -> Manifest:
-    """Template of the training pod; ``index_label`` holds the node rank, and ``peers`` is a host name with %d for it."""
+    """Template of the training pod; ``index_label`` holds the node rank, ``peers`` is a host name with %d for it."""
     node = plan.node
     environment = _environment(plan, facts, peers)
     rank = {"name": "GPUFLEET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{index_label}']"}}}
