@@ -18,27 +18,21 @@ from optimizer.performance.stage import (
 )
 from optimizer.performance.types import NONE, SELECTIVE, Number
 
-# Tokens of the fullest rank of experts over the mean: what ST-MoE trains with as capacity (arXiv:2202.08906, 2022-02).
-# A rank that holds every expert has each token experts_per_token times, however uneven the router is.
+# Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
 EXPERT_CAPACITY = 1.25
-# Tensors that Hugging Face's GPT-2 GELU saves beyond its input (NewGELUActivation: a power, a tanh, four products):
-# 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2 XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
+# Tensors that NewGELUActivation saves beyond its input: 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2
+# XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
 WRITTEN_GELU_TENSORS = 3.0
-# Casts of the residual's width that a tensor rank keeps whole beyond what is counted, without and with the sequence
-# split: 5 of 6 bytes and 8 of 10 on H200 at three quarters of them (Llama 3B over four ranks, torch 2.11, 2026-11-21).
+# Casts that a tensor rank keeps whole, without and with the sequence split: 5 of 6 bytes and 8 of 10 on H200 at three
+# quarters of them (Llama 3B over four ranks, torch 2.11, 2026-11-21).
 REPEATED_CASTS = (3.0, 5.0)
-# Peak bytes a logit when a compiler fuses the loss: the 16-bit logits and one tensor of 32 bits. 5.9 to 6.6 on H200
-# (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
+# Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class _TokenBytes:
-    """Bytes that one layer saves of one token, by the ranks that divide them.
-
-    Tensor ranks divide ``sliced`` (products, activations, scores) and, if they split the sequence, ``outside`` (norms,
-    dropout, router); they repeat ``dispatched`` (tokens that experts read) and ``cast`` (of the residual's width).
-    """
+    """Bytes that one layer saves of one token: tensor ranks divide ``sliced``, sequence parallelism ``outside``."""
 
     outside: Number
     sliced: Number
@@ -48,33 +42,29 @@ class _TokenBytes:
 
 
 def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
-    """Count the tensors that a layer saves (Korthikanti et al., arXiv:2205.05198, section 4), by element size."""
+    """Count the tensors that a layer saves (Korthikanti et al., arXiv:2205.05198, section 4)."""
     element = x.element_bytes
     residual_bytes = element if narrow else x.residual_bytes
-    # A norm saves its input, its output as the matrix products read it, and (RMSNorm as Hugging Face writes it, in 32
-    # bits) the normalised input; dropout saves a mask byte. Under autocast rotary positions save queries and keys once
-    # more: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11, measured 2026-11-21).
+    # Norms save input and output, written-out RMSNorm also the normalised input; dropout a mask byte. Under autocast
+    # rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
+    # 2026-11-21).
     autocast = np.where(residual_bytes > element, 1.0, 0.0)
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
     wide = residual_bytes * by_hand
     norms = 2.0 * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
-    # Queries, keys, values, the attention's output (the input of the output projection).
     products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
-    if np.any(x.context > 1):  # a ring of context ranks in plain PyTorch keeps the attention's output once more
+    if np.any(x.context > 1):  # attention's output once more
         products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
-    # Feed-forward: every product's output, and the activation function's output that the last product reads. A
-    # compiler recomputes the product of the gate and its operand.
+    # A compiler recomputes the gate's product.
     gated = x.mlp_matrices > 2.5
     gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
     of_expert: Number = element if narrow else np.where(experts_miss_autocast(x), 4.0, element)
     inner = of_expert * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
-    # A mixture: the router's logits and probabilities in 32 bits, the copy of the tokens that the experts read (whole
-    # on each tensor rank), and the experts' outputs that their weights are multiplied with.
+    # Each tensor rank keeps the experts' tokens whole.
     dispatched = of_expert * x.hidden * np.where(x.experts > 0, 1.0, 0.0) * used
-    # Unfused attention: a score's softmax (in PyTorch 32 bits), the product's input if that is another tensor (16 bits,
-    # or after dropout), and a mask byte. Attention that no fused kernel takes: 4.2 bytes a score in 32 bits and 5.1 by
-    # a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
+    # A score's softmax, the product's input if another tensor, and a mask byte. Attention without a fused kernel: 4.2
+    # bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
     softmax = np.maximum(x.residual_bytes, 4.0 * x.written_out)
     copied = np.where(softmax > element, element, element * x.dropout)
     a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * (
@@ -84,20 +74,20 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
         outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts + dispatched,
         sliced=products + x.heads * x.seq_len * a_score + inner * x.ffn * used,
         dispatched=dispatched,
-        # Autocast casts a norm's output for each of the five products that read it.
+        # Five products each cast a norm's output.
         cast=by_hand * autocast * element * x.hidden,
         residual=residual_bytes * x.hidden,
     )
 
 
 def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
-    """Bytes that one micro-batch saves in a stage, bytes of one layer's own backward pass, and of one layer unsaved."""
+    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved."""
     fsdp = computes_narrow(x)
     if not np.any(fsdp):
         return _activation_bytes(x, narrow=False)
     if np.all(fsdp):
         return _activation_bytes(x, narrow=True)
-    # All shardings compute in one of these two ways: a grid that crosses them with layouts computes each once.
+    # A grid with both kinds of sharding computes each once.
     narrow, wide = _activation_bytes(x, narrow=True), _activation_bytes(x, narrow=False)
     saved, working, layer = (np.where(fsdp, a, b) for a, b in zip(narrow, wide, strict=True))
     return saved, working, layer
@@ -107,14 +97,13 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     tokens = tokens_of_rank(x)
     element = x.element_bytes
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    # A rank of experts works on the tokens that arrive at its experts.
     used = x.experts_used * np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
     token = _token_bytes(x, used, narrow=narrow)
     everything = token.outside / split + token.dispatched + token.sliced / x.tensor
     if np.any(token.cast):
         again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0])
         everything = everything + token.cast * again * (1.0 - 1.0 / x.tensor)
-    # Selective keeps each layer's input, attention's output and the outputs of matrix products that it does not repeat.
+    # Selective keeps inputs, attention's output and the products that it does not repeat.
     up = (x.mlp_matrices - 1.0) * x.ffn * used
     kept_full = token.residual / split
     matrices = (element * x.hidden + token.dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
@@ -122,9 +111,8 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     per_token = np.where(
         x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)
     )
-    # The backward pass of one layer holds, beside its inputs, the gradients of its widest tensors; the sequence
-    # gathered from the tensor ranks; keys, values and their gradients of two context ranks, this turn's and the next;
-    # the tokens sent to experts and received from them.
+    # Beside its inputs: gradients of its widest tensors, the gathered sequence, keys and values of two context ranks
+    # with gradients, tokens exchanged with experts.
     layer = everything - per_token + element * (up + x.ffn * used) / x.tensor + kept_full
     if np.any(x.sequence_parallel > 0):
         layer = layer + np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
@@ -133,7 +121,7 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     if np.any(x.expert > 1):
         layer = layer + np.where(x.expert > 1, 2.0 * token.dispatched / split, 0.0)
 
-    # A model without layers is counted in samples.
+    # Models without layers are counted in samples.
     tokens = np.where(x.layers > 0, tokens, 0.0)
     samples, working_of_samples = sample_bytes(x)
     saved = tokens * per_token * layers_of_stage(x) + samples
@@ -143,9 +131,7 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
 def micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
     """Micro-batches whose activations the first and the last stage keep.
 
-    1F1B keeps as many as there are stages to come (at most all of them) and 1 on the last stage. Interleaving v chunks
-    keeps 1 + (p - 1) / (p v) times as many on the first, and all but the last chunk's warm-up on the last
-    (arXiv:2104.04473, 2.2; arXiv:2205.05198, section 4.2.3).
+    1F1B and interleaving: arXiv:2104.04473, 2.2; arXiv:2205.05198, section 4.2.3.
     """
     first = np.minimum(x.pipeline, x.grad_accum)
     interleaved = x.virtual_stages > 1
@@ -155,8 +141,8 @@ def micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
 
 
 def logits_bytes(x: Inputs) -> Number:
-    """Bytes of the logits, their upcast, log-softmax and gradients at the peak, on the last pipeline stage."""
-    # FSDP compiles layer by layer, and not the loss. Plain PyTorch gathers the logits of all tensor ranks for it.
+    """Bytes of the logits, their upcast, log-softmax and gradients at the peak, on the last stage."""
+    # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
     fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
     return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)

@@ -1,8 +1,7 @@
-"""Collectives of one communicator: bytes, bandwidth and time, over the links of a node and the network between nodes.
+"""Collectives of one communicator: bytes, bandwidth and time over a node's links and the network.
 
-A ring over n ranks sends (n - 1) / n of the buffer in a gather or a reduce-scatter, twice that in an all-reduce; time
-is those bytes over the bus bandwidth (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-Ranks are placed tensor first, then context, expert, data, pipeline, as Megatron and torch's device mesh do.
+Ring bytes over bus bandwidth: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Ranks are placed
+tensor first, then context, expert, data, pipeline (Megatron, torch's device mesh).
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.rates import LINK_PIECE_S
 from optimizer.performance.types import Number
 
-# One hop of a ring in NCCL's own tuning model: hwLatencies, Ring, Simple protocol, NVLINK and NET (src/graph/tuning.cc
-# at 5067397, 2026-06-11).
+# One hop of a ring in NCCL's tuning model: hwLatencies, Ring, Simple, NVLINK and NET (src/graph/tuning.cc at 5067397,
+# 2026-06-11).
 LINK_HOP_S = 3.4e-6
 NETWORK_HOP_S = 14e-6
-# Nodes of one ring, beyond two, at which the network gives half: paths collide, and the slowest node holds up the ring.
-# Read off the measured runs: with it, one network efficiency holds for rings of 2 to 280 nodes (ZeRO-3 of 530 billion
-# parameters on 2,240 A100 among them), without it they need 0.3 to 0.8.
+# Nodes of one ring, beyond two, at which the network gives half. Read off the measured runs: one network efficiency
+# then holds for rings of 2 to 280 nodes (ZeRO-3 of 530 billion parameters on 2,240 A100), else 0.3 to 0.8.
 NODES_AT_HALF_BANDWIDTH = 200.0
 
 
@@ -31,11 +29,10 @@ class Communicator:
     """Ranks that communicate, and the bandwidth and latency of their collectives.
 
     Attributes:
-        ranks, members, spans: all ranks, ranks of one node, nodes.
+        members, spans: ranks of one node, and nodes.
         byte_per_s: bus bandwidth of a ring through all ranks.
-        network_byte_per_s: share of a node's network for one rank when all ranks exchange.
-        link_latency_s, network_latency_s: latency of one call inside a node, and between two nodes.
-        piece_s: time of one piece, which a pipeline of pieces pays at its ends; 0 between nodes.
+        network_byte_per_s: one rank's share of its node's network.
+        piece_s: time of one piece of a transfer inside a node; 0 between nodes.
     """
 
     ranks: Number
@@ -57,24 +54,18 @@ class Communicator:
         return np.where(self.ranks > 1, self.link_latency_s + hops, 0.0)
 
     def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
-        """Seconds of ``calls`` collectives whose bytes take ``on_wire`` seconds together.
-
-        A transfer in pieces that follow each other takes t + 2 sqrt(t x piece): only a large one nears the bandwidth.
-        """
+        """Seconds of ``calls`` collectives; a transfer in pieces takes t + 2 sqrt(t x piece)."""
         return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
 
     def ring(self, elements: Number, calls: Number = 1.0) -> Callable[[Number], Number]:
-        """Seconds to gather or reduce a buffer of ``elements``, in ``calls`` parts, by the bytes of an element."""
+        """Seconds to gather or reduce ``elements`` in ``calls`` parts, as a function of an element's bytes."""
         on_wire = (1.0 - 1.0 / self.ranks) * elements / self.byte_per_s
         in_pieces = 2.0 * np.sqrt(on_wire * (self.piece_s * calls))
         latency_s = calls * self._ring_latency_s()
         return lambda element_bytes: element_bytes * on_wire + np.sqrt(element_bytes) * in_pieces + latency_s
 
     def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
-        """Seconds to pass each rank's part from neighbour to neighbour around the ring, in ``rounds``.
-
-        Sends do not use all cards of a node: between nodes they have one rank's share of the network.
-        """
+        """Seconds to pass each rank's part around the ring, over one rank's share of the network."""
         outside = self.spans > 1
         byte_per_s = np.where(outside, np.minimum(self.network_byte_per_s, self.link_byte_per_s), self.link_byte_per_s)
         latency_s = np.where(outside, self.network_latency_s, self.link_latency_s)
@@ -83,7 +74,7 @@ class Communicator:
         )
 
     def all_reduce(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
-        """Seconds to reduce a buffer on all ranks: over a ring, or between two nodes a tree, which crosses only once.
+        """Seconds to reduce a buffer on all ranks: a ring, or between two nodes a tree.
 
         Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that (https://github.com/NVIDIA/nccl/issues/527).
         """
@@ -105,7 +96,7 @@ class Communicator:
 def communicator(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> Communicator:
     """Build the communicator of ``ranks`` whose neighbours are ``inner`` places apart.
 
-    The communicators side by side on a node (``local`` ranks, ``members`` in each) share its ``network``, byte/s.
+    The communicators of a node's ``local`` ranks share its ``network``, byte/s.
     """
     members = np.maximum(1.0, np.minimum(ranks, local / inner))
     spans = np.ceil(ranks / members)

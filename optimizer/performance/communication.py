@@ -1,4 +1,4 @@
-"""Seconds that a rank communicates in a step, by kind of parallelism; collectives.py has the time of one collective."""
+"""Seconds that a rank communicates in a step, by kind of parallelism."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import computes_narrow, layers_of_stage, stage_parameters, tokens_of_rank
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Number
 
-# PyTorch's reducer fills buckets of 25 MiB (torch.nn.parallel.DistributedDataParallel, bucket_cap_mb).
+# torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """Seconds of communication on one rank.
+    """Seconds of communication on one rank, none of it hidden.
 
     Attributes:
-        data_per_micro_batch, data_per_step: gathers and reductions over data ranks.
         tensor, context, expert: all layers of the model, one micro-batch.
-        pipeline: sends between two neighbouring stages, forward and backward, one micro-batch.
+        pipeline: sends between two neighbouring stages, one micro-batch.
     """
 
     data_per_micro_batch: Number
@@ -35,7 +34,7 @@ class Communication:
 
 
 def communication(x: Inputs) -> Communication:
-    """Compute the seconds of one rank's communication, none of it hidden yet."""
+    """Compute the seconds of one rank's communication."""
     network, local = _network(x)
     tokens = tokens_of_rank(x)
     again = np.where(x.checkpointing == FULL, 1.0, 0.0)
@@ -45,34 +44,32 @@ def communication(x: Inputs) -> Communication:
     expert: Number = 0.0
     pipeline: Number = 0.0
     if np.any(x.tensor > 1):
-        # Two all-reduces forward, two backward, two when the forward pass is recomputed; with the sequence split, each
-        # is a gather and a reduction of the same bytes. The feed-forward block's carry the tokens sent to experts.
+        # Two all-reduces a pass; with the sequence split, a gather and a reduction of the same bytes each.
         ranks = communicator(x, network, local, x.tensor, inner=1.0)
         reduced = (2.0 + again) * x.layers * (1.0 + np.where(x.expert > 1, x.experts_used, 1.0))
         calls = (4.0 + 2.0 * again) * x.layers * np.where(x.sequence_parallel > 0, 2.0, 1.0)
         tensor = ranks.all_reduce(reduced * tokens * x.hidden * x.element_bytes, calls)
     if np.any(x.context > 1):
-        # A ring passes every rank's keys and values once forward, and with their gradients backward.
+        # A ring passes keys and values once forward, and with their gradients backward.
         ranks = communicator(x, network, local, x.context, inner=x.tensor)
         passes = (3.0 + again) * x.layers
         keys_and_values = x.context * tokens * 2.0 * x.kv / x.tensor * x.element_bytes
         context = ranks.ring_of_sends(passes * keys_and_values, passes)
     if np.any(x.expert > 1):
-        # Tokens go to their experts and come back, forward and backward; all wait for the fullest rank.
+        # Tokens go to their experts and back, forward and backward; all wait for the fullest rank.
         ranks = communicator(x, network, local, x.expert, inner=x.tensor * x.context)
         calls = (4.0 + 2.0 * again) * x.layers
         expert = ranks.all_to_all(
             calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes * EXPERT_CAPACITY, calls
         )
     if np.any(x.pipeline > 1):
-        # The slowest send holds up the others: to the next node, if any, over the network that a stage's ranks share.
-        # Tensor ranks send a slice each and gather it over NVLink (arXiv:2104.04473, 4.1).
+        # The slowest send sets the pace. Tensor ranks send a slice each (arXiv:2104.04473, 4.1).
         stage_ranks = x.data * x.tensor * x.context
         outside = x.nodes > 1
         across = np.minimum(network / np.minimum(stage_ranks, local), x.link_byte_per_s)
         p2p = np.where(outside, across, x.link_byte_per_s)
         latency: Number = np.where(outside, x.network_latency_s, x.link_latency_s)
-        # The residual stream is sent, which autocast keeps in 32 bits.
+        # Autocast keeps the residual in 32 bits.
         element = np.where(computes_narrow(x), x.element_bytes, np.maximum(x.element_bytes, x.residual_bytes))
         sent = 2.0 * tokens * x.hidden * element / x.tensor
         pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
@@ -94,14 +91,14 @@ def data_communication(x: Inputs) -> tuple[Number, Number]:
 
 
 def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number, Number]:
-    ranks = x.data * x.context  # they hold the same weights and reduce their gradients together
+    ranks = x.data * x.context
     everyone = communicator(x, network, local, ranks, inner=x.tensor)
     held = stage_parameters(x)
     if np.any(x.expert > 1):
-        # Experts' gradients are reduced over the ranks that hold the same experts.
+        # Experts' gradients are reduced over the ranks with the same experts.
         same = communicator(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
         experts = layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
-        # A configuration must not depend on the rest of the grid: without expert ranks there is one collective.
+        # Configurations without expert ranks have one collective, whatever else is in the grid.
         spread = np.where(x.expert > 1, 1.0, 0.0)
         of_others, of_experts = _data_seconds(x, everyone, held - spread * experts), _data_seconds(x, same, experts)
         per_micro_batch, per_step = (a + spread * b for a, b in zip(of_others, of_experts, strict=True))
@@ -117,19 +114,16 @@ def _network(x: Inputs) -> tuple[Number, Number]:
 
 
 def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[Number, Number]:
-    """Seconds to reduce gradients and gather parameters over data ranks, each micro-batch and once a step."""
     layers = x.gathers_per_layer * layers_of_stage(x) + 1.0
     reduced = parameters * x.reduce_bytes
     ring = ranks.ring(parameters, layers)
     reduce_scatter = ring(x.reduce_bytes)
     gather = ring(np.minimum(x.element_bytes, x.weight_bytes))
-    # DDP reduces buckets. ZeRO-1 on top of DDP (ZeroRedundancyOptimizer) then sends the updated parameters; without DDP
-    # the gradients are reduced to their shard, and the updated parameters gathered.
+    # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else shards are reduced and gathered.
     all_reduce = ranks.all_reduce(reduced, np.ceil(reduced / BUCKET_BYTES))
     on_ddp = x.bucket_bytes > 0
     zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), reduce_scatter + gather)
-    # ZeRO-2 and 3 reduce in every micro-batch; ZeRO-3 also gathers forward and backward. ZeRO-2 gathers the updated
-    # parameters once, FSDP's ZeRO-2 in every micro-batch.
+    # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 also gather there.
     zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
     regathers = np.where(
         zero3,

@@ -1,8 +1,4 @@
-"""FLOPs, traffic and time of computation on one rank.
-
-Constants are measured on one H200 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise; the calibration
-fits how much real training differs.
-"""
+"""FLOPs, traffic and time of computation on one rank (docs/estimator.md)."""
 
 from __future__ import annotations
 
@@ -28,13 +24,12 @@ from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Flag,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """Seconds of one micro-batch on one rank.
+    """Seconds of one micro-batch on one rank, backward and recomputation included.
 
     Attributes:
-        layer_matmul, layer_attention, layer_elementwise: all layers of the model, with backward and recomputation.
         head: output projection, loss and embedding.
         weights: 16-bit copies of the weights, and sums of their gradients.
-        host: host time to launch the layers, their least time.
+        host: host time to launch the layers.
         waits: host time that always stalls the GPU.
     """
 
@@ -48,7 +43,7 @@ class Compute:
 
 
 def model_flops_per_sample(x: Inputs) -> Number:
-    """Useful FLOPs of one sample, forward and backward; a multiply-add is two, causal attention half the scores."""
+    """Useful FLOPs of one sample, forward and backward: no recomputation, half the scores of causal attention."""
     scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5, 1.0)
     forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
     return 3.0 * forward + sample_flops(x)
@@ -61,11 +56,11 @@ def compute(x: Inputs) -> Compute:
     element = x.element_bytes
     byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
     flop_per_s = x.peak_flop_per_s * c.matmul_efficiency
-    # Recomputation repeats the forward pass of whole layers (full), or a share of their products (selective).
+    # Full recomputation repeats whole layers, selective a share of their products.
     full = np.where(x.checkpointing == FULL, 1.0, 0.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full * (1.0 - _never_repeated(x)))
 
-    # A product of t x k by k x n: its FLOPs, and the bytes of its three sides.
+    # A product's FLOPs, and the bytes of its three sides.
     widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
     volume = 2.0 * tokens * x.layer_matrix / x.tensor
     sides = element * (layer_parameters(x, x.expert) / x.tensor + tokens * widths)
@@ -76,7 +71,7 @@ def compute(x: Inputs) -> Compute:
     per_pass = np.where(x.compiled > 0, kernels.COMPILED_KERNELS, written)
     starts = x.layers * per_pass * (3.0 + full) * c.kernel_s
 
-    # Work counted in samples: a CNN or a profiled module. Convolutions are also limited by the bytes they read again.
+    # A CNN or a profiled module; convolutions also read bytes again.
     samples = sample_costs(x)
     reread = kernels.CONVOLUTION_FLOP_PER_BYTE * x.memory_byte_per_s
     matmul = matmul + samples.product_flops / flop_per_s + c.matmul_traffic * samples.product_bytes / byte_per_s
@@ -84,30 +79,27 @@ def compute(x: Inputs) -> Compute:
     attention = attention + samples.attention_flops / (x.attention_flop_per_s * c.attention_efficiency)
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
     elementwise = elementwise + samples.kernels * c.kernel_s
-    if np.any(x.context > 1):  # the outputs of the ring's turns are joined in 32 bits
+    if np.any(x.context > 1):
         joined = np.where(x.fused_kernels > 0, 0.0, kernels.RING_JOIN * (x.context - 1.0)) * x.query / x.tensor
         elementwise = elementwise + x.layers * tokens * joined * c.elementwise_traffic / byte_per_s
     if np.any(x.fp8_cast_bytes > 0):
         elementwise = elementwise + x.layers * _fp8_cast_bytes(x, tokens, full) * c.elementwise_traffic / byte_per_s
 
-    # A mixture's additions to the products, and the copies of its tokens.
     mixture = experts(x)
     matmul = matmul + mixture.flop_s
     elementwise = elementwise + mixture.traffic_bytes / byte_per_s + mixture.starts * c.kernel_s
 
-    # The output projection, its loss, and the traffic of embedding and last norm.
     logits = x.vocab / x.tensor
     head_flops = 2.0 * tokens * x.hidden * logits
     head_sides = element * (x.hidden * logits + tokens * (x.hidden + logits))
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
-    # Hugging Face's tensor parallelism gathers the logits, and every rank computes the whole loss.
+    # Hugging Face's tensor ranks each compute the whole loss.
     lost = np.where(x.written_out > 0, x.vocab, logits)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
-    # Autograd adds each further micro-batch's gradients to the earlier sum: two reads and a write; FSDP, which reduces
-    # first, adds only the rank's shard.
+    # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
     reduced = np.where(x.sharding >= ZERO2, updated_parameters(x), stage_parameters(x))
     weights = (stage_parameters(x) * copied + reduced * summed) / byte_per_s
@@ -126,8 +118,8 @@ def compute(x: Inputs) -> Compute:
 def _never_repeated(x: Inputs) -> Number:
     """Share of a layer's products that full checkpointing leaves out.
 
-    torch's checkpoint ends once it has what the backward pass reads, so before the last product, unless dropout or a
-    cast to 8 bits reads what that puts out (759 products in a step where repeating all makes 787, h200_fp8_202611.md).
+    torch's checkpoint ends before the last product, unless dropout or a cast to 8 bits reads its output (759 products
+    in a step instead of 787, h200_fp8_202611.md).
     """
     last = x.hidden * x.ffn / np.maximum(x.layer_matrix, 1.0)
     stops = x.written_out * x.llama_like * (1.0 - x.compiled) * (x.fp8_cast_bytes == 0) * (x.experts == 0)
@@ -135,10 +127,7 @@ def _never_repeated(x: Inputs) -> Number:
 
 
 def _fp8_cast_bytes(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Bytes to cast the operands of one layer's linear layers to 8 bits in plain PyTorch.
-
-    A mixture's experts are no linear layers, and stay in 16 bits.
-    """
+    """Bytes of one layer's casts in plain PyTorch; a mixture's experts stay in 16 bits."""
     linear = np.where(x.experts > 0, 0.0, 1.0)
     up = linear * (x.mlp_matrices - 1.0)
     read = (3.0 + up) * x.hidden + (x.query + linear * x.ffn) / x.tensor
@@ -157,7 +146,7 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     fp8 = np.where((x.fp8_cast_bytes > 0) & (x.compiled == 0), kernels.FP8_HOST, 1.0)
     per_layer = c.host_s_per_layer * (llama * compiled * dtensor * fp8 * (1.0 + full) + fsdp)
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
-    # A stage gets its share of this sum, so the ends count once for each stage.
+    # Times the stages, because a stage gets its share of this sum.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer
     return x.layers * (per_layer + collectives) + ends
 
@@ -167,7 +156,6 @@ def _host_of_layer(x: Inputs) -> Number:
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
-    """Seconds of one layer's attention: a fused kernel, or two batched products with the scores in memory between."""
     masked = (x.written_out > 0) & (x.compiled > 0)  # Hugging Face's modules pass a mask of all positions
     fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
     products = 4.0 * tokens * x.seq_len * x.query / x.tensor
@@ -176,11 +164,7 @@ def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
 
 
 def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Flag) -> Number:
-    """Seconds of one layer's fused attention.
-
-    Flash computes half of a causal score matrix, or all of it given a mask, and recomputes it in the backward pass (3.5
-    forward passes in all, arXiv:2307.08691, 3.1).
-    """
+    """Seconds of one layer's fused attention: 3.5 forward passes in all (arXiv:2307.08691, 3.1)."""
     halved = (x.causal > 0) & np.logical_not(masked)
     computed = np.where(halved, 0.5, 1.0)
     half_length = np.where(halved, kernels.CAUSAL_HALF_LENGTH, kernels.HALF_LENGTH)
@@ -196,7 +180,7 @@ def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, ma
 
 def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
     c = x.coefficients
-    again = np.where(x.checkpointing == NONE, 0.0, 1.0)  # selective recomputes the scores, too
+    again = np.where(x.checkpointing == NONE, 0.0, 1.0)
     written, compiled = x.written_out > 0, (x.written_out > 0) & (x.compiled > 0)
     forward, backward = (
         np.where(compiled, by_compiler, np.where(written, np.where(x.element_bytes > 2.0, wide, narrow), fused))
@@ -211,12 +195,12 @@ def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
     score_bytes = scores * x.element_bytes * (forward * (1.0 + again) + backward) * c.elementwise_traffic
     seconds = (3.0 + again) * products / (x.peak_flop_per_s * c.matmul_efficiency)
     seconds = seconds + score_bytes / (x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY)
-    # A third of the compiler's products are of 32 bits.
+    # A third of the compiler's products run in 32 bits.
     return seconds + np.where(compiled, products / (kernels.FP32_BATCHED * x.fp32_flop_per_s), 0.0)
 
 
 def _layer_traffic(x: Inputs) -> Number:
-    """Bytes a token that one layer's element-wise kernels move, forward, backward and recomputation."""
+    """Bytes a token of one layer's element-wise kernels: forward, backward and recomputation."""
     forward, backward = _pass_traffic(x, 0), _pass_traffic(x, 1)
     return forward * np.where(x.checkpointing == NONE, 1.0, 2.0) + backward
 
@@ -231,8 +215,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     norm = np.where(compiled, kernels.COMPILED_NORM[index], norm)
     sums = np.where(compiled, kernels.COMPILED_RESIDUAL[index], kernels.RESIDUAL[index])
     dropout = x.dropout * np.where(by_hand, kernels.DROPOUT[index], kernels.FUSED_DROPOUT[index])
-    # A residual stream wider than the products' inputs is cast for each product that reads it, the gradients are cast
-    # back and summed; a compiler needs one cast.
+    # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
     readers = np.where(llama, kernels.LLAMA_CASTS, kernels.CASTS)
     casts = readers * (element + residual) * (1.0 + index) + index * 3.0 * residual * (readers - 2.0)
     casts = np.where(residual > element, np.where(compiled, element + residual, casts), 0.0)
@@ -252,9 +235,9 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
 
 
 def optimizer_time(x: Inputs) -> Number:
-    """Seconds of the optimizer step on the rank's share of the parameters; memory-bound."""
+    """Seconds of the optimizer step on the rank's parameters; memory-bound."""
     byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
     moved = x.optimizer_traffic_bytes + x.master_bytes + np.where(x.master_bytes > 0, x.weight_bytes, 0.0)
-    # DDP copies gradients to its buckets and back, a read and a write each way.
+    # DDP copies gradients to its buckets and back.
     copies = np.where((x.sharding == DDP) & (x.data * x.context > 1), 2.0 * x.bucket_bytes, 0.0)
     return updated_parameters(x) * (moved + copies) / byte_per_s

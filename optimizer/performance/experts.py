@@ -1,7 +1,6 @@
-"""Costs of a mixture of experts beyond a dense layer's products: routing, copies of tokens, small products.
+"""Costs of a mixture of experts beyond a dense layer's: routing, copies of tokens, small products.
 
-No constant here was read off a measured training run of a mixture (kernels.GROUPED_PRODUCT was): operations, tensors
-and tiles are counted in the source that each comment names; the loop's host time is of one layer measured alone.
+Counted in the sources named below; only kernels.GROUPED_PRODUCT was read off a measured mixture.
 """
 
 from __future__ import annotations
@@ -16,48 +15,41 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import experts_in_32_bits, tokens_of_rank
 from optimizer.performance.types import FULL, NONE, Number
 
-# Rows of a product are computed in tiles of 128, and each expert's last tile is half empty on average
+# Products are computed in tiles of 128 rows, each expert's last half empty on average
 # (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
 TILE_ROWS = 128.0
 
-# Passes over the copied tokens, (of the residual's width, of the products'), forward and backward. Hugging Face's
-# grouped_mm_experts_forward (transformers 5.23, integrations/moe.py): gather, weigh, restore the order, sum; backward
-# the two gathers are sums into zeros, and the weights have a gradient of their own.
+# Passes over the copied tokens, (of the residual's width, of the products'), forward and backward: Hugging Face's
+# grouped_mm_experts_forward (transformers 5.23, integrations/moe.py).
 WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
-# Its loop (models/mixtral/modeling_mixtral.py, MixtralExperts): gather, cast, weigh, index_add_; backward a gather, the
-# weights' gradient, a cast and a sum into zeros.
+# Its loop (models/mixtral/modeling_mixtral.py, MixtralExperts).
 LOOP_PASSES = ((7.0, 2.0), (13.0, 3.0))
-# The zeros of all tokens that each turn's gradient is summed into, and its sum with the others' (autograd).
+# Zeros that each turn's gradient is summed into, and its sum with the others'.
 LOOP_ZEROS = 4.0
-# Fused permute and unpermute, which weighs and sums (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
+# Fused permute and unpermute (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
 FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
-# A token's logits of the router: softmax in 32 bits, top k, mask and their gradients, bytes an expert.
+# Router: softmax in 32 bits, top k, mask and gradients, bytes a token and expert.
 ROUTER_BYTES = (40.0, 40.0)
 
-# Kernels of one turn of the loop, forward: where, three gathers, casts, two products, gate, weigh, add; twice as many
-# backward. Fused code has two products, a gate and three copies (megatron/core/transformer/moe/experts.py,
-# SequentialMLP).
+# Forward kernels of one turn of the loop; twice as many backward. Fused: megatron/core/transformer/moe/experts.py,
+# SequentialMLP.
 WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS = 14.0, 6.0
-# Host time of one turn, in layers of the same code (1.33 ms a layer of Hugging Face's Llama, fitted). Forward the GPU
-# waits 0.24 ms a turn: each asks five times (where, ==, three indices) for a number that the GPU has. Backward it is
-# 0.5 ms beside the GPU's work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token, under
-# autocast: 3.3 ms forward and 6.5 backward, of which the host 4.0, the GPU's kernels together 7.1 (H200, torch 2.11,
-# 2026-11-21).
+# Host time of one turn, layers (1.33 ms a layer of Hugging Face's Llama, fitted): forward the GPU waits 0.24 ms,
+# backward it is 0.5 ms beside its work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token,
+# autocast: 3.3 ms forward, 6.5 backward; host 4.0, kernels 7.1 (H200, torch 2.11, 2026-11-21).
 LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
-# The weights of all experts are one parameter there: the gradient of each turn's slice is written into zeros of the
-# whole (one pass) and added to the others' (three), for every expert.
+# Each turn writes its gradient into zeros of all experts' weights (one pass) and adds them (three).
 SLICE_PASSES = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """Costs of all layers of the model, one micro-batch on one rank; 0 without experts.
+    """Costs of all layers, one micro-batch on one rank; 0 without experts.
 
     Attributes:
-        flop_s: seconds of products beyond a dense layer as wide, before the framework's overhead.
+        flop_s: seconds of products beyond a dense layer's, before the framework's overhead.
         traffic_bytes: bytes moved beyond a dense layer's.
-        starts: kernels started.
-        host_layers, wait_layers: host time beside the GPU's work and while the GPU waits, in layers of the same code.
+        host_layers, wait_layers: host time beside the GPU's work and while the GPU waits, in layers.
     """
 
     flop_s: Number = 0.0
@@ -80,14 +72,13 @@ def experts(x: Inputs) -> Experts:
     narrow = x.element_bytes
     element = np.where(experts_in_32_bits(x), 4.0, narrow)
 
-    # All ranks wait for the fullest rank of experts.
     local = x.experts / x.expert
     capacity = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
     tokens = tokens_of_rank(x)
     rows = tokens * x.experts_used * capacity
     matrix = x.mlp_matrices * x.hidden * x.ffn / x.tensor  # of one expert
 
-    # Products: in full tiles, at the speed of their own width, less the products counted as a dense layer's.
+    # Less the products counted as a dense layer's.
     dense = 2.0 * tokens * x.experts_used * matrix / x.peak_flop_per_s
     tiled = 2.0 * (rows + local * TILE_ROWS / 2.0) * matrix
     grouped = np.where(written & (loop == 0), kernels.GROUPED_PRODUCT, 1.0)
@@ -97,7 +88,6 @@ def experts(x: Inputs) -> Experts:
     sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)
     widened = passes * c.matmul_traffic * sides * (element - narrow)
 
-    # Copies of the tokens of the rank's experts.
     traffic: Number = 0.0
     for index, times in ((0, 1.0 + again), (1, 1.0)):
         wide, own = (

@@ -1,7 +1,7 @@
-"""Costs of single kernels: bytes a tensor's element by operation, shares of the peak by attention kernel, host time.
+"""Costs of single kernels: bytes by operation, shares of the peak, host time.
 
-Measured on one H200 with torch 2.11 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise. A pair is of
-the forward and the backward pass; bytes are those a large copy would move in the operation's time.
+Measured on one H200 with torch 2.11 (tests/benchmarks/results/h200_ops_202611.md) unless said otherwise. Pairs are
+(forward, backward); bytes are those a large copy moves in the operation's time.
 """
 
 from __future__ import annotations
@@ -13,130 +13,118 @@ FlashKernel = Literal["flash1", "flash2", "vendor"]
 # Share of the datasheet's memory bandwidth that a large copy reaches: 4.25 of 4.8 TB/s.
 MEMORY_EFFICIENCY = 0.885
 
-# Element-wise kernels, bytes a byte of the tensor's element. LayerNorm, and RMSNorm in one kernel.
+# Bytes a byte of the tensor's element. LayerNorm, and RMSNorm in one kernel.
 NORM = (3.0, 4.3)
-# Hugging Face's RMSNorm, a kernel each for square, mean, root and two products: of fp32 (40 and 96 bytes an element),
-# and of 16 bits that it widens (57 and 112).
+# Hugging Face's RMSNorm, five kernels: of fp32 (40 and 96 bytes an element), and of 16 bits, widened (57 and 112).
 WRITTEN_NORM = (10.0, 24.0)
 WRITTEN_NORM_16_BIT = (28.0, 56.0)
 COMPILED_NORM = (2.6, 3.5)
-# A residual sum; backward, the sum of the two branches' gradients. A compiler joins it to the norm that follows.
+# Residual sum; backward, of the branches' gradients. A compiler joins it to the next norm.
 RESIDUAL = (3.0, 3.0)
 COMPILED_RESIDUAL = (1.5, 1.5)
-# Dropout on its own; fused with bias and residual, only its mask and its gradient add bytes.
+# Dropout alone; fused with bias and residual, only its mask and its gradient add bytes.
 DROPOUT = (3.4, 2.5)
 FUSED_DROPOUT = (0.5, 1.5)
-# GELU, and SwiGLU in two kernels or in one.
+# SwiGLU takes two kernels, or one fused.
 GELU = (2.5, 3.4)
 SWIGLU = (5.4, 9.2)
 FUSED_SWIGLU = (3.0, 5.0)
-# Hugging Face's GPT-2 GELU (NewGELUActivation): eight kernels, in fp32 as autocast computes the cube; bytes an element,
-# counted.
+# Hugging Face's NewGELUActivation: eight kernels in fp32, bytes an element, counted.
 WRITTEN_GELU = (70.0, 135.0)
-# Rotary positions written out: negate and join halves, two products and a sum, bytes an element in 16 and 32 bits.
+# Rotary positions written out, bytes an element in 16 and 32 bits.
 WRITTEN_ROTARY, WRITTEN_ROTARY_32_BIT = 43.0, 55.0
 FUSED_ROTARY = 2.5
-# Under autocast each linear layer casts its input (6 bytes) and its gradient back (12 bytes: casts to wider types run
-# at half the bandwidth), and layers that share an input add up their gradients.
+# Under autocast each linear layer casts its input (6 bytes) and its gradient back (12 bytes, at half the bandwidth).
 CASTS = 4.0
 LLAMA_CASTS = 5.0
-# Unfused attention, bytes of the score matrix a byte of its element. Fused softmax kernels (Megatron-LM): product,
-# softmax, dropout with its mask, product forward; the same with gradients backward. Written out with an fp32 softmax:
-# 55 and 60 bytes a score, of 32-bit inputs 38 and 36.
+# Bytes of the score matrix a byte of its element. Megatron-LM's fused softmax; written out with an fp32 softmax: 55 and
+# 60 bytes a score, of 32-bit inputs 38 and 36.
 FUSED_SCORES = (6.5, 9.5)
 WRITTEN_SCORES = (27.0, 30.0)
 WRITTEN_SCORES_32_BIT = (9.5, 9.0)
-# Unfused attention compiled: 42 bytes a score in all, and two of the six products on CUDA cores at half their rate
-# (BERT compiled, h200_kernels_202611.md).
+# Compiled: 42 bytes a score, and two of six products on CUDA cores at half their rate (BERT, h200_kernels_202611.md).
 COMPILED_SCORES = (11.5, 9.4)
 FP32_BATCHED = 0.5
-# Fused attention with dropout draws a random number a score: 0.95 ps more a computed score forward and 0.4 to 0.8
-# backward, as long as this many FLOPs of 32 bits (sequences of 256 to 8192, heads of 64 and 128,
-# h200_kernels_202611.md).
+# FLOPs of 32 bits as long as dropout's random number a score: 0.95 ps forward, 0.4 to 0.8 backward (sequences of 256 to
+# 8192, heads of 64 and 128, h200_kernels_202611.md).
 ATTENTION_DROPOUT = (64.0, 40.0)
-# Time of fused attention with a mask over a kernel that computes as many scores without: Llama, compiled, 1.6 to 2.0.
+# Time of fused attention with a mask over that without: Llama, compiled, 1.6 to 2.0.
 MASKED_ATTENTION = 1.75
-# torch's context_parallel joins attention's outputs in each turn of the ring, forward and backward: bytes a query's
-# element and turn (two ranks, sequences of 16k to 64k, h200_x2_context_experts_202611.md).
+# Joins of a context ring's outputs, bytes a query's element and turn (torch's context_parallel, two ranks, sequences of
+# 16k to 64k, h200_x2_context_experts_202611.md).
 RING_JOIN = 250.0
-# Speed of torch's grouped product of a mixture's experts in 16 bits over a dense product of as many FLOPs (as above).
+# Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
 # Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
 COMPILED_CROSS_ENTROPY = 0.22
 # Kernels of a layer's forward pass; twice as many backward.
 WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
 
-# Sequence at which flash attention is half as fast as at a very long one: blocks on the diagonal of a causal mask are
-# computed in full, and short sequences fill the GPU badly.
+# Sequence at which flash attention is half as fast as at a very long one: causal blocks on the diagonal are computed in
+# full.
 CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
-# Share of that length for 32-bit inputs, whose kernel is slow at any length.
+# Share of that length for 32-bit inputs.
 HALF_LENGTH_32_BIT = 0.25
-# Head width at which the softmax costs as much as the products: 0.91 of the speed at 64 as at 128.
+# Head width at which the softmax costs as much as the products (0.91 of the speed at 64 as at 128).
 HALF_HEAD = 17.0
 
-# Reads and writes of a CNN's convolution outputs, forward and backward, in 16 and in 32 bits: convolution, batch norm
-# (statistics, then normalisation), activation, sum; the same with two operands backward; casts under autocast. With the
-# FLOPs that a convolution does a byte of bandwidth, from ResNet-18 to 152 on H200 (measured_runs.csv).
+# Reads and writes of convolution outputs in 16 and 32 bits, and FLOPs a convolution does a byte of bandwidth (ResNet-18
+# to 152 on H200, measured_runs.csv).
 CNN_PASSES, CNN_PASSES_32_BIT = 26.0, 19.0
 CONVOLUTION_FLOP_PER_BYTE = 139.0
-# Share of the passes that remains when compiled.
+# Share of the passes left when compiled.
 COMPILED_CNN = 0.58
 # Speed of convolutions on CUDA cores over matrix products there.
 FP32_CONVOLUTION = 0.67
 
-# Share of a layer's host time that remains when a compiler launches it in fewer kernels.
+# Share of a layer's host time left when compiled.
 COMPILED_HOST = 0.5
-# Host time of a layer of Hugging Face's Llama over one of GPT-2 or BERT: in proportion to its kernels.
+# Host time of a layer of Hugging Face's Llama over GPT-2's or BERT's.
 LLAMA_HOST = 1.4
-# Extra host time of FSDP's hooks, gathers and reductions, in layers: a step of Llama 410M takes 102 ms on two H200 and
-# 40 with DDP (512 tokens, measured_runs.csv).
+# FSDP's extra host time, layers: a step of Llama 410M takes 102 ms on two H200, 40 with DDP (512 tokens,
+# measured_runs.csv).
 FSDP_HOST = 2.3
-# Tensor parallelism of plain PyTorch (DTensor) dispatches every operation in Python: 178 ms for the 16 layers of Llama
-# 1B on two H200 (measured_runs.csv), 184 ms of computation on one.
+# DTensor dispatches every operation in Python: 178 ms for the 16 layers of Llama 1B on two H200 (measured_runs.csv),
+# 184 ms of computation on one.
 DTENSOR_HOST = 6.0
-# Host time of one collective of tensor ranks with the autograd function that makes it: 60 to 109 us on a host that took
-# 1.9 ms for a layer of GPT-2 (h200_hosts_202611.md).
+# Host time of one tensor-parallel collective: 60 to 109 us on a host that took 1.9 ms for a layer of GPT-2
+# (h200_hosts_202611.md).
 HOST_S_PER_COLLECTIVE = 82e-6
-# Layers that take the host as long as embedding, head and loss. Not measured alone: vTrain's rows show it
-# (tests/benchmarks/chosen_constants.py).
+# Layers whose host time equals that of embedding, head and loss; not measured alone (vTrain's rows,
+# tests/benchmarks/chosen_constants.py).
 END_LAYERS = 2.0
 
-# fp8: largest magnitude, scale and cast of each product's input, bytes an element, in one kernel each.
+# Fused fp8: largest magnitude, scale and cast of each product's input, bytes an element.
 QUANTISE_BYTES = 6.0
-# torchao's float8 (one scale a tensor) casts input, weight and output gradient of a linear layer for each of the two
-# products that read it: bytes an element and cast, 58 to 69 in eager mode and 3.6 to 3.9 compiled
+# torchao's float8 (one scale a tensor), bytes an element and cast: 58 to 69 eager, 3.6 to 3.9 compiled
 # (h200_fp8_202611.md).
 FP8_CAST, COMPILED_FP8_CAST = 61.0, 3.75
-# Host time of a layer in eager fp8 over one without. Chosen, not measured: kernels of more than 0.2% of a step are
-# three to five times as many (h200_fp8_kernels_202611.csv), and values from 1 to 4 move the measured steps, which the
-# GPU bounds, by 2% at most.
+# Host time of a layer in eager fp8 over 16 bits; chosen: kernels above 0.2% of a step are three to five times as many
+# (h200_fp8_kernels_202611.csv), and values from 1 to 4 move the measured steps by 2% at most.
 FP8_HOST = 2.5
 
-# Share of the dense peak that flash attention reaches on long sequences with heads of 128, forward and backward.
-# FlashAttention 2 has 0.50 to 0.73 on A100 and its first version 0.25 to 0.40 (arXiv:2307.08691, abstract); on H200
-# FlashAttention 2 has 0.34 and cuDNN's kernel, which torch takes there, 0.57. "vendor" is cuDNN's from Hopper on and
-# FlashAttention 2 before; an architecture without a figure has Ampere's.
+# Share of the dense peak on long sequences with heads of 128. On A100 FlashAttention 2 has 0.50 to 0.73, its first
+# version 0.25 to 0.40 (arXiv:2307.08691, abstract). "vendor" is cuDNN's from Hopper on, FlashAttention 2 before; an
+# architecture without a figure has Ampere's.
 FLASH2 = {"Ampere": 0.60, "Hopper": 0.34, "Blackwell": 0.34}
 CUDNN = {"Hopper": 0.57, "Blackwell": 0.57}
 FLASH1_OVER_FLASH2 = 0.55
-# Kernels for 32-bit inputs do not use tensor cores: 34 of 67 TFLOP/s.
+# 32-bit inputs use no tensor cores: 34 of 67 TFLOP/s.
 ATTENTION_32_BIT = 0.51
 
-# Extra share of time of arithmetic at the power limit. Products of 8192 cubed that run alone take, in 16 bits,
-# 1.19 times as long after 2.5 s as in the first 30 ms, 1.18 in 8, 1.20 in tf32, 1.00 in fp32
-# (h200_ops_202611.md). Training steps that are arithmetic for 0.56 of their time show none of it, those of 0.7 to 0.8
-# 2 to 3% (h200_kernels_202611.md); between these and the whole, a cube. A100s show none in the measured runs; an
-# architecture without a figure has none.
+# Extra time of arithmetic at the power limit: products of 8192 cubed take 1.19 times as long after 2.5 s as in the
+# first 30 ms in 16 bits, 1.18 in 8, 1.20 in tf32, 1.00 in fp32 (h200_ops_202611.md). Steps with 0.56 arithmetic show
+# none, with 0.7 to 0.8 2 to 3% (h200_kernels_202611.md); a cube fits both. A100s show none.
 THROTTLING = {"Hopper": 0.19}
 THROTTLED_FROM, THROTTLING_POWER = 0.5, 3.0
 
-# A product with a side that is no multiple of 8 elements (16 bytes) is slow: 50257 columns take 5.7 times as long as
-# 50304 in 16 bits and 3.0 times in tf32; 30522, which is even, 2.9 times.
+# Slowdown where a side is no multiple of 8 elements (16 bytes): 50257 columns against 50304, 5.7 in 16 bits and 3.0 in
+# tf32; 30522 (even) 2.9.
 ODD_SIDE, EVEN_SIDE, ODD_SIDE_TF32 = 5.7, 2.9, 3.0
 
 
 def attention_share(architecture: str, kernel: FlashKernel) -> float:
-    """Share of the 16-bit peak that ``kernel`` reaches on a GPU of ``architecture`` ("Blackwell Ultra")."""
+    """Share of the 16-bit peak of ``kernel`` on an ``architecture`` ("Blackwell Ultra")."""
     family = architecture.split()[0]
     flash2 = FLASH2.get(family, FLASH2["Ampere"])
     if kernel == "vendor":
@@ -145,12 +133,12 @@ def attention_share(architecture: str, kernel: FlashKernel) -> float:
 
 
 def throttling(architecture: str, precision: str) -> float:
-    """Extra share of time of arithmetic alone at the power limit of a GPU of ``architecture``."""
+    """Extra share of time of arithmetic alone at the power limit."""
     return 0.0 if precision == "fp32" else THROTTLING.get(architecture.split()[0], 0.0)
 
 
 def output_projection_slowdown(precision: str, vocab_size: int) -> float:
-    """Time of the output projection over its time with ``vocab_size`` a multiple of 8."""
+    """Time of the output projection over that with ``vocab_size`` a multiple of 8."""
     if vocab_size % 8 == 0 or precision == "fp32":
         return 1.0
     if precision == "tf32":

@@ -1,7 +1,6 @@
 """Memory of the fullest rank, in bytes by part (docs/estimator.md).
 
-The peak is the loss (all activations, the logits and only persistent gradients) or the end of the backward pass (all
-gradients and the first layer's activations), on the first pipeline stage or the last.
+The peak is at the loss or at the end of the backward pass, on the first pipeline stage or the last.
 """
 
 from __future__ import annotations
@@ -22,29 +21,28 @@ from optimizer.performance.stage import (
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Number
 from optimizer.units import GIB
 
-# DDP and FSDP send in pieces: ZeRO-3 holds the gathered layer in use and the next one being fetched.
+# ZeRO-3 holds the layer in use and the next one.
 GATHERED_LAYERS = 2.0
-# cuBLAS keeps 32 MiB a handle on Hopper (CUBLAS_WORKSPACE_CONFIG); 0.1 GiB more than the equations was allocated in the
-# smallest runs and in those of 100 GiB alike (GPT-2 to Llama 7B, H200, torch 2.11, 2026-11-21).
+# cuBLAS (CUBLAS_WORKSPACE_CONFIG): 0.1 GiB beyond the equations in the smallest runs and those of 100 GiB (GPT-2 to
+# Llama 7B, H200, torch 2.11, 2026-11-21).
 WORKSPACE_BYTES = 0.1 * GIB
 
-# Memory outside the allocator's reach. CUDA context and libraries: 0.75 GiB (H200, torch 2.11, measured 2026-11-21:
-# tests/benchmarks/measure_steps.py). NCCL: 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each
-# group of ranks, which is a communicator with buffers of its own (https://github.com/NVIDIA/nccl/issues/986), and
-# 3.28 GB more once 8 H100s exchange all to all (https://github.com/NVIDIA/nccl/issues/1685, 2025-04-16): some a peer.
+# Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21: tests/benchmarks/measure_steps.py). NCCL:
+# 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each group of ranks
+# (https://github.com/NVIDIA/nccl/issues/986), and 3.28 GB more once 8 H100s exchange all to all
+# (https://github.com/NVIDIA/nccl/issues/1685, 2025-04-16).
 CONTEXT_BYTES = 0.75 * GIB
 NCCL_BYTES = 0.69e9
 ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
-# Reserved memory exceeds allocated: blocks are rounded up and free ones do not join. By up to 30% where there is room,
-# by 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv). 5% is left for it, which
-# expandable segments keep to (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html), as
-# bootstrap/launch.sh sets them.
+# Reserved over allocated: 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv),
+# with the expandable segments that bootstrap/launch.sh sets (PYTORCH_CUDA_ALLOC_CONF,
+# https://pytorch.org/docs/stable/notes/cuda.html).
 FRAGMENTATION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on the fullest rank: by part at the peak of allocated memory, and NCCL's buffers."""
+    """Bytes on the fullest rank: by part at the peak, and NCCL's buffers."""
 
     peak: dict[str, Number]
     nccl: Number
@@ -52,7 +50,7 @@ class MemoryParts:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Bytes by holder, at the loss and at the end of the backward pass; weights, state and buckets are in both."""
+    """Bytes at the loss and at the end of the backward pass; weights, state and buckets are in both."""
 
     weights: Number
     state: Number
@@ -99,35 +97,32 @@ def _moments(x: Inputs) -> _Moments:
     held = stage_parameters(x)
     ranks = x.data * x.context
     several = ranks > 1
-    # All ranks together hold each sharded parameter once, with experts spread or not.
+    # Data ranks together hold each parameter once, experts spread or not.
     sharded = unshared_stage_parameters(x) / ranks
     zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     layer = layer_parameters_of_rank(x)
 
-    # ZeRO-2 of PyTorch is FSDP that gathers all 16-bit weights for a forward and backward pass (SHARD_GRAD_OP) and
-    # keeps their masters sharded; code with masters of their own keeps the 16-bit weights whole.
+    # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP).
     gathers_all = (x.sharding == ZERO2) & (x.master_bytes == 0) & several
     weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
     state = np.where(zero1, sharded, held) * (x.optimizer_state_bytes + x.master_bytes)
     gradients = np.where(zero2, sharded, held) * x.gradient_bytes
-    # While a layer's gradients are reduced, ZeRO-2 and 3 hold that layer's whole gradients.
     reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
     buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
     gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
     saved, working, layer_activations = activation_bytes(x)
     first, last = micro_batches_in_flight(x)
     logits = logits_bytes(x)
-    # Autocast keeps its copies until the backward pass, which makes them again if it recomputes the layers: the peak is
-    # then at the end of the forward pass, before the gradient of the logits exists, or after it.
+    # Recomputed layers make autocast's copies again, before or after the logits' gradient exists.
     head = np.minimum(x.vocab * x.hidden / x.tensor, held)
     held_narrow = held
     kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
-    if np.any(x.experts > 0):  # weights that stay in 32 bits have no copy
+    if np.any(x.experts > 0):  # no copy of 32-bit weights
         wide = np.where(experts_in_32_bits(x), layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0)
         kept = np.where(x.checkpointing == FULL, np.maximum(kept - wide * x.cast_bytes, 0.0), kept)
         held_narrow = held - wide
     if np.any(x.fp8_cast_bytes > 0):
-        # torchao casts a layer's weights when a product reads them, and keeps no copy (h200_fp8_202611.md).
+        # torchao keeps no copy of a layer's weights (h200_fp8_202611.md).
         kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
         held_narrow = np.where(x.fp8_cast_bytes > 0, head, held_narrow)
     copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held_narrow * x.cast_bytes)

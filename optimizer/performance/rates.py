@@ -1,7 +1,4 @@
-"""Rates and sizes of a node: arithmetic peaks, memory the driver shows, and the links and network of collectives.
-
-Facts of one GPU are in catalog/data/gpus.csv, figures of single kernels in kernels.py.
-"""
+"""Rates and sizes of a node: arithmetic peaks, visible memory, links and network."""
 
 from __future__ import annotations
 
@@ -10,35 +7,33 @@ from optimizer.hardware import Gpu
 from optimizer.performance import kernels
 from optimizer.performance.types import Hardware
 
-# fp32 over the 16-bit peak of a GPU whose datasheet has no fp32: less than any in the table (B300 1/30).
+# fp32 over the 16-bit peak where the datasheet has none: below any in the table (B300 1/30).
 LEAST_FP32_SHARE = 1 / 34
 
-# All-reduce bus bandwidth over one direction of a GPU's NVLink (half of the datasheet's figure, which counts both):
-# A100 230.8 of 300 GB/s on 8 GPUs (https://github.com/NVIDIA/nccl/issues/527, p4d.24xlarge, 2022-07-25); H200 351 of
-# 450 GB/s on 4 GPUs (1 GiB, NVLS off, torch 2.11, measured 2026-11-21). A piece's time comes on top (below).
+# Share of one NVLink direction (half the datasheet's) in an all-reduce: A100 230.8 of 300 GB/s on 8 GPUs
+# (https://github.com/NVIDIA/nccl/issues/527, p4d.24xlarge, 2022-07-25); H200 351 of 450 GB/s on 4 GPUs (1 GiB, NVLS
+# off, torch 2.11, 2026-11-21).
 NVLINK_EFFICIENCY = 0.79
 # Two H200 reached 38, 170, 258, 297 and 323 GB/s at 1, 8, 64, 256 and 1024 MiB (tests/benchmarks/results,
-# smoke_2xh200_202611.md): with these two numbers 42, 145, 259, 305 and 330; four H200 160 at 8 MiB, with them 169.
+# smoke_2xh200_202611.md), these give 42, 145, 259, 305 and 330; four H200 160 at 8 MiB, these give 169.
 NVLINK_LATENCY_S = 15e-6
 LINK_PIECE_S = 4e-6
-# PCIe: 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639,
-# 2025-03-14): every byte crosses the host.
+# 28 GB/s on 8 RTX 5090 in gen 5 slots of 63 GB/s a direction (https://github.com/NVIDIA/nccl/issues/1639, 2025-03-14).
 PCIE_EFFICIENCY = 0.44
 # 8 bytes on 8 RTX 4090 took 42 us (https://github.com/NVIDIA/nccl/issues/1530).
 PCIE_LATENCY_S = 42e-6
-# Across nodes, growing with the logarithm of their number: 8 bytes took 51 us on 2 p6-b200.48xlarge
-# (https://github.com/dstackai/dstack/pull/3961, 2026-06-12), 64 bytes 164 us on 4 p4d.24xlarge (nccl issue 527). TCP is
-# slower, with no figure at hand; its bandwidth decides.
+# 8 bytes took 51 us on 2 p6-b200.48xlarge (https://github.com/dstackai/dstack/pull/3961, 2026-06-12), 64 bytes 164 us
+# on 4 p4d.24xlarge (nccl issue 527). TCP, without a figure, takes the same.
 NETWORK_LATENCY_S = 50e-6
-# EFA: 29.6 GB/s of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25) and 6 to 8 of
-# 12.5 GB/s on 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235, 2019-07-16). TCP: 4.7 of 12.5 GB/s on
-# p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
+# EFA: 29.6 of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25), 6 to 8 of 12.5 GB/s on
+# 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235, 2019-07-16). TCP: 4.7 of 12.5 GB/s on p3dn.24xlarge
+# (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
 EFA_EFFICIENCY = 0.59
 TCP_EFFICIENCY = 0.38
 
 
 def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Dense peak of ``gpu`` in ``precision``, FLOP/s."""
+    """Dense peak, FLOP/s."""
     peak = gpu.peak_tflop_per_s.get(precision)
     if not peak:
         has = ", ".join(name for name, value in gpu.peak_tflop_per_s.items() if value)
@@ -52,7 +47,7 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
 
 
 def fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Rate of arithmetic in 32 bits (attention's dropout, compiled scores, experts that autocast misses), FLOP/s."""
+    """Rate of arithmetic outside matrix units, FLOP/s."""
     if gpu.peak_tflop_per_s.get("fp32"):
         return peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
@@ -66,29 +61,29 @@ def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) 
 
 
 def outside_layers(precision: str) -> str:
-    """Precision outside the layers' products, not 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine)."""
+    """Precision outside the layers' products: not 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine)."""
     return "bf16" if precision == "fp8" else precision
 
 
 def visible_memory_gib(hardware: Hardware) -> float:
-    """Memory of one GPU that the driver shows, GiB: EC2's figure less error correction."""
+    """GPU memory that the driver shows: EC2's less error correction."""
     memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
     return memory_gib * hardware.gpu.visible_memory_share
 
 
 def link_rate(hardware: Hardware) -> tuple[float, float]:
-    """Bus bandwidth (byte/s) and latency (s) of collectives among the GPUs of one node."""
+    """Bus bandwidth (byte/s) and latency (s) of collectives inside a node."""
     if hardware.interconnect in ("nvlink", "nvswitch") and hardware.gpu.nvlink_gb_per_s > 0:
         return hardware.gpu.nvlink_gb_per_s / 2 * NVLINK_EFFICIENCY * 1e9, NVLINK_LATENCY_S
     return hardware.gpu.pcie_gb_per_s * PCIE_EFFICIENCY * 1e9, PCIE_LATENCY_S
 
 
 def network_rate(hardware: Hardware) -> tuple[float, float]:
-    """Bandwidth (byte/s) that collectives get from one node's network, and their latency (s)."""
+    """Bandwidth (byte/s) and latency (s) of collectives over one node's network."""
     efficiency = EFA_EFFICIENCY if hardware.efa else TCP_EFFICIENCY
     return hardware.network_gbit_per_s * 1e9 / 8 * efficiency, NETWORK_LATENCY_S
 
 
 def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
-    """Network of a node that names none, Gbit/s: NVIDIA's reference system's. EC2 types have less."""
+    """Network of NVIDIA's reference system, Gbit/s; EC2 types have less."""
     return gpus_per_node * gpu.network_gbit_per_s

@@ -1,4 +1,4 @@
-"""Costs of models counted in samples: a CNN, from its published FLOPs and outputs, and a profiled module.
+"""Costs of models counted in samples: a CNN, and a profiled module.
 
 All are for one micro-batch on one rank, and 0 for a transformer, which is counted in tokens.
 """
@@ -17,26 +17,26 @@ from optimizer.performance.types import FULL, ZERO2, Number
 if TYPE_CHECKING:
     from optimizer.workload.profile.records import ArithmeticWidth, ModuleProfile, Pass
 
-# A CNN saves each convolution's input and output (the norm's input), in elements a published activation.
+# Input and output of each convolution, in elements a published activation.
 SAVED_PER_ACTIVATION = 2.0
-# Indices that a ResNet's max pooling saves of an image: 64 channels of 56 x 56, 8 bytes each.
+# A ResNet's max pooling of one image: 64 channels of 56 x 56, 8 bytes each.
 POOLING_INDICES_BYTES = 64.0 * 56 * 56 * 8
-# Convolution workspace in 32 bits, in elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
+# Convolution workspace in 32 bits, elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
 # H200, torch 2.11, 2026-11-21); none in bf16, nor with channels last.
 CNN_WORKING_32_BIT = 0.5
-# Bytes an element of convolution output that cuDNN's workspace takes in 32 bits, beyond what a profile counts:
-# 6.3 GiB on ResNet-50 (batch 256, H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
+# cuDNN's 32-bit workspace beyond a profile, bytes an element of convolution output: 6.3 GiB on ResNet-50 (batch 256,
+# H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
 WORKSPACE_BYTES_32_BIT = 2.4
-# Kernels that take the host as long as a layer's fitted host time: a profile counts 1,872 on BERT-large, 26 such layers
-# with its ends, and 3,570 on a Llama of 24 layers, which are 36 (rows h200-steps-* of measured_runs.csv).
+# A profile counts 1,872 kernels on BERT-large (26 layers with its ends), 3,570 on a Llama of 24 layers (36 such) (rows
+# h200-steps-* of measured_runs.csv).
 KERNELS_PER_LAYER = 85.0
-# Host time of a convolution with its norm and activation, in layers: ResNet-152 of two images takes 29.7 ms longer than
-# ResNet-18, and so 0.22 ms a convolution, where a layer of GPT-2 takes 1.42 (H200, torch 2.11, h200_hosts_202611.md).
+# Host time of a convolution with norm and activation: ResNet-152 of two images takes 29.7 ms longer than ResNet-18,
+# 0.22 ms a convolution; a layer of GPT-2 1.42 (H200, torch 2.11, h200_hosts_202611.md).
 LAYERS_PER_CONVOLUTION = 0.155
-# Reads and writes of convolution outputs that a profile of ResNet-50 counts, where kernels.CNN_PASSES are measured.
+# Passes that a profile of ResNet-50 counts; kernels.CNN_PASSES are measured.
 COUNTED_CNN_PASSES = 12.7
-# Time that a transformer's other kernels take, over that of the bytes a profile counts: casts to wider types run at
-# half the bandwidth, reductions read twice. Least error over the transformers of suite h200 (measured_runs.csv).
+# Time of a transformer's other kernels over that of their counted bytes: least error over suite h200
+# (measured_runs.csv).
 ELEMENTWISE_PASSES = 1.1
 
 
@@ -46,10 +46,9 @@ class SampleCosts:
 
     Attributes:
         product_bytes: operands and results of matrix products.
-        attention_flops: of fused attention, with the scores it computes again.
+        attention_flops: of fused attention, with recomputed scores.
         traffic_bytes: reads and writes of all other kernels.
-        kernels: kernels started.
-        layers: transformer layers that take the host as long to launch.
+        layers: host time to launch, in transformer layers.
     """
 
     product_flops: Number
@@ -103,7 +102,7 @@ def sample_costs(x: Inputs) -> SampleCosts:
         attention_flops=attention,
         traffic_bytes=traffic,
         kernels=started,
-        # Wrappers of recomputed modules take the host as long again (see compute.py).
+        # Recomputation takes the host as long again.
         layers=none.kernels / KERNELS_PER_LAYER * np.where(repeats, 2.0, 1.0)
         + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0),
     )
@@ -128,7 +127,7 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
         working = np.where(x.element_bytes > 2.0, CNN_WORKING_32_BIT, 0.0)
         indices = np.where(x.cnn_activations > 0, POOLING_INDICES_BYTES * x.micro_batch, 0.0)
         return SAVED_PER_ACTIVATION * images + indices, working * images
-    # FSDP gathers 16-bit weights (which memory.py counts) where autocast keeps copies of them.
+    # memory.py counts FSDP's gathered weights.
     gathers = (x.sharding >= ZERO2) & (x.data > 1)
     copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)
 
@@ -145,7 +144,7 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
 
 
 def _passes(x: Inputs, profile: ModuleProfile) -> tuple[Pass, Pass]:
-    """The passes without and with activation checkpointing; equal if nothing can be checkpointed."""
+    """Passes without and with activation checkpointing; equal if nothing can be checkpointed."""
     width: ArithmeticWidth = "16-bit" if np.all(x.low_precision > 0) else "32-bit"
     none = profile.passed(width, "none")
     assert none is not None  # checked by build_inputs

@@ -1,4 +1,4 @@
-"""Share of the model on the fullest rank (layers, parameters, tokens), and the precision its parts compute in."""
+"""Share of the model on the fullest rank (layers, parameters, tokens), and its precision."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def updated_parameters(x: Inputs) -> Number:
     return np.where(x.sharding >= ZERO1, unshared_stage_parameters(x) / (x.data * x.context), stage_parameters(x))
 
 
-@functools.lru_cache(maxsize=1)  # for memory, communication and computation
+@functools.lru_cache(maxsize=1)
 def stage_parameters(x: Inputs) -> Number:
-    """Parameters of the fullest rank's pipeline stage, tensor slice and experts, before sharding over data ranks.
+    """Parameters of the fullest rank's stage, tensor slice and experts, before sharding over data ranks.
 
-    The fullest stage has its layers and one table: the first the embedding, the last the output projection.
+    The fullest stage has one table: the first the embedding, the last the output projection.
     """
     return _stage_parameters(x, x.expert)
 
 
 def unshared_stage_parameters(x: Inputs) -> Number:
-    """Parameters of the fullest stage and tensor slice with all experts, as many as the data ranks hold together."""
+    """Parameters of the fullest stage and tensor slice with all experts."""
     return _stage_parameters(x, 1.0)
 
 
@@ -43,13 +43,13 @@ def layers_of_stage(x: Inputs) -> Number:
 
 
 def layer_parameters_of_rank(x: Inputs) -> Number:
-    """Parameters of the largest unit that ZeRO gathers at once: a layer, or the embedding if that is larger."""
+    """Parameters of the largest unit that ZeRO gathers: a layer, or a larger embedding."""
     table = np.minimum(x.vocab * x.hidden, x.embedding_parameters)
     return np.maximum(layer_parameters(x, x.expert), table) / x.tensor
 
 
 def layer_parameters(x: Inputs, expert: Number) -> Number:
-    """Parameters of one layer whose experts ``expert`` ranks share, before slicing over tensor ranks."""
+    """Parameters of one layer whose experts ``expert`` ranks share, before tensor slicing."""
     return x.layer_parameters - x.expert_parameters * (1.0 - 1.0 / expert)
 
 
@@ -59,29 +59,29 @@ def tokens_of_rank(x: Inputs) -> Number:
 
 
 def experts_in_32_bits(x: Inputs) -> Flag:
-    """Flag mixtures whose products run in 32 bits although the recipe computes in 16.
+    """Flag mixtures whose products run in 32 bits under a 16-bit recipe.
 
     Autocast skips torch's grouped product (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23,
-    integrations/moe.py, _grouped_mm). FSDP gathers 16-bit weights.
+    integrations/moe.py, _grouped_mm).
     """
     return experts_miss_autocast(x) & np.logical_not(computes_narrow(x))
 
 
 def experts_miss_autocast(x: Inputs) -> Flag:
-    """Flag mixtures whose grouped product computes in the weights' 32 bits unless FSDP gathers 16-bit weights."""
+    """Flag mixtures whose grouped product computes in the weights' 32 bits unless FSDP gathers 16."""
     return (x.autocast > 0) & (x.grouped_experts > 0) & (x.experts > 0)
 
 
 def grouped_in_32_bits(x: Inputs) -> Flag:
-    """Flag inputs without fused attention in PyTorch: 32 bits with fewer keys and values than queries."""
+    """Flag 32-bit grouped queries in PyTorch, which have no fused attention."""
     return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query)
 
 
 def scores_by_compiler(x: Inputs) -> Flag:
-    """Flag attention that a compiler writes out: no fused kernel takes Hugging Face's non-causal mask with dropout."""
+    """Flag compiled non-causal attention with mask and dropout, which has no fused kernel."""
     return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
 
 
 def computes_narrow(x: Inputs) -> Flag:
-    """Flag plain PyTorch under FSDP2, which computes in 16 bits throughout instead of under autocast."""
+    """Flag plain PyTorch under FSDP2: 16 bits throughout, no autocast."""
     return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)

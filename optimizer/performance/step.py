@@ -18,8 +18,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     work, sent = compute(x), communication(x)
     micro_batches = x.grad_accum
 
-    # Layers and the collectives of tensor and expert ranks wait for each other: nothing is hidden. A context rank sends
-    # keys and values on while attention works on the previous rank's.
+    # Only a context rank's sends hide: behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
     tensor = sent.tensor * np.where(x.overlaps_tensor > 0, c.exposed_communication, 1.0)
     exchanged = tensor + context + sent.expert
@@ -27,30 +26,25 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     share = np.where(x.layers > 0, layers_of_stage(x) / np.maximum(x.layers, 1.0), 1.0)  # of the fullest stage
     in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
     host = work.host * share
-    # The last stage has the head as well.
     waits = work.waits * share
     stage = _longer(in_layers, host) + waits
     last = _longer(in_layers + work.head, host) + waits
 
-    # At its power limit a GPU lowers its clock, more for a stage with a larger share of arithmetic.
     arithmetic = (work.layer_matmul + work.layer_attention) * share
     slower = _throttling(x, (arithmetic + work.head) / np.maximum(last, _NO_TIME_S))
     throttling = slower * (arithmetic + work.head)
     stage, last = stage + slower * arithmetic, last + throttling
 
-    # Pipeline 1F1B: the slowest stage, the last, for every micro-batch, and the others once (arXiv:2104.04473, 2.2).
-    # Interleaving v chunks divides the others' part by v. Sends after the first hide, unless the network needs longer
-    # for a micro-batch than a stage: a middle stage sends both ways, each end of the pipeline only one.
+    # 1F1B (arXiv:2104.04473, 2.2); interleaving divides the bubble. Sends hide unless slower than a stage.
     sends = sent.pipeline * np.where(stages > 2.0, 1.0, 0.5)
     held_up = (micro_batches - 1.0) * np.maximum(0.0, sends - last)
     bubble = (stages - 1.0) * (stage / x.virtual_stages + sent.pipeline) + held_up
 
-    # Communication of data ranks hides behind computation, but slows it: a fitted share always shows, and so does all
-    # that takes longer than the computation.
+    # A fitted share of data ranks' communication always shows, and all that outlasts the computation.
     always = always_shown(x)
     room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
-    # Room that the last micro-batch's communication fills hides nothing else.
+    # The last micro-batch's communication uses up room.
     left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
     per_step = _exposed(sent.data_per_step, always, left)
     busy = micro_batches * share
@@ -77,23 +71,22 @@ def always_shown(x: Inputs) -> Number:
 
 
 def _throttling(x: Inputs, density: Number) -> Number:
-    """Extra share of time of arithmetic at the power limit, where arithmetic is ``density`` of a stage's time."""
+    """Extra share of time at the power limit where arithmetic is ``density`` of a stage's time."""
     over = np.maximum(0.0, density - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
     return x.throttling * over**kernels.THROTTLING_POWER
 
 
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:
-    """Exposed part of communication of ``seconds`` behind computation of ``room`` seconds."""
+    """Seconds not hidden behind computation of ``room`` seconds."""
     return always * seconds + np.maximum(0.0, (1.0 - always) * seconds - room)
 
 
 _NO_TIME_S = 1e-12  # of a stage without work
 
-# Short kernels of a layer wait for the host while long ones do not, so a stage takes more than the longer of GPU and
-# host time (power infinity) and less than their sum (power 1).
+# Between the longer of GPU and host time (power infinity) and their sum (power 1).
 _OVERLAP_POWER = 2.5
 
 
 def _longer(gpu: Number, host: Number) -> Number:
-    """Seconds of a stage with ``gpu`` seconds of kernels and ``host`` seconds to launch them: a smooth maximum."""
+    """Smooth maximum of a stage's GPU and host seconds."""
     return (gpu**_OVERLAP_POWER + host**_OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
