@@ -1,6 +1,6 @@
 """Settings of a stack: one field a configuration key, with its type, default and description.
 
-The Pulumi CLI reads the same keys in Pulumi.yaml, where `make docs` writes them from here (tools/pulumi_keys.py).
+A field's docstring is its description. `make docs` writes the keys to Pulumi.yaml (tools/pulumi_keys.py).
 """
 
 from __future__ import annotations
@@ -56,20 +56,23 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 class _Model(BaseModel):
     # Configuration keys are written likeThis, as Pulumi's are.
-    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, use_attribute_docstrings=True)
 
 
 class Queue(_Model):
     """SQS queue of the user's own, whose depth decides how many workers there are."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$", description="SQS queue in the stack's region.")
-    messages_per_node: int = Field(ge=1, description="Messages, waiting or being worked on, for each node.")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$")
+    """SQS queue in the stack's region."""
+    messages_per_node: int = Field(ge=1)
+    """Messages, waiting or being worked on, for each node."""
 
 
 class Schedule(_Model):
     """Size of the group from a time on."""
 
-    cron: str = Field(description="Five fields, as Auto Scaling takes them.")
+    cron: str
+    """Five fields, as Auto Scaling takes them."""
     nodes: int = Field(ge=0)
     timezone: str = "Etc/UTC"
 
@@ -86,132 +89,80 @@ class ScalingSettings(_Model):
 class EksSettings(_Model):
     """Value of gpufleet:eks."""
 
-    public_access_cidrs: tuple[IPv4Network, ...] = Field(
-        default=(), description="Addresses outside the VPC that reach the cluster's API; none by default."
-    )
-    registry: str = Field(
-        default="", description="Registry that mirrors the cluster's images; empty needs gpufleet:nat."
-    )
-    admin_arns: tuple[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+$")], ...] = (
-        Field(default=(), description="IAM roles and users who administer the cluster; nobody else can.")
-    )
-    subnet_ids: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")], ...] = Field(
-        default=(), description="Subnets of an existing VPC, in two zones at least, for the cluster's control plane."
-    )
+    public_access_cidrs: tuple[IPv4Network, ...] = ()
+    """Addresses outside the VPC that reach the cluster's API; none by default."""
+    registry: str = ""
+    """Registry that mirrors the cluster's images; empty needs gpufleet:nat."""
+    admin_arns: tuple[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+$")], ...] = ()
+    """IAM roles and users who administer the cluster; nobody else can."""
+    subnet_ids: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")], ...] = ()
+    """Subnets of an existing VPC, in two zones at least, for the cluster's control plane."""
 
 
 class Settings(_Model):
     """Checked configuration of a stack; a value of nothing ("", 0, false, [], {}) means the default."""
 
-    stack: str = Field(description="Pulumi stack; no key.")
-    plan: FleetPlan = Field(
-        description="The FleetPlan to carry out. Write it with `gpufleet stack set PLAN --stack NAME`, not by hand."
-    )
-    vpc_id: str = Field(
-        default="",
-        description="Existing VPC to use instead of creating one; needs subnetIds. It must reach S3, EC2, Auto "
-        "Scaling, SSM, CloudWatch and CloudWatch Logs.",
-    )
-    subnet_ids: tuple[NonEmpty, ...] = Field(
-        default=(),
-        description="Private subnets of vpcId. A fleet of several nodes runs in one zone and takes one subnet.",
-    )
-    vpc_cidr: Annotated[IPv4Network, BeforeValidator(_vpc_range)] = Field(
-        default=IPv4Network("10.42.0.0/16"), description="IPv4 range of the VPC to create."
-    )
-    zone_id: str = Field(
-        default="",
-        description="Zone to run in (use1-az6); the default is the plan's first. Set it to the zone of an existing "
-        "capacity reservation.",
-    )
-    ami_name: str = Field(
-        default="",
-        description="Exact name of an AMI by Amazon; the default is the pinned Deep Learning Base AMI of the plan's "
-        "CPU architecture.",
-    )
-    ami_id: str = Field(
-        default="", description="AMI of your own; the bootstrap installs on it what it lacks. Excludes amiName."
-    )
-    wheels: LocalPath | None = Field(
-        default=None,
-        description="wheels.tar with the wheels of bootstrap/requirements-node.txt, uploaded for the nodes, which "
-        "reach no package index. Not needed for an image with torch 2.11 (amiName, amiId) or in an existing VPC that "
-        "reaches one.",
-    )
-    train_dir: LocalPath | None = Field(
-        default=None,
-        description="Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in "
-        "it. Not needed for an image that has the code.",
-    )
-    train_command: str = Field(
-        default="",
-        description='What every node runs under torchrun once healthy, a script or "-m module" with its arguments; '
-        "empty leaves the nodes ready and idle.",
-    )
-    alarm_email: str = Field(
-        default="",
-        description="Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) "
-        "and of the budget; empty makes none.",
-    )
-    tags: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        default={}, description="Tags for every resource, beside those gpufleet sets for cost allocation."
-    )
-    force_destroy: Boolean = Field(
-        default=False,
-        description="Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected "
-        "otherwise.",
-    )
-    mode: Mode = Field(
-        default="training",
-        description="training, one job over all nodes of the plan; or workers, every node runs the command for itself "
-        "and the group may scale.",
-    )
-    platform: Platform = Field(
-        default="ec2",
-        description="ec2, nodes that boot gpufleet's own set-up; or eks, the same plan as a Kubernetes cluster.",
-    )
-    nat: Boolean = Field(
-        default=False,
-        description="Give the private subnets a NAT gateway to the internet, billed by the hour and GB. AWS's own "
-        "services need none.",
-    )
-    ceiling_usd: float | None = Field(
-        default=0,
-        ge=0,
-        allow_inf_nan=False,
-        validate_default=True,
-        description="Spend in USD at which the fleet is drained and ended; 0 for the plan's budget.",
-    )
-    gang_window_minutes: int = Field(
-        default=45, description="How long an incomplete fleet is paid before all of it is given back, 15 to 1440."
-    )
-    scaling: ScalingSettings | None = Field(
-        default=None,
-        description="How a group of workers scales, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, "
-        "messagesPerNode 10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 "
-        "and all nodes only.",
-    )
-    warm_pool: int = Field(
-        default=0,
-        description="Stopped nodes kept ready for a group of workers that is bought on demand; their volumes are "
-        "billed.",
-    )
-    eks: EksSettings = Field(
-        default=EksSettings(),
-        description="What platform eks needs besides, like {adminArns [arn:aws:iam::111122223333:role/ml], "
-        "publicAccessCidrs [203.0.113.0/24], registry mirror.example.com, subnetIds [subnet-...]}.",
-    )
+    stack: str
+    """Pulumi stack; no key."""
+    plan: FleetPlan
+    """The FleetPlan to carry out. Write it with `gpufleet stack set PLAN --stack NAME`, not by hand."""
+    vpc_id: str = ""
+    """Existing VPC to use instead of creating one; needs subnetIds. It must reach S3, EC2, Auto Scaling, SSM,
+    CloudWatch and CloudWatch Logs."""
+    subnet_ids: tuple[NonEmpty, ...] = ()
+    """Private subnets of vpcId. A fleet of several nodes runs in one zone and takes one subnet."""
+    vpc_cidr: Annotated[IPv4Network, BeforeValidator(_vpc_range)] = IPv4Network("10.42.0.0/16")
+    """IPv4 range of the VPC to create."""
+    zone_id: str = ""
+    """Zone to run in (use1-az6); the default is the plan's first. Set it to the zone of an existing capacity
+    reservation."""
+    ami_name: str = ""
+    """Exact name of an AMI by Amazon; the default is the pinned Deep Learning Base AMI of the plan's CPU
+    architecture."""
+    ami_id: str = ""
+    """AMI of your own; the bootstrap installs on it what it lacks. Excludes amiName."""
+    wheels: LocalPath | None = None
+    """wheels.tar with the wheels of bootstrap/requirements-node.txt, uploaded for the nodes, which reach no package
+    index. Not needed for an image with torch 2.11 (amiName, amiId) or in an existing VPC that reaches one."""
+    train_dir: LocalPath | None = None
+    """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
+    for an image that has the code."""
+    train_command: str = ""
+    """What every node runs under torchrun once healthy, a script or "-m module" with its arguments; empty leaves the
+    nodes ready and idle."""
+    alarm_email: str = ""
+    """Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) and of the
+    budget; empty makes none."""
+    tags: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
+    """Tags for every resource, beside those gpufleet sets for cost allocation."""
+    force_destroy: Boolean = False
+    """Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected otherwise."""
+    mode: Mode = "training"
+    """training, one job over all nodes of the plan; or workers, every node runs the command for itself and the group
+    may scale."""
+    platform: Platform = "ec2"
+    """ec2, nodes that boot gpufleet's own set-up; or eks, the same plan as a Kubernetes cluster."""
+    nat: Boolean = False
+    """Give the private subnets a NAT gateway to the internet, billed by the hour and GB. AWS's own services need
+    none."""
+    ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
+    """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
+    gang_window_minutes: int = 45
+    """How long an incomplete fleet is paid before all of it is given back, 15 to 1440."""
+    scaling: ScalingSettings | None = None
+    """How a group of workers scales, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
+    10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
+    warm_pool: int = 0
+    """Stopped nodes kept ready for a group of workers that is bought on demand; their volumes are billed."""
+    eks: EksSettings = EksSettings()
+    """What platform eks needs besides, like {adminArns [arn:aws:iam::111122223333:role/ml], publicAccessCidrs
+    [203.0.113.0/24], registry mirror.example.com, subnetIds [subnet-...]}."""
 
     @field_validator("ceiling_usd")
     @classmethod
     def _plan_budget(cls, value: float | None, info: ValidationInfo) -> float | None:
         plan: FleetPlan | None = info.data.get("plan")
         return value or (plan.job.budget_usd if plan else None)
-
-    @property
-    def gang_window_s(self) -> int:
-        """The gang window, s."""
-        return 60 * self.gang_window_minutes
 
     @property
     def gang(self) -> bool:
@@ -256,7 +207,7 @@ def keys() -> dict[str, dict[str, Any]]:
         if key == "stack":
             continue
         kind = schema.get("type") or schema.get("anyOf", [{}])[0].get("type", "object")
-        entry = {"type": kind, "default": schema.get("default"), "description": schema["description"]}
+        entry = {"type": kind, "default": schema.get("default"), "description": " ".join(schema["description"].split())}
         if kind == "number":
             del entry["type"]
         if kind == "array":
