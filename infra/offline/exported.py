@@ -44,10 +44,18 @@ def read_export(data: Mapping[str, Any]) -> Export:
         ExportError: a resource in it is not what Pulumi writes.
     """
     try:
-        entries = [entry for entry in data["deployment"].get("resources", []) if _is_ours(entry)]
+        entries = [
+            entry
+            for entry in data["deployment"].get("resources", [])
+            if not (entry["type"].startswith("pulumi:") or entry.get("delete"))
+        ]
         stacks = {entry["urn"].split("::")[0].removeprefix("urn:pulumi:") for entry in entries}
         resources = tuple(_resource(entry) for entry in entries)
-        attributes = {(entry["type"], _name(entry["urn"])): _attributes(entry) for entry in entries}
+        attributes = {
+            (resource.type, resource.name): _declared(entry.get("outputs", {}))
+            | ({"id": entry["id"]} if "id" in entry else {})
+            for resource, entry in zip(resources, entries, strict=True)
+        }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ExportError(f"a resource in it is not what Pulumi writes: {error!r}") from error
     if not entries:
@@ -72,11 +80,6 @@ def read_export(data: Mapping[str, Any]) -> Export:
     )
 
 
-def _is_ours(entry: Mapping[str, Any]) -> bool:
-    kind = entry["type"]
-    return not (kind.startswith("pulumi:") or entry.get("delete"))
-
-
 def _name(urn: str) -> str:
     return urn.rpartition("::")[2]
 
@@ -93,11 +96,6 @@ def _resource(entry: Mapping[str, Any]) -> Resource:
     )
 
 
-def _attributes(entry: Mapping[str, Any]) -> dict[str, Any]:
-    known = _declared(entry.get("outputs", {}))
-    return {**known, "id": entry["id"]} if "id" in entry else known
-
-
 def _declared(value: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs that the program declared, without the provider's defaults, secrets, assets and archives."""
     defaults = set(value.get(DEFAULTS, ()))
@@ -107,9 +105,7 @@ def _declared(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if SIGNATURE in value:
-            return _HIDDEN
-        return _declared(value)
+        return _HIDDEN if SIGNATURE in value else _declared(value)
     if isinstance(value, list):
         return [item for item in map(_plain, value) if item is not _HIDDEN]
     return value
@@ -118,14 +114,10 @@ def _plain(value: Any) -> Any:
 def flat(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each input with its value as text that compares: 2 equals 2.0, and JSON equals the same JSON in other words."""
     for key, value in inputs.items():
-        yield key, _comparable(value)
-
-
-def _comparable(value: Any) -> str:
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        with suppress(ValueError):
-            value = json.loads(value)
-    return json.dumps(_normal(value), sort_keys=True, default=str)
+        if isinstance(value, str) and value[:1] in ("{", "["):
+            with suppress(ValueError):
+                value = json.loads(value)
+        yield key, json.dumps(_normal(value), sort_keys=True, default=str)
 
 
 def _normal(value: Any) -> Any:

@@ -75,8 +75,7 @@ class Answers(mocks.Mocks):
     """Stand-in for AWS: identifiers and look-ups that suit a plan, or are known."""
 
     def __init__(self, plan: FleetPlan, known: Known | None = None) -> None:
-        self._plan = plan
-        self._known = known or Known()
+        self._plan, self._known = plan, known or Known()
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         """A resource's identifier and attributes: its arguments and AWS's additions."""
@@ -127,9 +126,8 @@ class Answers(mocks.Mocks):
             case "getAmi":
                 (filter_,) = given["filters"]
                 (wanted,) = filter_["values"]
-                is_id = filter_["name"] == "image-id"
                 return {
-                    "id": wanted if is_id else self._known.image,
+                    "id": wanted if filter_["name"] == "image-id" else self._known.image,
                     "name": wanted,
                     "architecture": plan.node.cpu_architecture,
                     "rootDeviceName": "/dev/sda1",
@@ -215,6 +213,4 @@ def resources(
     run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
     # Resources register in no fixed order.
-    return sorted(
-        recorder.seen, key=lambda entry: (entry.parent or entry.name, bool(entry.parent), entry.type, entry.name)
-    )
+    return sorted(recorder.seen, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))

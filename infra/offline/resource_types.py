@@ -71,7 +71,7 @@ def _values(*keys: str) -> Callable[[Inputs], str]:
 def _launch_template(given: Inputs) -> str:
     volume = given["blockDeviceMappings"][0]["ebs"]
     words = [given["instanceType"]] if "instanceType" in given else []
-    if cards := given.get("networkInterfaces", []):
+    if cards := given.get("networkInterfaces"):
         efa = sum(card["interfaceType"].startswith("efa") for card in cards)
         words.append(f"EFA on {efa} of {len(cards)} interfaces")
     words.append(f"encrypted {volume['volumeType']} of {volume['volumeSize']:g} GiB")
@@ -81,10 +81,9 @@ def _launch_template(given: Inputs) -> str:
 
 def _group(given: Inputs) -> str:
     smallest, largest = int(given["minSize"]), int(given["maxSize"])
+    words = [f"{smallest} to {largest} nodes"]
     if given.get("protectFromScaleIn"):
         words = [f"{largest} nodes while the controller holds them, else {smallest}; protected from scale-in"]
-    else:
-        words = [f"{smallest} to {largest} nodes"]
     if mixed := given.get("mixedInstancesPolicy"):
         base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
         words.append(f"{base} on demand, {largest - base} spot")
@@ -116,11 +115,6 @@ def _budget(given: Inputs) -> str:
     return f"{given['limitAmount']} {given['limitUnit']} {given['timeUnit'].lower()}, alerts at {alerts}"
 
 
-def _function(given: Inputs) -> str:
-    processors = ", ".join(given["architectures"])
-    return f"{given['runtime']} on {processors}, {given['memorySize']:g} MiB, at most {given['timeout']:g} s"
-
-
 def _cluster(given: Inputs) -> str:
     vpc, reach = given["vpcConfig"], "inside the VPC only"
     if vpc.get("endpointPublicAccess"):
@@ -135,8 +129,7 @@ def _object(given: Inputs) -> str:
 
 
 def _route(given: Inputs) -> str:
-    target = next((given[key] for key in ("natGatewayId", "gatewayId") if key in given), "")
-    return f"{given['destinationCidrBlock']} through {target}"
+    return f"{given['destinationCidrBlock']} through {given.get('natGatewayId', given.get('gatewayId', ''))}"
 
 
 # By the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
@@ -172,21 +165,18 @@ TYPES: dict[str, ResourceType] = {
         NO_DATA,
         bills=(Bill("log data of the VPC's flows", "vended-log-ingestion", "usage"),),
         replacing="vpcId trafficType logDestination logDestinationType maxAggregationInterval iamRoleArn",
-        words=lambda given: f"{given['trafficType']} traffic, every {given['maxAggregationInterval']:g} s",
+        words="{trafficType} traffic, every {maxAggregationInterval:g} s".format_map,
     ),
     # Permissions and keys
     "Key": ResourceType(
         NO_DATA,
         bills=(Bill("key", "kms-key", "month"), Bill("requests", "kms-request", "usage")),
         protected=True,
-        words=lambda given: f"rotated yearly, {given['deletionWindowInDays']:g} days before deletion",
+        words="rotated yearly, {deletionWindowInDays:g} days before deletion".format_map,
     ),
     "Alias": ResourceType(NO_DATA, _PART, replacing="name"),
     "Role": ResourceType(
-        NO_DATA,
-        _IAM,
-        replacing="name path",
-        words=lambda given: str(given.get("description") or given.get("name", "")),
+        NO_DATA, _IAM, replacing="name path", words=lambda given: given.get("description") or given.get("name", "")
     ),
     "RolePolicy": ResourceType(NO_DATA, _IAM, replacing="role name"),
     "RolePolicyAttachment": ResourceType(NO_DATA, _IAM, replacing="policyArn role"),
@@ -209,9 +199,7 @@ TYPES: dict[str, ResourceType] = {
         NO_DATA,
         _AUTO_SCALING,
         replacing="autoscalingGroupName name",
-        words=lambda given: (
-            f"{given['lifecycleTransition']}, {given['heartbeatTimeout']:g} s, then {given['defaultResult']}"
-        ),
+        words="{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
     ),
     "Policy": ResourceType(NO_DATA, _AUTO_SCALING, replacing="autoscalingGroupName name", words=_policy),
     "Schedule": ResourceType(
@@ -220,26 +208,23 @@ TYPES: dict[str, ResourceType] = {
     "CapacityReservation": ResourceType(
         NO_DATA,
         replacing="availabilityZone ebsOptimized instancePlatform instanceType outpostArn placementGroupArn tenancy",
-        words=lambda given: f"{given['instanceCount']:g} x {given['instanceType']}, billed from creation to destroy",
+        words="{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
     ),
     # Controller
-    "Function": ResourceType(OWN_RULE, replacing="name", words=_function),
+    "Function": ResourceType(
+        OWN_RULE,
+        replacing="name",
+        words="{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,
+    ),
     "FunctionEventInvokeConfig": ResourceType(NO_DATA, _PART),
     "Permission": ResourceType(NO_DATA, _PART, replacing="action function principal sourceAccount sourceArn"),
     "EventRule": ResourceType(NO_DATA, _EVENTS, replacing="name", words=_values("eventPattern", "scheduleExpression")),
     "EventTarget": ResourceType(NO_DATA, _EVENTS, replacing="rule"),
     # Events, logs, alarms
     "Queue": ResourceType(
-        "kmsMasterKeyId",
-        bills=(Bill("requests", "sqs-request", "usage"),),
-        replacing="name",
-        words=_values("name"),
+        "kmsMasterKeyId", bills=(Bill("requests", "sqs-request", "usage"),), replacing="name", words=_values("name")
     ),
-    "LogGroup": ResourceType(
-        "kmsKeyId",
-        replacing="name",
-        words=lambda given: f"{given['name']}, kept {given['retentionInDays']:g} days",
-    ),
+    "LogGroup": ResourceType("kmsKeyId", replacing="name", words="{name}, kept {retentionInDays:g} days".format_map),
     "Dashboard": ResourceType(
         NO_DATA,
         bills=(Bill("dashboard", "dashboard", "month"),),
@@ -247,9 +232,7 @@ TYPES: dict[str, ResourceType] = {
         words=lambda given: f"{given['dashboardName']}, {len(json.loads(given['dashboardBody'])['widgets'])} widgets",
     ),
     "MetricAlarm": ResourceType(
-        NO_DATA,
-        replacing="name",
-        words=lambda given: str(given.get("alarmDescription", given.get("metricName", ""))),
+        NO_DATA, replacing="name", words=lambda given: given.get("alarmDescription", given.get("metricName", ""))
     ),
     "Topic": ResourceType(
         "kmsMasterKeyId",

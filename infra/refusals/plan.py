@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from infra.control_settings import node_prices
 from infra.settings import ConfigError
 from optimizer.plan import FleetPlan
 
 
-def plan_refusals(plan: FleetPlan) -> list[str]:
+def plan_refusals(plan: FleetPlan) -> Iterator[str]:
     """Parts of ``plan`` that this version cannot carry out."""
-    node, problems = plan.node, []
+    node, purchase, block = plan.node, plan.purchase, plan.purchase.capacity_block
     if plan.region.startswith("cn-"):
-        problems.append(
+        yield (
             f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
             "does not carry plans out there: choose a plan for another region"
         )
-    problems += _purchase_refusals(plan)
-    if node.efa_cards and node.network_cards - node.efa_cards not in (0, 1):
-        problems.append(
-            f"node.efa_cards is {node.efa_cards} of {node.network_cards} network cards: which cards have EFA is known "
-            "only when all have it, or all but the first"
-        )
-    return problems
-
-
-def _purchase_refusals(plan: FleetPlan) -> list[str]:
-    purchase, block = plan.purchase, plan.purchase.capacity_block
-    problems = []
     if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
-        problems.append(
-            f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}"
-        )
+        yield f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}"
     if block:
         if not purchase.capacity_reservation_id:
-            problems.append(
+            yield (
                 "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
                 "already (`aws ec2 purchase-capacity-block`): its id belongs into the request's existing_reservations"
             )
         usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
         if plan.hours.p95 > usable_hours:
-            problems.append(
+            yield (
                 f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
                 f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable_hours, 0):.1f} h to train in: AWS ends its instances "
                 "from 30 minutes before the end on, and the last checkpoint is saved before; buy a longer block, or "
                 "choose a faster plan with --plan N"
             )
-    return problems
+    if node.efa_cards and node.network_cards - node.efa_cards not in (0, 1):
+        yield (
+            f"node.efa_cards is {node.efa_cards} of {node.network_cards} network cards: which cards have EFA is known "
+            "only when all have it, or all but the first"
+        )
 
 
-def price_refusals(plan: FleetPlan) -> list[str]:
+def price_refusals(plan: FleetPlan) -> Iterator[str]:
     """Nodes that the controller could not meter."""
     try:
         node_prices(plan)
     except ConfigError as error:
-        return [str(error)]
-    return []
+        yield str(error)

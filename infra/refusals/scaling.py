@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from zoneinfo import available_timezones
 
 from infra.settings import ScalingSettings, Schedule, Settings
@@ -27,51 +28,51 @@ _CRON_NAMES = {
 }
 
 
-def scaling_refusals(settings: Settings) -> list[str]:
+def scaling_refusals(settings: Settings) -> Iterator[str]:
     """Problems of the number of nodes over time."""
-    problems, minutes = [], settings.gang_window_minutes
+    minutes = settings.gang_window_minutes
     if minutes not in GANG_WINDOW_MINUTES:
-        problems.append(
+        yield (
             f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet "
             f"that waits for its last node is paid for; use {GANG_WINDOW_MINUTES[0]} to {GANG_WINDOW_MINUTES[-1]}"
         )
     if settings.mode == "workers":
-        problems += _layout_refusals(settings.plan) + _worker_refusals(settings)
+        yield from _layout_refusals(settings.plan)
+        yield from _worker_refusals(settings)
     else:
-        problems += _gang_refusals(settings)
+        yield from _gang_refusals(settings)
     schedules = settings.scaling.schedules if settings.scaling else ()
     if len(schedules) > SCHEDULES:
-        problems.append(f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group")
+        yield f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group"
     for schedule in schedules:
-        problems += [f"gpufleet:scaling schedule {schedule.cron!r}: {reason}" for reason in _cron_refusals(schedule)]
+        yield from (f"gpufleet:scaling schedule {schedule.cron!r}: {reason}" for reason in _cron_refusals(schedule))
     times = [(schedule.cron, schedule.timezone) for schedule in schedules]
     for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
-        problems.append(f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size")
-    return problems
+        yield f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size"
 
 
-def _layout_refusals(plan: FleetPlan) -> list[str]:
+def _layout_refusals(plan: FleetPlan) -> Iterator[str]:
     """A worker trains alone: the plan's layout must not span several nodes."""
     split, nodes = plan.parallelism, plan.node_count
     model_ranks = split.tensor * split.pipeline * split.context
     whole = plan.node.ranks % model_ranks == 0 and (split.data // nodes) % split.expert == 0
     if nodes == 1 or (split.sharding == "ddp" and whole):
-        return []
-    return [
+        return
+    yield (
         f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
         f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
         "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
-    ]
+    )
 
 
-def _gang_refusals(settings: Settings) -> list[str]:
+def _gang_refusals(settings: Settings) -> Iterator[str]:
     scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
-    problems = [
-        f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or {nodes}: "
-        "fewer cannot train, and would be paid for"
-        for schedule in scaling.schedules
-        if schedule.nodes not in (0, nodes)
-    ]
+    for schedule in scaling.schedules:
+        if schedule.nodes not in (0, nodes):
+            yield (
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or "
+                f"{nodes}: fewer cannot train, and would be paid for"
+            )
     for_workers = {
         f"warmPool {settings.warm_pool}": settings.warm_pool,
         f"scaling.minNodes {scaling.min_nodes}": scaling.min_nodes,
@@ -79,81 +80,72 @@ def _gang_refusals(settings: Settings) -> list[str]:
         "scaling.queue": scaling.queue,
     }
     if given := [key for key, value in for_workers.items() if value]:
-        problems.append(
+        yield (
             f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
             "controller and has one size; schedules of 0 and all nodes may pause it"
         )
-    return problems
 
 
-def _worker_refusals(settings: Settings) -> list[str]:
+def _worker_refusals(settings: Settings) -> Iterator[str]:
     scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
-    utilization, problems = scaling.gpu_utilization_percent is not None, []
+    utilization = scaling.gpu_utilization_percent is not None
     if settings.plan.purchase.fallback == "on-demand":
-        problems.append(
+        yield (
             "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
             "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
         )
     if scaling.min_nodes > nodes:
-        problems.append(
+        yield (
             f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {nodes} nodes, the most there can be: "
             "set a plan of more nodes"
         )
     if utilization and scaling.queue:
-        problems.append(
+        yield (
             "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
             "starting the nodes that the other ends; keep one"
         )
     if utilization and not (scaling.min_nodes or any(schedule.nodes for schedule in scaling.schedules)):
-        problems.append(
+        yield (
             "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
             "grow by; set minNodes 1, or a schedule that brings nodes"
         )
-    problems += [
-        f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
-        f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
-        for schedule in scaling.schedules
-        if not scaling.min_nodes <= schedule.nodes <= nodes
-    ]
+    for schedule in scaling.schedules:
+        if not scaling.min_nodes <= schedule.nodes <= nodes:
+            yield (
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
+                f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
+            )
     if settings.warm_pool:
-        problems += [f"gpufleet:warmPool {settings.warm_pool}: {reason}" for reason in _pool_refusals(settings)]
-    return problems
+        yield from (f"gpufleet:warmPool {settings.warm_pool}: {reason}" for reason in _pool_refusals(settings))
 
 
-def _pool_refusals(settings: Settings) -> list[str]:
+def _pool_refusals(settings: Settings) -> Iterator[str]:
     """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
     option, nodes = settings.plan.purchase.option, settings.plan.node_count
-    problems = []
     if not 0 < settings.warm_pool <= nodes:
-        problems.append(f"it takes 1 to {nodes} nodes, the plan's, or 0 for none")
+        yield f"it takes 1 to {nodes} nodes, the plan's, or 0 for none"
     if option == "spot":
-        problems.append("AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand")
+        yield "AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand"
     elif option != "on-demand":
-        problems.append(
-            f"a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
-        )
+        yield f"a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
     if not settings.scaling:
-        problems.append("without gpufleet:scaling the group has one size, and nothing takes a node from the pool")
+        yield "without gpufleet:scaling the group has one size, and nothing takes a node from the pool"
     if not settings.train_command:
-        problems.append("without gpufleet:trainCommand a node has no work to be ready for")
-    return problems
+        yield "without gpufleet:trainCommand a node has no work to be ready for"
 
 
-def _cron_refusals(schedule: Schedule) -> list[str]:
-    problems, texts = [], schedule.cron.split()
+def _cron_refusals(schedule: Schedule) -> Iterator[str]:
+    texts = schedule.cron.split()
     if len(texts) != len(_CRON_FIELDS):
-        problems.append(f"it has {len(texts)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week")
+        yield f"it has {len(texts)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week"
     else:
-        problems += [
-            f"{field} is {text!r}, and takes {values[0]} to {values[-1]}, lists, ranges, steps or *"
-            for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True)
-            if not all(_is_cron(part, field, values) for part in text.lower().split(","))
-        ]
+        for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True):
+            if not all(_is_cron(part, field, values) for part in text.lower().split(",")):
+                yield f"{field} is {text!r}, and takes {values[0]} to {values[-1]}, lists, ranges, steps or *"
     # A machine without a time zone database knows none, and leaves the check to AWS.
     known = available_timezones()
     if known and schedule.timezone not in known:
-        problems.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
-    return problems
+        yield f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC"
 
 
 def _is_cron(part: str, field: str, values: range) -> bool:

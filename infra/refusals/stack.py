@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from infra import clock
 from infra.naming import slug
@@ -15,107 +16,85 @@ from infra.secret_text import secrets_in
 from infra.settings import Settings
 
 
-def refusals(settings: Settings, *, region: str) -> list[str]:
+def refusals(settings: Settings, *, region: str) -> Iterator[str]:
     """Every problem that stops the stack from being deployed; ``region`` is aws:region."""
-    plan = settings.plan
-    problems = plan_refusals(plan)
+    plan, block = settings.plan, settings.plan.purchase.capacity_block
+    yield from plan_refusals(plan)
     if region != plan.region:
-        problems.append(
+        yield (
             f"aws:region is {region or 'not set'} and the plan is for {plan.region}: prices and zones differ by "
             f"region; `gpufleet stack set PLAN --stack {settings.stack}` writes both"
         )
-    problems += _network_refusals(settings)
+    yield from _network_refusals(settings)
     if settings.ami_id and settings.ami_name:
-        problems.append("gpufleet:amiId and gpufleet:amiName are both set: keep one")
+        yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
     if settings.ami_id and not re.fullmatch(r"ami-[0-9a-f]{8,17}", settings.ami_id):
-        problems.append(f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)")
-    problems += _command_refusals(settings)
+        yield f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)"
+    if not settings.train_command.isprintable():
+        yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
+    for secret in secrets_in(settings.train_command):
+        yield (
+            f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "
+            f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
+            "SecureString, and read it in the training code (docs/security.md)"
+        )
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
-        problems.append(f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address")
-    problems += wheels_refusals(settings.wheels, plan.node.cpu_architecture)
-    problems += train_dir_refusals(settings.train_dir)
-    problems += tag_refusals(settings.tags)
-    problems += price_refusals(plan)
-    problems += _block_refusals(settings)
-    problems += scaling_refusals(settings)
-    return problems + (eks_refusals(settings) if settings.platform == "eks" else [])
+        yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
+    yield from wheels_refusals(settings.wheels, plan.node.cpu_architecture)
+    yield from train_dir_refusals(settings.train_dir)
+    yield from tag_refusals(settings.tags)
+    yield from price_refusals(plan)
+    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
+    if block and clock.now() >= block.end and not settings.force_destroy:
+        yield (
+            f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its "
+            "nodes cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
+        )
+    yield from scaling_refusals(settings)
+    if settings.platform == "eks":
+        yield from eks_refusals(settings)
 
 
-def start_refusals(settings: Settings) -> list[str]:
+def start_refusals(settings: Settings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
-    problems = []
     ec2 = settings.platform == "ec2"
+    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
     if ec2 and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat):
-        problems.append(
+        yield (
             "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
             "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
             "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
             "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
         )
-    problems += _zone_refusals(settings)
+    if reservation and not settings.zone_id and not settings.subnet_ids and len(zones) != 1:
+        yield (
+            f"gpufleet:zoneId is not set: reservation {reservation} is in one zone, the plan has "
+            f"{', '.join(zones) or 'none'}, and nodes in another never start while it is paid for. `aws ec2 "
+            f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
+            "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
+        )
     if ec2 and not settings.train_command and settings.ceiling_usd is None:
-        problems.append(
+        yield (
             "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
             "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
             "`pulumi config set gpufleet:ceilingUsd 100`"
         )
-    return problems
 
 
-def _network_refusals(settings: Settings) -> list[str]:
-    plan, problems = settings.plan, []
+def _network_refusals(settings: Settings) -> Iterator[str]:
+    plan = settings.plan
     if bool(settings.vpc_id) != bool(settings.subnet_ids):
-        problems.append(
-            "gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither"
-        )
+        yield "gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither"
     if settings.one_zone and len(settings.subnet_ids) > 1:
-        problems.append(
+        yield (
             f"gpufleet:subnetIds has {len(settings.subnet_ids)} subnets and this fleet runs in one zone "
             f"({plan.node_count} nodes, {plan.purchase.option}): traffic between zones is slow and billed, and EFA "
             "does not cross them; keep one"
         )
     if settings.zone_id and plan.zone_ids and settings.zone_id not in plan.zone_ids:
-        problems.append(
+        yield (
             f"gpufleet:zoneId {settings.zone_id} does not offer {plan.instance_type}: the plan has "
             f"{', '.join(plan.zone_ids)}"
         )
     if settings.nat and settings.vpc_id:
-        problems.append("gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one")
-    return problems
-
-
-def _command_refusals(settings: Settings) -> list[str]:
-    problems = []
-    if not settings.train_command.isprintable():
-        problems.append("gpufleet:trainCommand has a line break or control character: put several steps into a script")
-    problems += [
-        f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "
-        f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
-        "SecureString, and read it in the training code (docs/security.md)"
-        for secret in secrets_in(settings.train_command)
-    ]
-    return problems
-
-
-def _block_refusals(settings: Settings) -> list[str]:
-    purchase, block = settings.plan.purchase, settings.plan.purchase.capacity_block
-    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
-    if block is None or clock.now() < block.end or settings.force_destroy:
-        return []
-    return [
-        f"the Capacity Block {purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its nodes "
-        "cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
-    ]
-
-
-def _zone_refusals(settings: Settings) -> list[str]:
-    """Nodes of an existing reservation need its zone."""
-    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
-    if not reservation or settings.zone_id or settings.subnet_ids or len(zones) == 1:
-        return []
-    return [
-        f"gpufleet:zoneId is not set: reservation {reservation} is in one zone, the plan has "
-        f"{', '.join(zones) or 'none'}, and nodes in another never start while it is paid for. `aws ec2 "
-        f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
-        "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
-    ]
+        yield "gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one"

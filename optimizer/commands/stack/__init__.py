@@ -40,7 +40,7 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
 
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
-    refusals = plan_refusals(chosen)
+    refusals = list(plan_refusals(chosen))
     if refusals:
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
     if not (directory / "Pulumi.yaml").is_file():
