@@ -1,7 +1,4 @@
-"""Convert JSON to frozen dataclasses and back, strictly: a wrong field is an error that names its place.
-
-Pydantic would do this, but Lambda's Python does not have it. Times are UTC, to the second, like "2026-11-21T16:00:00Z".
-"""
+"""Convert JSON to frozen dataclasses and back, strictly: Lambda has no pydantic. Times are UTC, to the second."""
 
 from __future__ import annotations
 
@@ -17,25 +14,25 @@ T = TypeVar("T")
 
 
 class FormatError(ValueError):
-    """JSON that its reader does not expect; the message names the field, its value and what it must be."""
+    """JSON that its reader does not expect; the message names the field."""
 
 
 class UnknownError(FormatError):
-    """A field, or a word in one, that this version does not know; another version may."""
+    """A field, or a word in a field, that another version may know."""
 
 
 def as_key(key: str) -> dict[str, str]:
-    """Metadata of a dataclass field whose JSON key is not its name."""
+    """Name a dataclass field's JSON key, in its metadata."""
     return {"key": key}
 
 
 def time_text(moment: datetime) -> str:
-    """Format a time as JSON holds it."""
+    """Format a time like "2026-11-21T16:00:00Z"."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Parse JSON text; a FormatError says that it is none."""
+    """Parse JSON text, or raise a FormatError."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -43,7 +40,7 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a dataclass, or a part of one, to what ``json.dumps`` takes."""
+    """Convert a dataclass, or a part of it, for ``json.dumps``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {_key(field): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
@@ -54,14 +51,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any, place: str, *, lenient: bool = False) -> T:
-    """Convert parsed JSON to a ``kind``; errors name it ``place``.
+    """Convert parsed JSON to a dataclass; a FormatError names its ``place``.
 
-    A ``kind`` has fields of str, int, float, bool, datetime, Literal, ``X | None``, ``dict[str, X]`` and dataclasses. A
-    ``lenient`` reader skips unknown fields and takes unknown words as they are: a newer version may have written them.
-
-    Raises:
-        UnknownError: a field is unknown, or holds an unknown word.
-        FormatError: a field is missing or has the wrong type.
+    ``lenient`` skips unknown fields and takes unknown words, which a newer version may have written.
     """
     return typing.cast("T", _value(kind, data, place, lenient))
 
@@ -93,19 +85,12 @@ def _dataclass(kind: Any, data: Any, place: str, lenient: bool) -> Any:
         raise _wrong(place, data, "an object")
     hints = typing.get_type_hints(kind)
     fields = {_key(field): field for field in dataclasses.fields(kind)}
-    unknown = sorted(data.keys() - fields.keys())
-    if unknown and not lenient:
+    if not lenient and (unknown := sorted(data.keys() - fields.keys())):
         raise UnknownError(f"{place} has unknown fields: {', '.join(unknown)}")
-    missing = sorted(key for key, field in fields.items() if key not in data and not _has_default(field))
-    if missing:
+    if missing := sorted(key for key, field in fields.items() if key not in data and not _has_default(field)):
         raise FormatError(f"{place} lacks {', '.join(missing)}")
-    return kind(
-        **{
-            field.name: _value(hints[field.name], data[key], f"{place}.{key}", lenient)
-            for key, field in fields.items()
-            if key in data
-        }
-    )
+    given = {field.name: (data[key], f"{place}.{key}") for key, field in fields.items() if key in data}
+    return kind(**{name: _value(hints[name], *value, lenient) for name, value in given.items()})
 
 
 def _key(field: dataclasses.Field[Any]) -> str:

@@ -15,7 +15,7 @@ ReportState = Literal["training", "done", "gave-up", "unfit", "sick"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """A node's report, with ``modified_at``, the time at which S3 took it."""
+    """A node's report."""
 
     schema_version: Literal[1]
     run_id: str = field(metadata=as_key("run"))
@@ -23,11 +23,11 @@ class NodeReport:
     exit_status: int
     step: str
     at: datetime
-    modified_at: datetime
+    modified_at: datetime  # when S3 took it
 
 
 def read_report(text: str, modified_at: datetime, place: str) -> NodeReport:
-    """Parse an object's content; JSON nested deeper than Python reads is a RecursionError."""
+    """Parse an object; JSON nested deeper than Python reads is a RecursionError."""
     data = parse_json(text, place)
     if not isinstance(data, dict):
         raise FormatError(f"{place} is not an object")

@@ -16,18 +16,18 @@ Want = Literal["run", "stop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PersonRequest:
-    """A request to run or to stop, with the person's ARN."""
+    """A request to run or to stop."""
 
     schema_version: Literal[1]
     want: Want
     at: datetime
-    by: str
+    by: str  # ARN
 
     def to_text(self) -> str:
-        """Return the object's content."""
+        """Format the object."""
         return json.dumps(to_json(self)) + "\n"
 
 
 def read_request(text: str, place: str, *, lenient: bool = False) -> PersonRequest:
-    """Parse an object's content; ``lenient`` as in ``codec.from_json``."""
+    """Parse an object; ``lenient`` as in ``codec.from_json``."""
     return from_json(PersonRequest, parse_json(text, place), place, lenient=lenient)

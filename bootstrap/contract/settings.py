@@ -9,7 +9,7 @@ from typing import Literal
 
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 
-# All of a function's variables together have 4 KB:
+# A function's variables have 4 KB together:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLE = "GPUFLEET_CONTROL"
 
@@ -26,7 +26,7 @@ class BlockTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
-    """Settings of one stack's controller."""
+    """Settings of a stack's controller."""
 
     schema_version: Literal[1]
     stack: str
@@ -35,30 +35,29 @@ class ControllerSettings:
     launch_hook: str
     terminate_hook: str
     bucket: str
-    control_prefix: str  # folder of state.json, request.json and nodes/ in the bucket
-    queue_url: str  # queue of node events
+    control_prefix: str  # folder in the bucket
+    queue_url: str  # of node events
     metric_namespace: str
-    mode: Literal["training", "workers"]  # one gang, or nodes that train alone and whose count scaling policies set
+    mode: Literal["training", "workers"]  # one gang, or nodes that train alone, as many as scaling policies want
     run_id: str = field(metadata=as_key("run"))  # another id is a new run
-    job: str  # what is trained, whatever the code and layout; another job starts the meter at zero
-    node_count: int  # nodes of the gang; of workers, the most
+    job: str  # another job starts the meter at zero
+    node_count: int  # of workers, the most
     min_nodes: int  # of workers, the fewest; 0 for a gang
-    # USD per node-hour by lifecycle and type ("spot": {"p5.48xlarge": 20.1}); reserved nodes are on-demand
-    prices: dict[str, dict[str, float]]
+    prices: dict[str, dict[str, float]]  # USD per node-hour by lifecycle ("spot"; reserved are on-demand) and type
     volume_usd_per_node_hour: float  # from launch to termination
     fixed_usd_per_hour: float  # as long as the stack exists
-    reserved_nodes: int  # nodes of a reservation that the stack made, billed also while unused
+    reserved_nodes: int  # of the stack's own reservation, billed also while unused
     ceiling_usd: float | None
-    gang_window_s: int  # longest time that a gang may be incomplete
-    drain_s: int  # time limit of a node's last checkpoint, and of its terminate hook
-    fallback_on_demand: bool  # whether on-demand nodes replace spot nodes that do not come
-    on_demand_base: int  # nodes that are on-demand from the beginning
-    scheduled: bool  # whether schedules of the group start and pause the gang
+    gang_window_s: int  # limit of an incomplete gang
+    drain_s: int  # limit of a node's last checkpoint and terminate hook
+    fallback_on_demand: bool  # replace spot nodes that do not come
+    on_demand_base: int  # nodes on demand from the beginning
+    scheduled: bool  # schedules start and pause the gang
     block: BlockTimes | None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:
-        """Read the settings from ``GPUFLEET_CONTROL``; a FormatError says what is wrong with them."""
+        """Read the settings from ``GPUFLEET_CONTROL``, or raise a FormatError."""
         text = environment.get(VARIABLE, "")
         try:
             data = parse_json(text, VARIABLE)
@@ -67,7 +66,7 @@ class ControllerSettings:
         return from_json(cls, data, VARIABLE)
 
     def usd_per_hour(self, lifecycle: Lifecycle, instance_type: str) -> float:
-        """Price of one node with its volume, USD per hour; the dearest known price for an unknown type."""
+        """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""
         by_type = self.prices.get(lifecycle, {})
         return by_type.get(instance_type, self.dearest_usd_per_hour) + self.volume_usd_per_node_hour
 

@@ -1,20 +1,19 @@
 """The controller's memory between two ticks: ``control/state.json`` in the stack's bucket.
 
-The controller alone writes it; `gpufleet status`, `stop`, `resume` and `costs` read it. Money is in USD, times are UTC.
+The controller alone writes it. Money is in USD, times are UTC.
 
     phase         nodes  means
     waiting       0      the next start is due at next_attempt_at
-    starting      0..N   all N nodes are asked for; given back when they are not together within the gang window
-    running       N      the gang is complete, or was: incomplete_since tells since when a node is missing; workers: as
-                         many as the scaling policies want
-    draining      N..0   nodes save their last checkpoint and end; "after" is the phase that follows
+    starting      0..N   all N nodes are asked for; given back when not together within the gang window
+    running       N      the gang is, or was, complete (incomplete_since); workers: as many as the scaling policies want
+    draining      N..0   nodes save and end; "after" follows
     paused        0      a schedule, or a person, set the group's size to 0, and brings it back
     stopped       0      a person asked for it; `gpufleet resume` goes on
-    done          0      every node said that the command ended well
-    failed        0      a node gave up, or the gang did not come together in any of its attempts
+    done          0      every node's command ended well
+    failed        0      a node gave up, or no attempt brought the gang together
     unfit         0      too many nodes failed their set-up or tests
     over-budget   0      the ceiling is reached; a higher gpufleet:ceilingUsd goes on
-    block-ended   0      the Capacity Block ends; a plan with another one, or with none, goes on
+    block-ended   0      the Capacity Block ends; a plan with another, or without, goes on
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ SCHEMA_VERSION: Literal[1] = 1
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# Phases that want nodes, and phases that want none for the time being.
+# Phases that want nodes, that want none for now, and that only a request, run, ceiling or purchase ends.
 UP: tuple[Phase, ...] = ("starting", "running")
 PAUSES: tuple[Phase, ...] = ("waiting", "paused")
-# Only a person's request, a new run, a higher ceiling (over-budget) or another purchase (block-ended) leaves these.
 ENDED: tuple[Phase, ...] = get_args(Ended)
 
 
@@ -48,18 +46,18 @@ class MeteredInstance:
     """One instance's meter."""
 
     instance_type: str
-    launched_at: datetime  # the (last) start
-    ended_at: datetime | None = None  # end of billing; None while the instance lives
-    metered_until: datetime  # spent_usd is up to this time
+    launched_at: datetime  # or last started
+    ended_at: datetime | None = None  # end of billing
+    metered_until: datetime  # time of spent_usd
     lifecycle: Lifecycle
-    usd_per_hour: float  # node and volume, at present
+    usd_per_hour: float  # node and volume
     spent_usd: float
     served: bool = False  # was ever in service
-    interrupted: bool = False  # EC2 took the instance back
+    interrupted: bool = False  # EC2 took it back
     rebalanced: bool = False  # EC2 said that it may
-    leaving_since: datetime | None = None  # first tick that saw the terminate hook hold it
-    report: ReportState | None = None  # the last of the present run
-    reported_at: datetime | None = None  # time at which S3 took the last report
+    leaving_since: datetime | None = None  # first tick in its terminate hook
+    report: ReportState | None = None  # last of the present run
+    reported_at: datetime | None = None  # when S3 took the last report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,48 +78,48 @@ class ControllerState:
     run_id: str = field(metadata=as_key("run"))
     job: str
     phase: Phase
-    after: Phase | None = None  # the phase that follows draining
-    reason: str  # a sentence that explains the phase
-    since: datetime  # start of the phase
-    run_started_at: datetime  # or when the run was last begun anew
+    after: Phase | None = None  # follows draining
+    reason: str  # a sentence
+    since: datetime  # of the phase
+    run_started_at: datetime  # or begun anew
     updated_at: datetime  # the last tick
     spent_usd: float = 0.0  # by this job, with the stack's own cost
     usd_per_hour: float = 0.0
     ceiling_usd: float | None = None
-    fixed_usd: float = 0.0  # cost of the stack itself since its first tick, with its unused reservation
-    ended_usd: float = 0.0  # spend of instances that ended long ago and are no longer in instances
-    earlier_usd: float = 0.0  # spend of the stack's earlier jobs; not part of spent_usd
+    fixed_usd: float = 0.0  # the stack itself since its first tick, with its unused reservation
+    ended_usd: float = 0.0  # by instances that ended long ago
+    earlier_usd: float = 0.0  # by earlier jobs; not in spent_usd
     nodes: NodeCounts = field(default_factory=NodeCounts)
-    attempts: int = 0  # starts since a gang last held, the present one included
+    attempts: int = 0  # since a gang last held
     attempt_started_at: datetime | None = None
     next_attempt_at: datetime | None = None
-    incomplete_since: datetime | None = None  # some but not all nodes are in service
+    incomplete_since: datetime | None = None  # some nodes are in service
     complete_since: datetime | None = None  # all nodes are in service
-    on_demand: bool = False  # on-demand nodes stand in for the spot nodes that did not come
-    unfit_nodes: int = 0  # nodes that failed their set-up or tests since one last passed
-    failed_launches: int = 0  # these three are counts of the run
+    on_demand: bool = False  # in place of spot nodes that did not come
+    unfit_nodes: int = 0  # in a row that failed their set-up or tests
+    failed_launches: int = 0  # these three: in the run
     interruptions: int = 0
     rebalance_notices: int = 0
-    last_failure: str = ""  # AWS's message on the last launch that failed
-    desired_seen: int = 0  # the group's desired size at the last tick that wanted nodes
-    request: PersonRequest | None = None  # the last one that was obeyed
+    last_failure: str = ""  # AWS's message
+    desired_seen: int = 0  # the group's size at the last tick that wanted nodes
+    request: PersonRequest | None = None  # the last obeyed
     instances: dict[str, MeteredInstance] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Return the object's content."""
+        """Format the object."""
         return json.dumps(to_json(self), indent=1) + "\n"
 
     def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> ControllerState:
         """Return this state in another phase, from ``now`` on."""
-        changes = {"after": None, "next_attempt_at": None, **changes}
-        return replace(self, phase=phase, reason=reason, since=now, **changes)
+        changed = {"after": None, "next_attempt_at": None, **changes}
+        return replace(self, phase=phase, reason=reason, since=now, **changed)
 
     def silent_s(self, now: datetime) -> float:
         """Seconds since the controller's last tick."""
         return (now - self.updated_at).total_seconds()
 
     def is_silent(self, now: datetime) -> bool:
-        """Return whether the controller missed so many ticks that nobody meters or ends the nodes."""
+        """Return whether nobody meters or ends the nodes any more."""
         return now - self.updated_at > SILENT
 
 
@@ -130,11 +128,7 @@ class NewerStateError(FormatError):
 
 
 def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerState:
-    """Parse an object's content; ``lenient`` as in ``codec.from_json``.
-
-    Raises:
-        NewerStateError, FormatError: a newer version wrote the state; the content is none.
-    """
+    """Parse an object, or raise NewerStateError or FormatError; ``lenient`` as in ``codec.from_json``."""
     data = parse_json(text, place)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:

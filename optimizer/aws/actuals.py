@@ -1,4 +1,4 @@
-"""Read what a deployed fleet does: its group and nodes, its failed launches, and its metrics."""
+"""Read a deployed fleet's group, nodes, failed launches and metrics."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
 
-# Metrics that nodes publish every minute (bootstrap/metrics).
+# Published by nodes every minute (bootstrap/metrics).
 NODE_METRICS = ("GpuUtilizationPercent", "GpuMemoryUsedGiB", "TokensPerSecond")
 # An older value says nothing of the present.
 METRICS_WINDOW = timedelta(minutes=15)
 METRICS_PERIOD_S = 60
-# DescribeScalingActivities answers with the newest first, of the last six weeks.
+# AWS lists the newest first, of the last six weeks.
 ACTIVITIES_READ = 100
 FAILURES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedNode:
-    """One instance of the group; EC2 adds lifecycle ("spot", "on-demand", "capacity-block") and the last start."""
+    """An instance of the group; EC2 adds lifecycle ("spot", "on-demand", "capacity-block") and the last start."""
 
     instance_id: str
     instance_type: str
@@ -39,7 +39,7 @@ class DeployedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedGroup:
-    """The stack's Auto Scaling group: sizes in nodes."""
+    """The stack's Auto Scaling group."""
 
     name: str
     wanted: int
@@ -49,16 +49,13 @@ class DeployedGroup:
 
     @property
     def members(self) -> list[Member]:
-        """The nodes, as the rules of a drain see them."""
-        return [
-            Member(instance_id=node.instance_id, state=node.lifecycle_state, protected=node.protected)
-            for node in self.nodes
-        ]
+        """The nodes, for the rules of a drain."""
+        return [Member(instance_id=n.instance_id, state=n.lifecycle_state, protected=n.protected) for n in self.nodes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchFailure:
-    """A scaling activity that failed, with AWS's message."""
+    """A failed scaling activity, with AWS's message."""
 
     at: datetime
     message: str
@@ -73,7 +70,7 @@ class MetricValue:
 
 
 def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
-    """Describe the group with its instances; None where there is none of that name."""
+    """Describe the group, if there is one."""
     groups = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
     if not groups:
         return None
@@ -99,7 +96,7 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
 
 
 def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, tuple[datetime, str]]:
-    """Return each instance's start and lifecycle ("on-demand" for one in a reservation, too)."""
+    """Return each instance's start and lifecycle ("on-demand" in a reservation, too)."""
     if not instance_ids:
         return {}
     pages = client.get_paginator("describe_instances").paginate(InstanceIds=list(instance_ids))
@@ -123,37 +120,27 @@ def read_failures(client: AutoScalingClient, name: str, *, since: datetime) -> t
 
 
 def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetime) -> dict[str, MetricValue]:
-    """Return each metric's newest mean over the nodes; nothing for a metric silent for a quarter of an hour.
+    """Return each metric's newest mean over the nodes.
 
-    One GetMetricData request; AWS bills 0.01 USD for a thousand metrics (https://aws.amazon.com/cloudwatch/pricing/).
+    AWS bills 0.01 USD for a thousand metrics (https://aws.amazon.com/cloudwatch/pricing/).
     """
+    by_id = {f"m{number}": name for number, name in enumerate(names)}
+    averaged = {"Period": METRICS_PERIOD_S, "Stat": "Average"}
+    queries = [
+        {"Id": key, "MetricStat": {"Metric": {"Namespace": namespace, "MetricName": name}, **averaged}}
+        for key, name in by_id.items()
+    ]
     answer = client.get_metric_data(
-        MetricDataQueries=[
-            {
-                "Id": f"m{number}",
-                "MetricStat": {
-                    "Metric": {"Namespace": namespace, "MetricName": name},
-                    "Period": METRICS_PERIOD_S,
-                    "Stat": "Average",
-                },
-            }
-            for number, name in enumerate(names)
-        ],
-        StartTime=now - METRICS_WINDOW,
-        EndTime=now,
-        ScanBy="TimestampDescending",
+        MetricDataQueries=queries, StartTime=now - METRICS_WINDOW, EndTime=now, ScanBy="TimestampDescending"
     )
-    values = {}
-    for result in answer["MetricDataResults"]:
-        if result["Values"]:
-            name = names[int(result["Id"].removeprefix("m"))]
-            values[name] = MetricValue(value=result["Values"][0], at=result["Timestamps"][0])
-    return values
+    return {
+        by_id[result["Id"]]: MetricValue(value=result["Values"][0], at=result["Timestamps"][0])
+        for result in answer["MetricDataResults"]
+        if result["Values"]
+    }
 
 
 def with_launches(group: DeployedGroup, launches: Mapping[str, tuple[datetime, str]]) -> DeployedGroup:
-    """Add what EC2 said of each node."""
-    unknown = (None, "")
-    launched = [(node, *launches.get(node.instance_id, unknown)) for node in group.nodes]
-    nodes = (replace(node, launched_at=at, lifecycle=lifecycle) for node, at, lifecycle in launched)
-    return replace(group, nodes=tuple(nodes))
+    """Add each node's start and lifecycle."""
+    launched = [(node, *launches.get(node.instance_id, (None, ""))) for node in group.nodes]
+    return replace(group, nodes=tuple(replace(node, launched_at=at, lifecycle=kind) for node, at, kind in launched))

@@ -1,8 +1,7 @@
 """A stack's bill from Cost Explorer, by its cost allocation tag.
 
-Cost Explorer is refreshed at least once a day, and a day's figures settle over the following days
-(https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html): too late to enforce a limit. AWS bills
-each request (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing/).
+Its figures come once a day and settle later (https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html):
+too late to enforce a limit. Requests are billed (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing/).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any, Literal
 from optimizer.aws import errors
 
 USD_PER_REQUEST = 0.01
-# Credits and refunds belong to the account, not to the stack.
+# These belong to the account, not to the stack.
 NOT_COUNTED = ["Credit", "Refund", "Tax"]
 
 # unseen: no cost has carried the tag yet. unknown: this account may not ask.
 TagState = Literal["active", "inactive", "unseen", "unknown"]
 Part = Literal["compute", "volumes", "storage", "transfer", "head_node", "other"]
-# Part of a plan's cost by a text in the usage type; the first match counts. A usage type begins with a region's prefix:
+# Part of a plan's cost by a text in the usage type, after a region's prefix; the first match counts:
 # https://docs.aws.amazon.com/cur/latest/userguide/Lineitem-columns.html
 PART_OF_USAGE: tuple[tuple[str, Part], ...] = (
     ("EBS:", "volumes"),
@@ -52,7 +51,7 @@ PART_OF_SERVICE: dict[str, Part] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Billed:
-    """Cost of one usage type on one day (UTC); ``estimated``: the bill of that day is not final."""
+    """Cost of a usage type on a day (UTC); ``estimated``: not final."""
 
     day: date
     service: str
@@ -68,16 +67,15 @@ class Billed:
 
 
 class CostExplorer:
-    """A client of service "ce" that counts its requests; methods raise BotoCoreError and ClientError."""
+    """A client of Cost Explorer that counts its requests."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.requests = 0
 
     def tag_state(self, key: str) -> TagState:
-        """Return whether costs can be filtered by tag ``key``.
+        """Return whether costs can be filtered by tag ``key``; only the account that pays may ask.
 
-        Only the account that pays may ask, so an account of an organization gets "unknown":
         https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
         """
         self.requests += 1
@@ -87,24 +85,24 @@ class CostExplorer:
             if errors.is_not_permitted(error):
                 return "unknown"
             raise
-        states = [tag["Status"] for tag in tags if tag["TagKey"] == key]
-        if not states:
-            return "unseen"
-        return "active" if states[0] == "Active" else "inactive"
+        states: list[TagState] = [
+            "active" if tag["Status"] == "Active" else "inactive" for tag in tags if tag["TagKey"] == key
+        ]
+        return states[0] if states else "unseen"
 
     def tagged(self, key: str, value: str, start: date, end: date) -> list[Billed]:
-        """Return costs from ``start`` to before ``end`` with this tag."""
+        """Return costs with this tag, from ``start`` to before ``end``."""
         return self._read(start, end, {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}})
 
     def untagged(self, key: str, region: str, start: date, end: date) -> list[Billed]:
-        """Return costs in ``region`` without any tag ``key``: the stack's share of them is not known."""
+        """Return costs in ``region`` without tag ``key``: the stack's share is not known."""
         absent = {"Tags": {"Key": key, "MatchOptions": ["ABSENT"]}}
         return self._read(start, end, absent, {"Dimensions": {"Key": "REGION", "Values": [region]}})
 
     def _read(self, start: date, end: date, *filters: Mapping[str, Any]) -> list[Billed]:
         counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
         query: dict[str, Any] = {
-            # The end is exclusive: https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
+            # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
             "TimePeriod": {"Start": start.isoformat(), "End": end.isoformat()},
             "Granularity": "DAILY",
             "Metrics": ["UnblendedCost"],

@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from boto3.session import Session
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_kms import KMSClient
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sts import STSClient
 
-# Has the endpoints of services without regions, and answers where the user named no region.
+# Has the endpoints of services without regions; stands in where the user named none.
 HOME_REGION = "us-east-1"
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -24,39 +23,24 @@ MAX_ATTEMPTS = 6
 
 
 def _client(service: str, region: str) -> Any:
-    """Return a client of ``service``.
-
-    Raises:
-        botocore.exceptions.BotoCoreError: profile, configuration file, region or endpoint is unusable.
-    """
+    import boto3
+    from botocore.config import Config
     from botocore.exceptions import InvalidEndpointConfigurationError
 
-    session: Any = _session()  # its type knows services only by literal names
-    try:
-        return session.client(service, region_name=region, config=_config())
-    except ValueError as error:  # AWS_ENDPOINT_URL is no URL
-        raise InvalidEndpointConfigurationError(msg=str(error)) from error
-
-
-def _session() -> Session:
-    import boto3
-
-    # One session a client: several threads must not make clients from the default session.
-    # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-    return boto3.session.Session()
-
-
-def _config() -> Any:
-    from botocore.config import Config
-
-    # `standard` backs off with jitter and knows which errors to try again:
-    # https://docs.aws.amazon.com/boto3/latest/guide/retries.html
-    return Config(
+    config = Config(
+        # `standard` backs off with jitter: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
         retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
+    # One session a client, because of threads; its type knows services only by literal names.
+    # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
+    session: Any = boto3.session.Session()
+    try:
+        return session.client(service, region_name=region, config=config)
+    except ValueError as error:  # AWS_ENDPOINT_URL is no URL
+        raise InvalidEndpointConfigurationError(msg=str(error)) from error
 
 
 # Clients of a region.
@@ -68,8 +52,7 @@ lambda_: Callable[[str], Any] = partial(_client, "lambda")
 s3: Callable[[str], S3Client] = partial(_client, "s3")
 service_quotas: Callable[[str], Any] = partial(_client, "service-quotas")
 sts: Callable[[str], STSClient] = partial(_client, "sts")
-# Services with one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html. AWS bills each request to Cost
-# Explorer. The Price List API has three endpoints with the prices of all regions:
+# Services with one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html. The Price List API has three:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-query-api.html
 budgets: Callable[[], Any] = partial(_client, "budgets", HOME_REGION)
 cost_explorer: Callable[[], Any] = partial(_client, "ce", HOME_REGION)

@@ -1,7 +1,4 @@
-"""Read and write what the controller and a person exchange in a stack's bucket, under ``control/``.
-
-bootstrap/contract defines the objects. A newer controller may write more: unknown keys are skipped.
-"""
+"""Read and write bootstrap/contract's objects under ``control/`` in a stack's bucket; unknown keys are skipped."""
 
 from __future__ import annotations
 
@@ -23,28 +20,17 @@ T = TypeVar("T")
 
 
 def read_state(client: S3Client, bucket: str, prefix: str) -> ControllerState | None:
-    """Read the controller's state; None before its first tick.
-
-    Raises:
-        GpufleetError: the object is not a state. botocore's errors pass.
-    """
+    """Read the controller's state; None before its first tick, a GpufleetError where it is none."""
     return _parse(state.read_state, client, bucket, f"{prefix}/{state.FILE}")
 
 
 def read_request(client: S3Client, bucket: str, prefix: str) -> PersonRequest | None:
-    """Read the last person's request; None without one. Raises as ``read_state``."""
+    """Read the last person's request, if any, as ``read_state`` does."""
     return _parse(request.read_request, client, bucket, f"{prefix}/{request.FILE}")
 
 
 def write_request(client: S3Client, bucket: str, prefix: str, *, want: Want, by: str, now: datetime) -> None:
-    """Ask the controller to run or to stop.
-
-    The put is conditional on the version that was read: of two people who ask at once, one gets an error
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
-
-    Raises:
-        GpufleetError: another person asked at the same moment. botocore's errors pass.
-    """
+    """Ask the controller to run or to stop; of two people who ask at once, one gets a GpufleetError."""
     key = f"{prefix}/{request.FILE}"
     content = _read(client, bucket, key)
     text = PersonRequest(schema_version=1, want=want, at=now, by=by).to_text()
@@ -63,7 +49,6 @@ def write_request(client: S3Client, bucket: str, prefix: str, *, want: Want, by:
 
 
 def _read(client: S3Client, bucket: str, key: str) -> tuple[str, str] | None:
-    """Return an object's content and entity tag; None where there is no object."""
     try:
         answer = client.get_object(Bucket=bucket, Key=key)
         return answer["Body"].read().decode(errors="replace"), answer["ETag"]
@@ -75,10 +60,8 @@ def _read(client: S3Client, bucket: str, key: str) -> tuple[str, str] | None:
 
 def _parse(read: Callable[..., T], client: S3Client, bucket: str, key: str) -> T | None:
     content = _read(client, bucket, key)
-    if content is None:
-        return None
     try:
-        return read(content[0], f"s3://{bucket}/{key}", lenient=True)
+        return content and read(content[0], f"s3://{bucket}/{key}", lenient=True)
     except FormatError as error:
         raise GpufleetError(
             f"{error}; this version of gpufleet cannot read it",

@@ -1,7 +1,4 @@
-"""Follow the drain of a fleet, and carry it out where no controller does: it always ends in bounded time.
-
-bootstrap/contract/ending.py has the rules; the controller applies the same ones.
-"""
+"""Follow a fleet's drain, and carry it out by the controller's rules where no controller does, in bounded time."""
 
 from __future__ import annotations
 
@@ -11,17 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from bootstrap.contract.ending import (
-    LEAVING,
-    AbandonLaunch,
-    EndAction,
-    EndLeaving,
-    abandon_launches,
-    calls,
-    end_leaving,
-    end_staying,
-    lift_protection,
-)
+from bootstrap.contract import ending
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import ENDING
 from optimizer.aws import errors
@@ -32,13 +19,13 @@ if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
 
 POLL_S = 10
-# A controller that lives ticks every minute; after three it should have set the size to 0.
+# After three ticks a controller should have set the size to 0.
 CONTROLLER_MAY_TAKE = timedelta(minutes=3)
-# The controller completes stuck hooks itself after the time to save; it gets two more ticks for that.
+# Two more ticks than the time to save, for the controller to complete stuck hooks.
 CONTROLLER_MORE = timedelta(minutes=2)
-# An instance leaves its group some minutes after its hook; EC2 bills none of them.
+# From hook to leaving the group; not billed.
 LEAVES_GROUP = timedelta(minutes=20)
-# Processes of the group that would raise the size again.
+# They would raise the size again.
 RAISING_PROCESSES = ["AlarmNotification", "ScheduledActions"]
 
 
@@ -47,35 +34,29 @@ class Drain:
     """The drain of one group."""
 
     client: AutoScalingClient
-    read_state: Callable[[], ControllerState | None]  # None where no controller has written a state
+    read_state: Callable[[], ControllerState | None]  # None where there is none
     group: str
     launch_hook: str
     terminate_hook: str
-    save: timedelta  # time limit of a node's last checkpoint
+    save: timedelta  # limit of a node's last checkpoint
     now: Callable[[], datetime]
     sleep: Callable[[float], None]
-    say: Callable[[str], None]  # receives a line for each change
-    took_over: bool = False  # the controller had to be replaced
-    completed: list[str] = field(default_factory=list)  # instances whose hooks were completed here
+    say: Callable[[str], None]  # writes a line
+    took_over: bool = False  # in place of the controller
+    completed: list[str] = field(default_factory=list)  # ids of the hooks completed here
     _is_gone: bool = field(default=False, init=False)
     _stays_down: bool = field(default=False, init=False)
     _leaving_since: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
-        """Follow the drain until no node is left, and carry it out where no controller does.
-
-        Raises:
-            GpufleetError: the credentials do not allow a call, or instances stay after all time is over.
-        """
+        """Follow until no node is left; a GpufleetError where a call is not allowed, or instances stay."""
         began, zero_since, said = self.now(), None, ""
         last = began + CONTROLLER_MAY_TAKE + ENDING + self.save + CONTROLLER_MORE + LEAVES_GROUP
         while True:
             group, state = self._read(last)
             if group is not None:
-                line = _describe(group, state)
-                if line != said:
-                    self.say(line)
-                    said = line
+                if (line := _describe(group, state)) != said:
+                    self.say(said := line)
                 if not group.nodes and group.wanted == 0:
                     return
                 if not self.took_over and self._is_left_alone(group, state, began):
@@ -93,13 +74,12 @@ class Drain:
             self.sleep(POLL_S)
 
     def _read(self, last: datetime) -> tuple[DeployedGroup | None, ControllerState | None]:
-        """Read the group and the controller's state; a call that fails now may work in ten seconds."""
         try:
             group = read_group(self.client, self.group)
         except Exception as error:
             if not errors.is_aws_error(error):
                 raise
-            if errors.is_not_permitted(error) or errors.has_bad_credentials(error) or self.now() >= last:
+            if _is_refused(error) or self.now() >= last:
                 raise _cannot("look at the group", error) from error
             self.say(f"the group cannot be read: {errors.reason(error)}; trying again")
             return None, None
@@ -122,10 +102,10 @@ class Drain:
             "suspend_processes",
             {"AutoScalingGroupName": self.group, "ScalingProcesses": RAISING_PROCESSES},
         )
-        protected = lift_protection(group.members)
+        protected = ending.lift_protection(group.members)
         for action in protected:
             self._carry_out(action, "lift the nodes' protection")
-        # Again after a protection was lifted: a size of 0 that found only protected nodes ended none of them.
+        # Again after a protection was lifted: before, a size of 0 ended no node.
         if protected or group.wanted > 0 or group.smallest > 0:
             size = {"AutoScalingGroupName": self.group, "MinSize": 0, "DesiredCapacity": 0}
             self._call("set the size to 0", "update_auto_scaling_group", size)
@@ -134,44 +114,43 @@ class Drain:
         now = self.now()
         limit = self.save if self.took_over else self.save + CONTROLLER_MORE
         for node in group.nodes:
-            if node.lifecycle_state == LEAVING:
+            if node.lifecycle_state == ending.LEAVING:
                 self._leaving_since.setdefault(node.instance_id, now)
         if self.took_over or now - zero_since >= limit:
-            for launch in abandon_launches(group.members):
+            for launch in ending.abandon_launches(group.members):
                 self._complete_hook(launch, f"completing its hook {self.launch_hook} with ABANDON")
-        for leaving in end_leaving(group.members, self._leaving_since, limit, now):
+        for leaving in ending.end_leaving(group.members, self._leaving_since, limit, now):
             self._complete_hook(leaving, f"completing its hook {self.terminate_hook} with CONTINUE")
         if self.took_over and group.wanted == 0:
-            for staying in end_staying(group.members, zero_since, now):
+            for staying in ending.end_staying(group.members, zero_since, now):
                 self.say(f"{staying.instance_id} stays in service: ending it through its group")
                 self._carry_out(staying, f"end {staying.instance_id}")
 
-    def _complete_hook(self, action: AbandonLaunch | EndLeaving, line: str) -> None:
+    def _complete_hook(self, action: ending.AbandonLaunch | ending.EndLeaving, line: str) -> None:
         self.say(f"{action.instance_id}: {line}")
         if self._carry_out(action, f"complete the hook of {action.instance_id}"):
             self.completed.append(action.instance_id)
 
-    def _carry_out(self, action: EndAction, purpose: str) -> bool:
-        operations = calls(action, group=self.group, launch_hook=self.launch_hook, terminate_hook=self.terminate_hook)
-        taken = [self._call(purpose, name, parameters) for name, parameters in operations]
-        return all(taken)
+    def _carry_out(self, action: ending.EndAction, purpose: str) -> bool:
+        names = {"group": self.group, "launch_hook": self.launch_hook, "terminate_hook": self.terminate_hook}
+        return all([self._call(purpose, *operation) for operation in ending.calls(action, **names)])  # noqa: C419
 
     def _call(self, purpose: str, operation: str, parameters: dict[str, Any]) -> bool:
-        """Return whether AWS took the call; a refusal (too many calls, a node that has just gone) is tried again later.
-
-        Raises:
-            GpufleetError: the credentials do not allow the call.
-        """
+        """Return whether AWS took the call; a refusal (too many calls, a node just gone) is tried again later."""
         try:
             getattr(self.client, operation)(**parameters)
         except Exception as error:
             if not errors.is_aws_error(error):
                 raise
-            if errors.is_not_permitted(error) or errors.has_bad_credentials(error):
+            if _is_refused(error):
                 raise _cannot(purpose, error) from error
             self.say(f"cannot {purpose}: {errors.reason(error)}; trying again")
             return False
         return True
+
+
+def _is_refused(error: Exception) -> bool:
+    return errors.is_not_permitted(error) or errors.has_bad_credentials(error)
 
 
 def _describe(group: DeployedGroup, state: ControllerState | None) -> str:

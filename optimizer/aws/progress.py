@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Folder beside the checkpoints; each object has a minute of events.
+# Beside the checkpoints; an object has a minute of events.
 LEDGER_FOLDER = "ledger/"
 SEGMENTS_READ = 15
 
@@ -21,33 +21,29 @@ class TrainingProgress:
     """The training at its newest event."""
 
     step: int  # optimizer steps done and not rolled back
-    saved_step: int | None  # of the newest complete checkpoint; None where no event read names one
+    saved_step: int | None  # of the newest complete checkpoint
     at: datetime
-    steps_per_second: float | None  # since training last (re)started, checkpoints included
-    measured_s: float  # time over which the speed is measured
+    steps_per_second: float | None  # since the last start, checkpoints included
+    measured_s: float  # time of that speed
     finished: bool  # ended well
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
-    """Read the newest quarter of an hour of the ledger; None where no training wrote one."""
-    pages = client.get_paginator("list_objects_v2").paginate(
-        Bucket=bucket, Prefix=f"{checkpoint_prefix}/{LEDGER_FOLDER}"
-    )
-    segments = sorted(
-        (item for page in pages for item in page.get("Contents", [])), key=lambda item: item["LastModified"]
-    )[-SEGMENTS_READ:]
-    bodies = [client.get_object(Bucket=bucket, Key=segment["Key"])["Body"].read() for segment in segments]
+    """Read the ledger's newest quarter of an hour, if any."""
+    prefix = f"{checkpoint_prefix}/{LEDGER_FOLDER}"
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    segments = [item for page in pages for item in page.get("Contents", [])]
+    newest = sorted(segments, key=lambda item: item["LastModified"])[-SEGMENTS_READ:]
+    bodies = [client.get_object(Bucket=bucket, Key=segment["Key"])["Body"].read() for segment in newest]
     return parse_progress(line for body in bodies for line in body.decode(errors="replace").splitlines())
 
 
 def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
-    """Fold ledger lines in any order; a line that is no event is skipped, as the ledger's own reader does."""
+    """Fold ledger lines in any order; a line that is no event is skipped."""
     events = sorted(filter(None, map(_parse_event, lines)), key=lambda event: float(event["t"]))
-    step: int | None = None
     saved: int | None = None
     finished = False
-    first: tuple[float, int] | None = None
-    last: tuple[float, int] | None = None
+    step = first = last = None
     for event in events:
         if event["event"] == "commit":
             saved = max(saved or 0, int(event["step"]))
@@ -64,7 +60,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     if step is None:
         return None
     speed, measured_s = None, 0.0
-    if first is not None and last is not None and last[0] > first[0] and last[1] > first[1]:
+    if first and last and last[0] > first[0] and last[1] > first[1]:
         measured_s = last[0] - first[0]
         speed = (last[1] - first[1]) / measured_s
     return TrainingProgress(

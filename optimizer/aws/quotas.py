@@ -2,8 +2,7 @@
 
 Codes of instances: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html, of networks:
 https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html, of volumes:
-https://docs.aws.amazon.com/general/latest/gr/ebs-service.html. The name of an answer must agree: a wrong code would
-pass for a limit.
+https://docs.aws.amazon.com/general/latest/gr/ebs-service.html.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One quota of the account in a region: its key and name in Service Quotas, and the market of its instances."""
+    """A quota of Service Quotas, with its instances' market."""
 
     service: str
     code: str
@@ -31,14 +30,14 @@ class Quota:
     market: Literal["on-demand", "spot", "capacity-block", ""] = ""
 
     def increase(self, value: float, region: str) -> str:
-        """Return the command that asks AWS for ``value``, in whole units."""
+        """Return the command that asks AWS for ``value``."""
         return (
             f"aws service-quotas request-service-quota-increase --region {region} --service-code {self.service} "
             f"--quota-code {self.code} --desired-value {math.ceil(value)}"
         )
 
 
-# By the first letters of a type; families that a stack never starts are not here.
+# By the first letters of a type.
 _ON_DEMAND = {
     letters: Quota("ec2", code, f"Running On-Demand {name} instances", "vCPUs", "on-demand")
     for letters, name, code in (
@@ -56,8 +55,8 @@ _SPOT = {
         ("g", "G and VT", "L-3819A6DF"),
     )
 }
-# Concurrently active blocks of the account; an organisation has a second quota that a member cannot read. AWS's page
-# has P4d to P5en; the codes of P4de and P6 are from Service Quotas' list, read in public code 2026-11-21.
+# An organisation has a second quota that a member cannot read. AWS's page has P4d to P5en; the codes of P4de and P6 are
+# from Service Quotas' list, read in public code 2026-11-21.
 _CAPACITY_BLOCK = {
     family: Quota("ec2", code, f"Concurrent {name} Capacity Blocks per account", "vCPUs", "capacity-block")
     for family, name, code in (
@@ -80,12 +79,11 @@ GP3_STORAGE = Quota("ebs", "L-7A658B76", "Storage for General Purpose SSD (gp3) 
 
 
 def family(instance_type: str) -> str:
-    """Return AWS's family of a type: "p6-b200" for p6-b200.48xlarge."""
+    """Return a type's family: "p6-b200" for p6-b200.48xlarge."""
     return instance_type.partition(".")[0]
 
 
 def _group(instance_type: str) -> str:
-    """Return the key of an on-demand quota: "p", "g" (also for gr6 and vt1), "standard", or the type's own letters."""
     letters = "".join(re.findall(r"^[a-z]+", instance_type))
     if letters in _STANDARD:
         return "standard"
@@ -93,31 +91,26 @@ def _group(instance_type: str) -> str:
 
 
 def on_demand(instance_type: str) -> Quota | None:
-    """Return the quota of running on-demand instances of a type; None for a family that is not here."""
+    """Return the quota of a type's on-demand instances; None where a stack never starts its family."""
     return _ON_DEMAND.get(_group(instance_type))
 
 
 def spot(instance_type: str) -> Quota | None:
-    """Return the quota of spot instances of a type; None where AWS's page names none (P6, on 2026-11-21)."""
-    group = _group(instance_type)
-    if group != "p":
-        return _SPOT.get(group)
-    generation = instance_type[:2]
-    return _SPOT.get("p4" if generation in ("p2", "p3", "p4") else generation)
+    """Return the quota of a type's spot instances; None where AWS's page names none (P6, on 2026-11-21)."""
+    group, generation = _group(instance_type), instance_type[:2]
+    if group == "p":
+        group = "p4" if generation in ("p2", "p3") else generation
+    return _SPOT.get(group)
 
 
 def capacity_block(instance_type: str) -> Quota | None:
-    """Return the quota of active Capacity Blocks of a type; None where none is known."""
+    """Return the quota of a type's active Capacity Blocks; None where none is known."""
     return _CAPACITY_BLOCK.get(family(instance_type))
 
 
 def limit(client: Any, quota: Quota) -> float:
-    """Return the account's value of ``quota`` in the client's region, or AWS's default:
+    """Return the account's value of ``quota``, or AWS's default; an UnusableAnswerError where its name differs:
     https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_GetServiceQuota.html
-
-    Raises:
-        botocore.exceptions.ClientError: Service Quotas did not answer.
-        optimizer.aws.errors.UnusableAnswerError: the answer is of another quota or no value.
     """
     names = {"ServiceCode": quota.service, "QuotaCode": quota.code}
     try:
@@ -145,7 +138,7 @@ def _words(name: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """One instance that is pending or running."""
+    """A pending or running instance."""
 
     instance_type: str
     lifecycle: str  # "on-demand", "spot", "capacity-block" or "scheduled"
@@ -154,14 +147,11 @@ class Running:
 
 
 def running(client: EC2Client) -> list[Running]:
-    """Return every pending or running instance of the account in the client's region."""
-    pages = client.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    )
-    instances: list[dict[str, Any]] = [
-        dict(instance) for page in pages for group in page["Reservations"] for instance in group["Instances"]
-    ]
-    # An instance may run with fewer cores than its type has; without CpuOptions the type's default counts.
+    """Return the account's pending or running instances in the client's region."""
+    alive: Any = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    pages = client.get_paginator("describe_instances").paginate(Filters=alive)
+    instances: list[Any] = [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+    # An instance may have fewer cores than its type; without CpuOptions the type's default counts.
     by_type = vcpus(client, {instance["InstanceType"] for instance in instances if not _own_vcpus(instance)})
     return [
         Running(
@@ -180,16 +170,13 @@ def _own_vcpus(instance: Mapping[str, Any]) -> int:
 
 
 def vcpus(client: EC2Client, types: Collection[str]) -> dict[str, int]:
-    """Return the default vCPUs of each of ``types``."""
+    """Return the default vCPUs of ``types``."""
     if not types:
         return {}
-    pages = client.get_paginator("describe_instance_types").paginate(
-        Filters=[{"Name": "instance-type", "Values": sorted(types)}]
-    )
-    defaults: dict[str, int] = {
-        info["InstanceType"]: info["VCpuInfo"]["DefaultVCpus"] for page in pages for info in page["InstanceTypes"]
-    }
-    return {name: defaults[name] for name in types}
+    of_types: Any = [{"Name": "instance-type", "Values": sorted(types)}]
+    pages = client.get_paginator("describe_instance_types").paginate(Filters=of_types)
+    infos: dict[str, Any] = {info["InstanceType"]: info["VCpuInfo"] for page in pages for info in page["InstanceTypes"]}
+    return {name: infos[name]["DefaultVCpus"] for name in types}
 
 
 def is_block(reservation: Mapping[str, Any]) -> bool:
@@ -198,41 +185,35 @@ def is_block(reservation: Mapping[str, Any]) -> bool:
 
 
 def unused(reservation: Mapping[str, Any]) -> int:
-    """Return the unused instances of a reservation: all of them before it starts."""
-    key = "AvailableInstanceCount" if reservation["State"] == "active" else "TotalInstanceCount"
-    return int(reservation[key])
+    """Count a reservation's unused instances: all of them before it starts."""
+    return int(reservation[f"{'Available' if reservation['State'] == 'active' else 'Total'}InstanceCount"])
 
 
 def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
-    """Return type and vCPUs of each open spot request without an instance: it counts towards the spot quota too.
+    """Return type and vCPUs of open spot requests, which count towards the quota too.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
     """
-    pages = client.get_paginator("describe_spot_instance_requests").paginate(
-        Filters=[{"Name": "state", "Values": ["open"]}]
-    )
-    types: list[str] = [
-        request["LaunchSpecification"]["InstanceType"] for page in pages for request in page["SpotInstanceRequests"]
-    ]
+    still_open: Any = [{"Name": "state", "Values": ["open"]}]
+    pages = client.get_paginator("describe_spot_instance_requests").paginate(Filters=still_open)
+    requests = [request for page in pages for request in page["SpotInstanceRequests"]]
+    types: list[str] = [request["LaunchSpecification"]["InstanceType"] for request in requests]
     by_type = vcpus(client, set(types))
     return [(name, by_type[name]) for name in types]
 
 
-# A Capacity Reservation as AWS describes it, and the vCPUs of one of its instances.
+# AWS's description, and the vCPUs of an instance.
 Reservation = tuple[dict[str, Any], int]
 
 
 def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
-    """Return the account's own Capacity Reservations, also Capacity Blocks, that count towards a quota.
+    """Return the Capacity Reservations and Blocks in the account's quotas: not those shared with it.
 
-    A reservation shared with the account counts towards its owner's quota. The states:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
     """
-    states = ["assessing", "scheduled", "pending", "active", "delayed"]
-    pages = client.get_paginator("describe_capacity_reservations").paginate(
-        Filters=[{"Name": "state", "Values": states}]
-    )
-    reservations: list[dict[str, Any]] = [dict(one) for page in pages for one in page["CapacityReservations"]]
+    counted: Any = [{"Name": "state", "Values": ["assessing", "scheduled", "pending", "active", "delayed"]}]
+    pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=counted)
+    reservations: list[Any] = [one for page in pages for one in page["CapacityReservations"]]
     own = [one for one in reservations if account_id is None or one.get("OwnerId", account_id) == account_id]
     by_type = vcpus(client, {one["InstanceType"] for one in own})
     return [(one, by_type[one["InstanceType"]]) for one in own]

@@ -26,7 +26,7 @@ AFTERWARDS = (
 
 
 def ask(names: Names, caller: str, want: Want) -> None:
-    """Write a request into the stack's bucket; a missing bucket is no error, as such a stack has no controller."""
+    """Write a request into the stack's bucket; without a bucket there is no controller either."""
     from optimizer.aws import clients, control, errors
 
     try:
