@@ -1,4 +1,1 @@
-"""The controller: a function that runs every minute and starts, meters and ends the nodes of one stack.
-
-Standard library and boto3 only, as it runs alone in AWS Lambda.
-"""
+"""The controller, a Lambda function that starts, meters and ends a stack's nodes. Standard library and boto3 only."""

@@ -6,20 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from bootstrap.contract.ending import (
-    EndAction,
-    abandon_launches,
-    end_leaving,
-    end_staying,
-    lift_protection,
-)
+from bootstrap.contract.ending import EndAction, abandon_launches, end_leaving, end_staying, lift_protection
 from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetGroup:
-    """Set the group's sizes and OnDemandBaseCapacity; None leaves one as it is."""
+    """Set the group's sizes and OnDemandBaseCapacity; None leaves a value as it is."""
 
     desired: int | None = None
     min_size: int | None = None
@@ -31,7 +25,7 @@ Action = SetGroup | EndAction
 
 
 def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
-    """Return what is to be done now; empty without a group."""
+    """Return the actions of this tick; none without a group."""
     group, now = tick.seen.group, tick.now
     if group is None:
         return []
@@ -39,11 +33,9 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
     protected = [] if up else lift_protection(group.members)
     sizes = _workers_sizes(tick, group, up=up) if tick.settings.mode == "workers" else _gang_sizes(tick, state, group)
     if protected:
-        # Again, though it may be 0 already: the node entered service, protected, after it was set.
+        # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
-    actions: list[Action] = [*protected]
-    if sizes != SetGroup():
-        actions.append(sizes)
+    actions: list[Action] = [*protected, *([sizes] if sizes != SetGroup() else [])]
     if not up:
         actions += abandon_launches(group.members)
     if state.phase == "draining" and group.desired == 0:
@@ -53,10 +45,7 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
 
 
 def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:
-    """Start and stop workers by the bounds of the size, which the Pulumi program does not set back.
-
-    The desired size is the scaling policies'.
-    """
+    # Workers start and stop by the bounds of the size, which the Pulumi program does not set back.
     smallest, largest = tick.settings.min_nodes, tick.settings.node_count
     min_size, max_size = (smallest, largest) if up else (0, 0)
     if (group.min_size, group.max_size) == (min_size, max_size) and (up or group.desired == 0):
@@ -66,27 +55,18 @@ def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup
 
 
 def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> SetGroup:
-    """Start and stop a gang by the desired size, which the Pulumi program does not declare.
-
-    A scheduled gang's largest size is 0 once its run has ended: or a schedule would start nodes every day for some
-    minutes. The program does not set that back either.
-    """
-    settings = tick.settings
-    up = state.phase in UP
+    # A gang starts and stops by the desired size, which the Pulumi program does not declare.
+    settings, up = tick.settings, state.phase in UP
     desired = settings.node_count if up else 0
     base = min_size = max_size = None
+    # Once a run has ended, no schedule may start nodes.
     largest = 0 if state.phase in ENDED and settings.scheduled else settings.node_count
-    # A group that was workers' or scheduled before still has their bounds: `pulumi up` ignores these.
+    # `pulumi up` leaves the bounds of workers or of a schedule before.
     stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
     if stale or (settings.scheduled and group.max_size != largest):
         min_size, max_size = 0, largest
     if up and group.on_demand_base is not None:
-        instead = state.on_demand and settings.fallback_on_demand
-        wanted = settings.node_count if instead else settings.on_demand_base
+        wanted = settings.node_count if state.on_demand and settings.fallback_on_demand else settings.on_demand_base
         base = wanted if wanted != group.on_demand_base else None
-    return SetGroup(
-        desired=desired if desired != group.desired else None,
-        min_size=min_size,
-        max_size=max_size,
-        on_demand_base=base,
-    )
+    changed = desired if desired != group.desired else None
+    return SetGroup(desired=changed, min_size=min_size, max_size=max_size, on_demand_base=base)

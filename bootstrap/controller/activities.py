@@ -1,4 +1,4 @@
-"""Read Auto Scaling's activities: launches that failed, and instances that ended during an outage of the controller."""
+"""Read Auto Scaling's activities: failed launches, and instances that ended during an outage of the controller."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.observation import FailedLaunch, Machine
 
-# EC2 describes an ended instance for "usually less than one hour"; a tick so soon after the last one sees all:
+# EC2 describes an ended instance for "usually less than one hour":
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
 EC2_FORGETS = timedelta(minutes=10)
-# Maximum activities to read (AWS keeps six weeks): a launch and an end each of some thousand nodes.
+# AWS keeps six weeks: a launch and an end each of some thousand nodes.
 MAX_ACTIVITIES = 5000
-# Longest time from a launch's begin in Auto Scaling to its instance in EC2's answers.
+# Longest time from a launch's begin to its instance in EC2's answers.
 LAUNCH_DELAY = timedelta(minutes=10)
 
 
 def read_activities(clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime) -> list[Any]:
-    """Return the latest activities; after an outage all since then, those of deleted groups of that name too.
+    """Return the latest activities; after an outage all since then, of deleted groups of that name too.
 
-    Activities still in progress come first, however old, so they do not say that the rest is older.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
     query: dict[str, Any] = {"AutoScalingGroupName": settings.group}
@@ -38,13 +37,14 @@ def read_activities(clients: Clients, settings: ControllerSettings, since: datet
     activities: list[Any] = []
     for page in pages:
         activities += page["Activities"]
+        # Activities in progress come first, however old.
         if any(activity["StartTime"] < oldest for activity in page["Activities"] if activity.get("EndTime")):
             break
     return activities
 
 
 def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple[FailedLaunch, ...]:
-    """Return the launches that failed after ``since``, the earliest first."""
+    """Return the launches that failed after ``since``, in order."""
     failures = []
     for activity in activities:
         at = to_seconds(activity.get("EndTime") or activity["StartTime"])
@@ -64,7 +64,7 @@ def find_missed_machines(
     """Return the instances that ended during an outage and that EC2 describes no more.
 
     "Launching a new EC2 instance: i-..." begins before AWS bills the instance, "Terminating EC2 instance: i-..." ends
-    after. The empty type of an instance that no tick saw makes it the dearest.
+    after.
     """
     if state is None or now - state.updated_at <= EC2_FORGETS:
         return ()
@@ -87,7 +87,7 @@ def find_missed_machines(
         missed.append(
             Machine(
                 instance_id=key,
-                instance_type=known.instance_type if known else "",
+                instance_type=known.instance_type if known else "",  # the dearest
                 lifecycle=known.lifecycle if known else "on-demand",
                 launched_at=known.launched_at if known else launched[key],
                 running=False,

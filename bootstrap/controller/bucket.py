@@ -16,14 +16,13 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller.clients import Clients, error_code, to_seconds
 
-# A report has a few hundred bytes, a run of months some thousand nodes. Larger hostile objects below nodes/
-# would take the tick its memory or its minute.
+# A report has some hundred bytes, a run of months some thousand nodes; hostile objects would take the tick its memory.
 REPORT_BYTES = 16 * 1024
 REPORTS = 10_000
 
 
 class StateError(RuntimeError):
-    """control/state.json cannot be trusted, so the spend is unknown; the message says what to do."""
+    """control/state.json cannot be trusted, so the spend is unknown."""
 
 
 class ConflictError(RuntimeError):
@@ -31,11 +30,7 @@ class ConflictError(RuntimeError):
 
 
 def load_state(clients: Clients, settings: ControllerSettings) -> tuple[ControllerState | None, str | None]:
-    """Read the state and its ETag; both None before the first tick.
-
-    Raises:
-        NewerStateError, StateError: the state cannot be used.
-    """
+    """Read the state and its ETag, both None before the first tick, or raise NewerStateError or StateError."""
     key = _key(settings, state.FILE)
     place = f"s3://{settings.bucket}/{key}"
     help_ = (
@@ -47,8 +42,7 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
     except ClientError as error:
         if not _is_missing(error):
             raise
-        headers = error.response["ResponseMetadata"]["HTTPHeaders"]
-        if headers.get("x-amz-delete-marker") == "true":
+        if error.response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-delete-marker") == "true":
             raise StateError(f"{place} was deleted, and with it what was spent: {help_}") from error
         return None, None
     try:
@@ -63,7 +57,7 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
 
 
 def save_state(clients: Clients, settings: ControllerSettings, new: ControllerState, etag: str | None) -> None:
-    """Write the state, or raise ConflictError where it changed since it was read with ``etag`` (None: did not exist).
+    """Write the state, or raise ConflictError where its ETag changed (None: did not exist).
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     """
@@ -80,7 +74,7 @@ def save_state(clients: Clients, settings: ControllerSettings, new: ControllerSt
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
-    """Read the last person's request; None without one, a FormatError where it is malformed."""
+    """Read the last person's request, if any, or raise a FormatError."""
     key = _key(settings, request.FILE)
     try:
         answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
@@ -94,10 +88,7 @@ def load_request(clients: Clients, settings: ControllerSettings) -> PersonReques
 def load_reports(
     clients: Clients, settings: ControllerSettings, known: Mapping[str, datetime | None], problems: list[str]
 ) -> dict[str, NodeReport]:
-    """Read the reports that the nodes in ``known`` wrote since the time there.
-
-    A malformed, oversized or archived object is a problem: hostile code on one node must not stop the meter of all.
-    """
+    """Read the reports that the nodes in ``known`` wrote since that time; a bad object must not stop the meter."""
     prefix = f"{_key(settings, report.FOLDER)}/"
     reports = {}
     pages = clients.s3.get_paginator("list_objects_v2").paginate(

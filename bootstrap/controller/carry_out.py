@@ -1,4 +1,4 @@
-"""Carry out actions on the Auto Scaling group, and publish a tick's metrics. No rule lives here."""
+"""Carry out actions on the Auto Scaling group, and publish a tick's metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
-# Metrics of what is new in a tick, and the state's counts.
+# The state's counts by metric.
 COUNTS = {
     "Interruptions": "interruptions",
     "RebalanceNotices": "rebalance_notices",
@@ -22,7 +22,7 @@ COUNTS = {
 
 
 def carry_out(clients: Clients, settings: ControllerSettings, action: Action) -> None:
-    """Carry out one action; a repetition changes nothing."""
+    """Carry out an action; a repetition changes nothing."""
     if isinstance(action, SetGroup):
         _set_group(clients, settings.group, action)
         return
@@ -47,20 +47,19 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
     if action.min_size is not None and action.max_size is not None:
         changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
     if action.on_demand_base is not None:
-        # With a launch template in the request, AWS would check permissions that the controller does not have:
+        # With a launch template, AWS would check permissions that the controller does not have:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
         answer: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
         present = answer["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
-        changes["MixedInstancesPolicy"] = {
-            "InstancesDistribution": {**present, "OnDemandBaseCapacity": action.on_demand_base}
-        }
+        distribution = {**present, "OnDemandBaseCapacity": action.on_demand_base}
+        changes["MixedInstancesPolicy"] = {"InstancesDistribution": distribution}
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 
 def publish_metrics(
     clients: Clients, settings: ControllerSettings, state: ControllerState, before: ControllerState | None
 ) -> None:
-    """Publish one minute's metrics; counts are of what is new since ``before``, so that sums over time are true."""
+    """Publish one minute's metrics, with the counts since ``before``, so that sums over time are true."""
     known = before if before and before.run_started_at == state.run_started_at else None
     metrics: dict[str, tuple[float, str]] = {
         "SpentUsd": (state.spent_usd, "None"),
@@ -71,10 +70,8 @@ def publish_metrics(
     for metric, count in COUNTS.items():
         # Never below 0: unfit nodes are counted in a row.
         metrics[metric] = max(0, getattr(state, count) - (getattr(known, count) if known else 0)), "Count"
-    clients.cloudwatch.put_metric_data(
-        Namespace=settings.metric_namespace,
-        MetricData=[
-            {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
-            for name, (value, unit) in metrics.items()
-        ],
-    )
+    data = [
+        {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
+        for name, (value, unit) in metrics.items()
+    ]
+    clients.cloudwatch.put_metric_data(Namespace=settings.metric_namespace, MetricData=data)

@@ -1,4 +1,4 @@
-"""boto3 clients of the controller, and how AWS's errors and times are read."""
+"""boto3 clients of the controller, error codes and times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clients:
 
     @classmethod
     def create(cls, session: Any, region: str) -> Clients:
-        """Make clients whose calls end long before the function's time does."""
+        """Make clients whose calls end long before the function's time."""
         from botocore.config import Config
 
         config = Config(
@@ -37,10 +37,10 @@ class Clients:
 
 
 def error_code(error: ClientError) -> str:
-    """AWS's code of an error, like "NoSuchKey"."""
+    """Return AWS's code, like "NoSuchKey"."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def to_seconds(moment: datetime) -> datetime:
-    """Convert a time to UTC, to the second, as state.json holds it."""
+    """Convert to UTC, to the second, as in state.json."""
     return moment.astimezone(UTC).replace(microsecond=0)

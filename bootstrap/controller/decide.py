@@ -1,7 +1,6 @@
-"""Decide one tick: state before and observation give the state after and the actions.
+"""Decide one tick, purely: state before and observation give the state after and the actions.
 
-Pure, so that every rule is tested without AWS. Every action is computed anew from what the tick observes, so the next
-tick repairs one that died halfway.
+Actions are computed anew every time, so the next tick repairs one that died halfway.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from bootstrap.controller.runs import change_run, first_state, obey
 class Decision:
     """Result of one tick."""
 
-    state: ControllerState  # to write before any action
-    actions: tuple[Action, ...]  # all are safe to repeat
-    changes: tuple[tuple[Phase, str], ...]  # the phases passed, each with its reason, for the log
+    state: ControllerState  # written before any action
+    actions: tuple[Action, ...]  # safe to repeat
+    changes: tuple[tuple[Phase, str], ...]  # with reasons, for the log
 
 
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
@@ -47,6 +46,6 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
 
 
 def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[Action, ...]:
-    """Choose the actions that end every node with a checkpoint, for when spend is unknown."""
+    """Choose the actions that end every node with a checkpoint, where spend is unknown."""
     tick = Tick(settings=settings, seen=seen, now=now)
     return tuple(choose_actions(tick, replace(first_state(tick), phase="failed")))

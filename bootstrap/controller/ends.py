@@ -1,8 +1,8 @@
-"""Reasons to end all nodes for good: a person, the nodes' reports, bad nodes, the ceiling, a Capacity Block's end."""
+"""Reasons to end all nodes for good: a person, reports, bad nodes, the ceiling, a Capacity Block's end."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, Phase
@@ -10,42 +10,41 @@ from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
-# Pays for booting and testing the nodes: a start that could pay for less trains nothing.
+# Nodes boot and test: a start that could pay for less trains nothing.
 BOOT = timedelta(minutes=30)
-# Time from the first report "done" to the end: the others' reports may be lost, and idle nodes are paid.
+# From the first report "done" to the end: reports may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)
 
 
 def unfit_limit(node_count: int) -> int:
-    """Nodes that may fail their set-up or tests in a row: a bad node happens, a bad image or code fails them all."""
+    """Nodes that may fail their set-up or tests in a row: bad nodes happen, a bad image or code fails all."""
     return 3 + node_count // 10
 
 
 def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
-    """Return the phase that the run ends in, with the reason; None where the nodes may stay."""
+    """Return the phase that the run ends in, with the reason, if any."""
     settings, request = tick.settings, tick.seen.request
     if request and request.want == "stop":
         return "stopped", f"{request.by} asked to stop; `gpufleet resume` goes on"
-    if settings.mode == "training":
-        reported = _reported_end(tick, state)
-        if reported:
-            return reported
+    if settings.mode == "training" and (reported := _reported_end(tick, state)):
+        return reported
     limit = unfit_limit(settings.node_count)
     if state.unfit_nodes > limit:
         return "unfit", (
             f"{state.unfit_nodes} nodes in a row failed their set-up or tests, and {limit} may: see the log streams "
             "node-init/ of the stack's log group, then `gpufleet resume`"
         )
-    over_budget = _over_budget(tick, state)
-    if over_budget:
+    if over_budget := _over_budget(tick, state):
         return "over-budget", over_budget
-    if settings.block and tick.now >= _block_drain_at(settings):
+    # All is saved before EC2 ends a block's nodes.
+    reserve = BLOCK_TAIL + timedelta(seconds=settings.drain_s) + ENDING + TICK
+    if settings.block and tick.now >= settings.block.end - reserve:
         return "block-ended", f"the Capacity Block ends at {settings.block.end:%Y-%m-%d %H:%M} UTC"
     return None
 
 
 def is_ceiling_raised(settings: ControllerSettings, state: ControllerState) -> bool:
-    """Compare with the last tick's ceiling, the only one that the state keeps."""
+    """Compare with the last tick's ceiling."""
     return settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
 
 
@@ -66,21 +65,14 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
     return None
 
 
-def _block_drain_at(settings: ControllerSettings) -> datetime:
-    """Time at which a Capacity Block's nodes must begin to save, so that all is saved before EC2 ends them."""
-    assert settings.block
-    return settings.block.end - BLOCK_TAIL - timedelta(seconds=settings.drain_s) - ENDING - TICK
-
-
 def _over_budget(tick: Tick, state: ControllerState) -> str | None:
-    """Return why the ceiling cannot pay the nodes until they would have ended; None where it can."""
     settings = tick.settings
     if settings.ceiling_usd is None:
         return None
     # All missing nodes may come before the next tick.
     rate = state.usd_per_hour + _missing_usd_per_hour(tick, state)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
-    # The plan reckoned its first start into the budget; another start has to be worth its booting.
+    # The plan's budget has the first start; another has to be worth its booting.
     if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd):
         reserve += BOOT
     if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:
@@ -93,7 +85,6 @@ def _over_budget(tick: Tick, state: ControllerState) -> str | None:
 
 
 def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
-    """Price of the nodes that are wanted and not there yet, USD per hour."""
     settings, group = tick.settings, tick.seen.group
     if state.phase in ("paused", "draining"):
         return 0.0

@@ -1,4 +1,4 @@
-"""Gather a tick's observation from AWS. No rule lives here."""
+"""Gather a tick's observation from AWS."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Gathered:
     """An observation and its loose ends."""
 
     seen: Observation
-    receipts: list[str]  # of the notices to delete once the state that counts them is written
-    problems: list[str]  # objects, messages and prices that could not be read and are left out
+    receipts: list[str]  # of notices to delete once the state is written
+    problems: list[str]  # objects, messages and prices that could not be read
 
 
 def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
-    """Read everything that the tick at ``now`` looks at; botocore's errors pass: half of it decides nothing."""
+    """Read everything that a tick looks at; botocore's errors pass."""
     problems: list[str] = []
     since = state.updated_at if state else None
-    # Notices first: an instance they name is then among the machines.
+    # First: an instance they name is then among the machines.
     notices, receipts = receive_notices(clients, settings, problems)
     group = read_group(clients, settings)
     machines = read_machines(clients, settings, now, problems)
@@ -60,7 +60,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
 
 
 def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:
-    """Describe the stack's group; None where there is none."""
+    """Describe the stack's group, if there is one."""
     answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
     if not answer["AutoScalingGroups"]:
         return None

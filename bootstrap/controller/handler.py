@@ -1,7 +1,4 @@
-"""Run one tick: read, observe, decide, write, act. Lambda calls ``handler`` every minute.
-
-The state is written before any action, and only if no other tick wrote it meanwhile: of two ticks at once one acts.
-"""
+"""Run one tick: read, observe, decide, write, act. Lambda calls ``handler`` every minute; one tick at a time acts."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from bootstrap.controller.notices import delete_notices
 
 
 class TickError(RuntimeError):
-    """Part of a tick failed; the state is written, and the next tick tries the rest again."""
+    """Part of a tick failed; the next tick tries the rest again."""
 
 
 def log(event: str, **values: Any) -> None:
@@ -38,7 +35,7 @@ def log(event: str, **values: Any) -> None:
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
-    """Run a tick for Lambda; any failure passes, so that the function's Errors metric counts it."""
+    """Run a tick for Lambda, whose Errors metric counts failures."""
     settings = ControllerSettings.from_environment(os.environ)
     state = tick(_clients(settings.region), settings, datetime.now(UTC))
     return {"phase": state.phase, "spent_usd": state.spent_usd}
@@ -46,28 +43,27 @@ def handler(event: object, context: object) -> dict[str, Any]:
 
 @functools.cache
 def _clients(region: str) -> Clients:
-    # Once an execution environment: reading EC2's model takes seconds on the share of a core that 256 MB come with.
+    # Reading EC2's model takes seconds on a 256 MB function's share of a core.
     return Clients.create(boto3.session.Session(), region)
 
 
 def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> ControllerState:
-    """Run one tick at ``now`` and return the state that it left.
+    """Run one tick and return the state it left.
 
     Raises:
         NewerStateError, botocore's ClientError: nothing was done.
-        StateError: state.json cannot be trusted; the nodes are being ended.
+        StateError: the spend is unknown; the nodes are being ended.
         TickError: an action failed; the others were done.
     """
     now = to_seconds(now)
     try:
         before, etag = load_state(clients, settings)
     except NewerStateError as error:
-        # The spend is not lost, so the fleet need not be: the object ages, and the nodes' lease bounds its cost.
+        # The object ages, and the nodes' lease bounds the cost.
         log("state-newer", reason=str(error))
         raise
     except StateError as error:
         log("state-unreadable", reason=str(error))
-        # Spend is unknown: end all nodes.
         seen = gather(clients, settings, None, now).seen
         _act(clients, settings, end_all(settings, seen, now))
         raise
@@ -104,7 +100,7 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
 
 
 def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[Action]) -> list[str]:
-    """Carry out all actions and return the failures: one must not keep the others from ending paid nodes."""
+    # A failure must not keep the other actions from ending paid nodes.
     failures = []
     for action in actions:
         name = type(action).__name__

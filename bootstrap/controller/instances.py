@@ -1,4 +1,4 @@
-"""Update the state's instances from what a tick observes: dollars charged, interruptions and failures counted."""
+"""Update the state's instances: charge dollars, count interruptions and failures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     passed = False
     unfit = interruptions = rebalances = 0
     for key, old in state.instances.items():
-        report = seen.reports.get(key)
-        new = old
-        # A report of another run is old: the node was there before the plan changed.
+        report, new = seen.reports.get(key), old
+        # A report of another run is old.
         if report and report.run_id == settings.run_id:
             new = replace(new, report=report.state, reported_at=report.modified_at)
         new = replace(
@@ -47,7 +46,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     return replace(
         state,
         instances=instances,
-        # In a row: over weeks of replaced nodes, a bad one now and then is no sign of bad code.
+        # In a row: a bad node now and then is no sign of bad code.
         unfit_nodes=(0 if passed else state.unfit_nodes) + unfit,
         interruptions=state.interruptions + interruptions,
         rebalance_notices=state.rebalance_notices + rebalances,

@@ -17,7 +17,7 @@ from bootstrap.controller.observation import Machine
 def read_machines(
     clients: Clients, settings: ControllerSettings, now: datetime, problems: list[str]
 ) -> tuple[Machine, ...]:
-    """Describe the group's instances, by the tag that Auto Scaling gives them; ended ones for about an hour.
+    """Describe the group's instances, by Auto Scaling's tag; ended ones for about an hour.
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     """
@@ -34,10 +34,8 @@ def read_machines(
 def _read_spot_prices(
     clients: Clients, types: list[str], now: datetime, problems: list[str]
 ) -> dict[tuple[str, str], float]:
-    """Return USD per hour by zone name and instance type: a time range of no length has the prices in effect then.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
-    """
+    # USD per hour by zone name and instance type; a time range of no length has the prices in effect:
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     prices: dict[tuple[str, str], float] = {}
     query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": now, "EndTime": now}
     try:
@@ -54,30 +52,25 @@ def _read_spot_prices(
 
 
 def _parse_machine(instance: Any, spot_prices: Mapping[tuple[str, str], float]) -> Machine:
-    state = instance["State"]["Name"]
-    lifecycle: Lifecycle = "on-demand"
-    usd_per_hour = None
-    if instance.get("InstanceLifecycle") in ("spot", "capacity-block"):
-        lifecycle = instance["InstanceLifecycle"]
-    if lifecycle == "spot":
-        zone = instance.get("Placement", {}).get("AvailabilityZone", "")
-        usd_per_hour = spot_prices.get((zone, instance["InstanceType"]))
+    state, own = instance["State"]["Name"], instance.get("InstanceLifecycle")
+    lifecycle: Lifecycle = own if own in ("spot", "capacity-block") else "on-demand"
+    zone = instance.get("Placement", {}).get("AvailabilityZone", "")
     return Machine(
         instance_id=instance["InstanceId"],
         instance_type=instance["InstanceType"],
         lifecycle=lifecycle,
         launched_at=to_seconds(instance["LaunchTime"]),
-        # AWS bills the hours of these two states only:
+        # Only these two are billed:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
         running=state in ("pending", "running"),
         ended=state in ("shutting-down", "terminated"),
         until=_parse_transition(instance.get("StateTransitionReason", "")),
         reclaimed=instance.get("StateReason", {}).get("Code", "").startswith("Server.Spot"),
-        usd_per_hour=usd_per_hour,
+        usd_per_hour=spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None,
     )
 
 
 def _parse_transition(text: str) -> datetime | None:
-    """Return the time in "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none."""
+    # "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none.
     match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", text)
     return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None

@@ -1,7 +1,7 @@
-"""Meter dollars from what EC2 says of each instance; where a time is unknown, the dearer one counts.
+"""Meter dollars from EC2's word on each instance; where a time is unknown, the dearer one counts.
 
-Each instance is charged from where its meter stands to now, or to its end, so a missed tick is made up for by the next
-one, a tick that ran twice charges once, and a changed price holds from then on.
+An instance is charged from where its meter stands to now, or to its end: a missed tick is made up for, a tick that ran
+twice charges once, and a changed price holds from then on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bootstrap.controller.observation import AutoScalingGroup, Machine
 
 # Billed even where an instance lives shorter: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
-# EC2 describes a terminated instance for about an hour; after a day the state keeps only its spend.
+# After a day the state keeps only an ended instance's spend.
 KEEP_ENDED = timedelta(days=1)
 
 
@@ -60,7 +60,7 @@ def charge(
 
 
 def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
-    """Present cost of an hour, with the stack's own cost and its unused reservation."""
+    """Present cost of the stack, with its unused reservation, USD per hour."""
     alive = [instance for instance in instances.values() if instance.ended_at is None]
     nodes_usd = sum(instance.usd_per_hour for instance in alive)
     return nodes_usd + settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, len(alive))
@@ -91,14 +91,14 @@ def _charge_described(
     volume = settings.volume_usd_per_node_hour
     price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
     if machine.instance_type not in settings.prices.get(machine.lifecycle, {}):
-        # A node of the plan before: this plan's prices may all be lower than its own.
+        # A node of the plan before may have been dearer.
         price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + volume
     running_until = now if machine.running else machine.until or now
     if not machine.running:
         running_until = max(running_until, machine.launched_at + SHORTEST)
-    # A stopped node of a warm pool has a later launch time when it starts again; between, only its volume costs.
+    # A stopped node of a warm pool costs its volume; it has a later launch time when it starts again.
     running_from = max(instance.metered_until, machine.launched_at)
     until = running_until if machine.ended else max(now, running_until)
     spent = hours(running_until - running_from) * (price - volume) + hours(until - instance.metered_until) * volume
@@ -118,8 +118,8 @@ def _charge_forgotten(
 ) -> MeteredInstance:
     """Charge an instance that EC2 no longer describes to the latest time at which it can have ended.
 
-    That is the next tick, and after an outage the end of the node's lease, unless the group was made anew since. Should
-    EC2 describe the instance again (its answers are eventually consistent), it is charged without a gap.
+    That is the next tick, or the end of its lease after an outage, unless the group was made anew. EC2's answers are
+    eventually consistent: an instance that it describes again is charged without a gap.
     """
     if instance.ended_at is not None:
         return instance
@@ -134,7 +134,7 @@ def _charge_forgotten(
 def _charge_stack(
     settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup | None, now: datetime
 ) -> float:
-    # A group younger than the last tick: the stack was destroyed and deployed again, and cost nothing in between.
+    # A stack that was destroyed and deployed again cost nothing in between.
     since = max(state.updated_at, group.created_at) if group else state.updated_at
     used = sum(instance.ended_at is None for instance in state.instances.values())
     return hours(now - since) * (settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, used))

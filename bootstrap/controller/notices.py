@@ -1,4 +1,4 @@
-"""Read EC2's notices on nodes from the queue that EventBridge fills, and delete them once they are counted."""
+"""Read EC2's notices on nodes from the queue, and delete the counted ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bootstrap.controller.clients import Clients
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
-# Batches of ten messages: an account's other instances send notices too, and the next tick is a minute away.
+# Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
 
 
 def receive_notices(
     clients: Clients, settings: ControllerSettings, problems: list[str]
 ) -> tuple[dict[str, set[str]], list[str]]:
-    """Return instance ids by kind of notice, and the receipts of the messages, for ``delete_notices``."""
+    """Return instance ids by kind of notice, and the messages' receipts."""
     instances: dict[str, set[str]] = {INTERRUPTION: set(), REBALANCE: set()}
     receipts: list[str] = []
     for _ in range(QUEUE_BATCHES):
@@ -37,7 +37,7 @@ def receive_notices(
 
 
 def delete_notices(clients: Clients, settings: ControllerSettings, receipts: Sequence[str]) -> None:
-    """Delete messages that the written state has counted."""
+    """Delete counted messages."""
     for start in range(0, len(receipts), 10):
         batch = receipts[start : start + 10]
         entries = [{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(batch)]

@@ -19,7 +19,7 @@ class AutoScalingGroup:
     desired: int
     min_size: int
     max_size: int
-    on_demand_base: int | None  # None where the group has one purchase option only
+    on_demand_base: int | None  # None with one purchase option only
     members: tuple[Member, ...]
 
     def in_state(self, state: str) -> list[str]:
@@ -39,7 +39,7 @@ class AutoScalingGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """An instance as EC2 sees it; one that neither runs nor has ended is stopped."""
+    """An instance of EC2, stopped where it neither runs nor has ended."""
 
     instance_id: str
     instance_type: str
@@ -47,9 +47,9 @@ class Machine:
     launched_at: datetime
     running: bool  # hours are billed
     ended: bool  # never comes back
-    until: datetime | None  # end of billing; None while running, or where EC2 does not say
-    reclaimed: bool = False  # EC2 took the spot capacity back
-    usd_per_hour: float | None = None  # the spot market's price in its zone; None for the plan's price
+    until: datetime | None  # end of billing, where EC2 says it
+    reclaimed: bool = False  # EC2 took it back
+    usd_per_hour: float | None = None  # the spot market's price; None for the plan's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,21 +62,21 @@ class FailedLaunch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Everything that one tick observes."""
+    """Everything that a tick observes."""
 
     group: AutoScalingGroup | None
-    machines: tuple[Machine, ...] = ()  # instances of the group, ended ones for about an hour
-    missed: tuple[Machine, ...] = ()  # ended during an outage: only Auto Scaling's activities still know them
-    interrupted: frozenset[str] = frozenset()  # instance ids in notices since the last tick, of the whole account
+    machines: tuple[Machine, ...] = ()  # ended ones for about an hour
+    missed: tuple[Machine, ...] = ()  # ended during an outage; known from activities
+    interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     rebalanced: frozenset[str] = frozenset()
-    reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, those not yet in the state
+    reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     failed_launches: tuple[FailedLaunch, ...] = ()  # since the last tick
     request: PersonRequest | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tick:
-    """All that a rule may look at, besides the state."""
+    """Input of the rules, besides the state."""
 
     settings: ControllerSettings
     seen: Observation

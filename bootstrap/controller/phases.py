@@ -12,14 +12,14 @@ from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.runs import rest
 
-# Waits before the second, third... start of a gang that did not come together; then the run has failed.
+# Waits before a gang's second, third... start; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
-# A gang that held this long forgets the attempts before it.
+# A gang that held this long forgets earlier attempts.
 PROVEN = timedelta(minutes=30)
 
 
 def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
-    """Return the state one phase on; the same object where nothing changes."""
+    """Return the state one phase on, or the same object."""
     group, now = tick.seen.group, tick.now
     if state.phase in ENDED:
         return _revive(tick, state)
@@ -31,7 +31,7 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     if end and state.phase in UP:
         return state.with_phase("draining", end[1], now, after=end[0])
     if state.phase == "draining":
-        # Not after the drain: the state keeps no ceiling but the last tick's.
+        # Now, not after the drain: the state keeps only the last tick's ceiling.
         if state.after == "over-budget" and not end and is_ceiling_raised(tick.settings, state):
             return replace(state, after="waiting", reason="the ceiling was raised")
         if group and group.members:
@@ -45,16 +45,15 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
             return state
         state = state.with_phase("waiting", "the group's desired size was raised from 0", now)
         end = must_end(tick, state)
-        # A pause has no nodes, so the group's members are the gang's first.
+        # The group's members are the gang's first.
         return state.with_phase(*end, now) if end else _start(tick, state, adopt=True)
     if tick.settings.mode == "workers":
-        # "starting" is of a stack whose nodes were a gang before.
+        # "starting": the nodes were a gang before.
         return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
     return _check_gang(tick, state)
 
 
 def _revive(tick: Tick, state: ControllerState) -> ControllerState:
-    """Start an ended run again where its reason to end is gone."""
     request = tick.seen.request
     reason = ""
     if state.phase == "stopped" and (request is None or request.want == "run"):
@@ -62,13 +61,12 @@ def _revive(tick: Tick, state: ControllerState) -> ControllerState:
     if state.phase == "over-budget" and is_ceiling_raised(tick.settings, state):
         reason = "the ceiling was raised"
     elif state.phase == "block-ended":
-        # The run stays the same, and a block that was bought for it is paid from its start.
         reason = "the plan has another Capacity Block, or needs none"
     return state.with_phase("waiting", reason, tick.now) if reason and not must_end(tick, state) else state
 
 
 def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> ControllerState:
-    """Ask for all nodes where nothing stands against it; ``adopt`` keeps the members that are there."""
+    # ``adopt`` keeps the members that are there.
     settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
     if settings.block and now < settings.block.start:
         return _wait(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
@@ -92,7 +90,6 @@ def _wait(state: ControllerState, reason: str) -> ControllerState:
 
 
 def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
-    """Keep a gang that starts or trains complete: all nodes, or within the window none."""
     settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
     if group is None:
         return state
@@ -111,17 +108,15 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
     if since is None:
         return replace(state, incomplete_since=now, reason=f"{in_service} of {count} nodes are in service")
-    # A tick early: the window is over before the next one.
-    if now - since + TICK > timedelta(seconds=settings.gang_window_s):
-        return _give_back(tick, state, in_service)
-    return state
+    # The window may be over before the next tick.
+    is_over = now - since + TICK > timedelta(seconds=settings.gang_window_s)
+    return _give_back(tick, state, in_service) if is_over else state
 
 
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
-    """Follow a group whose size another hand set to 0."""
     assert tick.seen.group
     if tick.seen.group.created_at > state.updated_at:
-        # `pulumi destroy` in the middle of a run, and `pulumi up`: nobody wants a pause.
+        # `pulumi destroy` in the middle of a run, and `pulumi up`.
         return rest(tick, replace(state, desired_seen=0), "the stack was deployed anew")
     reason = "a schedule, or a person, set the group's size to 0"
     silent = tick.now - state.updated_at
@@ -134,7 +129,6 @@ def _pause(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _give_back(tick: Tick, state: ControllerState, in_service: int) -> ControllerState:
-    """End an incomplete gang, whose waiting nodes are paid; try again later, or with on-demand nodes."""
     settings, now = tick.settings, tick.now
     reason = f"{in_service} of {settings.node_count} nodes within {settings.gang_window_s // 60} minutes"
     if state.last_failure:
@@ -142,7 +136,7 @@ def _give_back(tick: Tick, state: ControllerState, in_service: int) -> Controlle
     if settings.fallback_on_demand and not state.on_demand:
         reason = f"{reason}: on-demand nodes instead"
         return state.with_phase("draining", reason, now, after="waiting", on_demand=True, attempts=0)
-    # A block is paid whether it is used or not: only its end ends the attempts.
+    # A block is paid anyway: only its end ends the attempts.
     if settings.block:
         next_attempt_at = now + RETRY_WAITS[0]
     elif state.attempts > len(RETRY_WAITS):

@@ -9,7 +9,7 @@ from bootstrap.controller.observation import Tick
 
 
 def first_state(tick: Tick) -> ControllerState:
-    """Return the state before the first tick; the stack is metered from when its group was made."""
+    """Return the state before the first tick, metered from when the group was made."""
     born = min(tick.seen.group.created_at, tick.now) if tick.seen.group else tick.now
     reason = "the first tick"
     state = ControllerState(
@@ -32,27 +32,27 @@ def rest(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
 
 
 def change_run(tick: Tick, state: ControllerState) -> ControllerState:
-    """Begin the run that the settings name, where it is another one."""
+    """Begin the run of the settings, where it is another."""
     settings = tick.settings
     if state.job != settings.job:
-        # The meter itself never goes back: instances of the old job are charged to their end.
+        # Instances of the old job are charged to their end.
         state = replace(state, job=settings.job, earlier_usd=state.earlier_usd + state.spent_usd, spent_usd=0.0)
     if state.run_id == settings.run_id:
         return state
     reason = f"run {settings.run_id} follows run {state.run_id}"
     state = _begin(tick, replace(state, run_id=settings.run_id))
     if settings.mode == "workers" and state.phase not in ENDED:
-        # Workers train alone: the group replaces them one after another.
+        # The group replaces workers one after another.
         return state
     if tick.seen.group and tick.seen.group.members:
-        # Nodes of two versions never train together, so the old ones save their state and go.
+        # Nodes of two versions never train together.
         after = "paused" if settings.scheduled else "waiting"
         return state.with_phase("draining", reason, tick.now, after=after)
     return rest(tick, state, reason)
 
 
 def obey(tick: Tick, state: ControllerState) -> ControllerState:
-    """Take in a new request to run; ``ends.must_end`` looks at one to stop in every tick."""
+    """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
     request, group = tick.seen.request, tick.seen.group
     if request == state.request:
         return state
@@ -61,7 +61,7 @@ def obey(tick: Tick, state: ControllerState) -> ControllerState:
         return state
     reason = f"{request.by} asked to go on"
     if state.phase in UP and group and group.desired == 0 < state.desired_seen:
-        # Asked during an outage, after the nodes had ended themselves: the run must not pause now.
+        # Asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
     if state.phase == "paused":
         return state.with_phase("waiting", reason, tick.now)
@@ -75,10 +75,9 @@ def obey(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _begin(tick: Tick, state: ControllerState) -> ControllerState:
-    """Reset the counts for a run that begins, or begins anew."""
     return replace(
         state,
-        # Reports of the run before do not count; reported_at stays, so that they are not read again.
+        # Old reports do not count; reported_at stays, so that they are not read again.
         instances={key: replace(instance, report=None) for key, instance in state.instances.items()},
         run_started_at=tick.now,
         attempts=0,

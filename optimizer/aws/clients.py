@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from boto3.session import Session
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_kms import KMSClient
@@ -23,7 +24,6 @@ MAX_ATTEMPTS = 6
 
 
 def _client(service: str, region: str) -> Any:
-    import boto3
     from botocore.config import Config
     from botocore.exceptions import InvalidEndpointConfigurationError
 
@@ -34,13 +34,19 @@ def _client(service: str, region: str) -> Any:
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
-    # One session a client, because of threads; its type knows services only by literal names.
-    # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-    session: Any = boto3.session.Session()
+    session: Any = _session()  # its type knows services only by literal names
     try:
         return session.client(service, region_name=region, config=config)
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
+
+
+def _session() -> Session:
+    import boto3
+
+    # One session a client, because of threads:
+    # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
+    return boto3.session.Session()
 
 
 # Clients of a region.

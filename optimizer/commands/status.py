@@ -1,4 +1,4 @@
-"""``gpufleet status``: show a deployed stack: phase, money, nodes, and predicted against actual."""
+"""``gpufleet status``: show a deployed stack, predicted against actual."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Older failures do not explain why nodes are missing now.
 FAILURES_WINDOW = timedelta(hours=24)
-# Keys of the controller's state that --format json has.
+# Keys of the controller's state in --format json.
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
     *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
@@ -43,7 +42,7 @@ MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "act
 
 @dataclass(kw_only=True)
 class Reading:
-    """Parts of a deployed stack, None or empty where absent; ``unread`` says why a part cannot be read."""
+    """Parts of a deployed stack, None or empty where absent; ``unread`` has why a part cannot be read."""
 
     at: datetime
     state: ControllerState | None = None
@@ -55,7 +54,7 @@ class Reading:
     unread: dict[str, str] = field(default_factory=dict)
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
-        """Return ``call()``; ``otherwise``, with an entry in ``unread``, where AWS fails or the object is malformed."""
+        """Return ``call()``, or ``otherwise`` with an entry in ``unread``."""
         from optimizer.aws import errors
 
         try:
@@ -116,7 +115,7 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
 
 
 def read(names: Names, now: datetime) -> Reading:
-    """Read each part of a stack; a stack without group and state is a DataMissingError."""
+    """Read each part of a stack; without group and state it is a DataMissingError."""
     from optimizer.aws import actuals, clients, control
     from optimizer.aws.progress import read_progress
 
@@ -151,25 +150,21 @@ def read(names: Names, now: datetime) -> Reading:
 
 
 def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
-    """Compare predicted and actual, one row a measure; None where a value is unknown."""
+    """Compare predicted and actual, a row a measure; None where a value is unknown."""
     state, job = reading.state, plan.job
     progress = _current_progress(reading)
     metrics = {name: metric.value for name, metric in reading.metrics.items()}
     steps_per_s = progress.steps_per_second if progress else None
+    speed = metrics.get("TokensPerSecond")
+    speed_note = "CloudWatch" if speed else ""
     if progress and steps_per_s:
-        speed: float | None = steps_per_s * job.global_batch * job.seq_len
+        speed = steps_per_s * job.global_batch * job.seq_len
         speed_note = f"ledger, {progress.measured_s / 60:.0f} min"
-    else:
-        speed = metrics.get("TokensPerSecond")
-        speed_note = "CloudWatch" if speed else ""
     left = arrival = projected = None
     if progress and steps_per_s and not progress.finished:
         left = max(0, job.steps - progress.step) / steps_per_s / 3600
         arrival = f"done at {_utc(reading.at + timedelta(hours=left))} at this speed"
         projected = state.spent_usd + state.usd_per_hour * left if state else None
-    spent_usd, usd_per_hour, interruptions = (
-        (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
-    )
     limits = f"p95 of the plan {plan.cost_usd.p95:,.2f}"
     if state and state.ceiling_usd is not None:
         limits = f"ceiling {state.ceiling_usd:,.2f}, {limits}"
@@ -178,18 +173,17 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
         ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
         ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the nodes"),
         ("GPU memory", "GiB", plan.memory.peak_gib, metrics.get("GpuMemoryUsedGiB"), "fullest GPU, mean of the nodes"),
-        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, usd_per_hour, "now"),
+        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, state and state.usd_per_hour, "now"),
         ("hours", "h", plan.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
         ("hours left", "h", None, left, arrival or ""),
-        ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
+        ("cost so far", "USD", None, state and state.spent_usd, "controller's meter, at the plan's prices"),
         ("cost at the end", "USD", plan.cost_usd.expected, projected, limits),
-        ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
+        ("interruptions", "", plan.interruption.expected_count, state and state.interruptions, ""),
     ]
     return [dict(zip(MEASURES, row, strict=True)) for row in rows]
 
 
 def _current_progress(reading: Reading) -> TrainingProgress | None:
-    """Return the training's progress, unless it is an earlier run's."""
     progress, state = reading.progress, reading.state
     return None if progress and state and progress.at < state.run_started_at else progress
 
@@ -219,18 +213,14 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading, measures: list[dict
         "region": names.region,
         "account_id": names.account_id,
         "at": reading.at.isoformat(timespec="seconds"),
-        "plan": {
-            "instance_type": plan.instance_type,
-            "node_count": plan.node_count,
-            "purchase": plan.purchase.option,
-            "model": plan.job.model,
-        },
-        "state": None if state is None else _state_as_json(state),
-        "controller_silent_s": None if state is None else round(state.silent_s(reading.at)),
-        "request": None if reading.request is None else to_json(reading.request),
-        "group": None if reading.group is None else asdict(reading.group),
+        "plan": {"instance_type": plan.instance_type, "node_count": plan.node_count}
+        | {"purchase": plan.purchase.option, "model": plan.job.model},
+        "state": state and _state_as_json(state),
+        "controller_silent_s": state and round(state.silent_s(reading.at)),
+        "request": reading.request and to_json(reading.request),
+        "group": reading.group and asdict(reading.group),
         "failed_launches": [asdict(failure) for failure in reading.failures],
-        "progress": None if progress is None else asdict(progress),
+        "progress": progress and asdict(progress),
         "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
         "measures": measures,
         "unread": reading.unread,
@@ -244,21 +234,21 @@ def _state_as_json(state: ControllerState) -> dict[str, Any]:
 
 
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]]) -> None:
-    for line in headline(plan, reading):
-        click.echo(line)
-    click.echo("")
+    click.echo("\n".join(headline(plan, reading)) + "\n")
     write_table(measures, MEASURES)
     if reading.group is not None and reading.group.nodes:
         click.echo("")
-        shown = [("yes" if node.protected else "no", _utc(node.launched_at), node) for node in reading.group.nodes]
-        rows = [asdict(node) | {"protected": protected, "launched_at": at} for protected, at, node in shown]
+        rows = [
+            asdict(node) | {"protected": "yes" if node.protected else "no", "launched_at": _utc(node.launched_at)}
+            for node in reading.group.nodes
+        ]
         write_table(rows, NODE_COLUMNS)
     for failure in reading.failures:
         click.echo(f"\nlaunch failed at {_utc(failure.at)}: {failure.message}")
 
 
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:
-    """Write the lines above the tables: the phase with its reason, the nodes, and all that keeps the fleet down."""
+    """Write the lines above the tables: phase, nodes, and all that keeps the fleet down."""
     state, group = reading.state, reading.group
     lines = [f"{plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for {plan.job.model}"]
     if state is None:
