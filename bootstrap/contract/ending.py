@@ -49,7 +49,7 @@ class EndLeaving(_OfInstance):
 
 
 class EndStaying(_OfInstance):
-    """End an instance that Auto Scaling does not end; its hook still gives it time to save."""
+    """End an instance that Auto Scaling does not end; it still saves."""
 
 
 EndAction = LiftProtection | AbandonLaunch | EndLeaving | EndStaying
@@ -67,7 +67,7 @@ def abandon_launches(members: Iterable[Member]) -> list[AbandonLaunch]:
 
 
 def end_staying(members: Iterable[Member], zero_since: datetime, now: datetime) -> list[EndStaying]:
-    """End nodes in service after ENDING at size 0: hostile code may protect its node again and again."""
+    """End nodes in service after ENDING at size 0: hostile code may protect them again and again."""
     return [EndStaying(instance_id=key) for key in _in_state(members, IN_SERVICE) if now - zero_since >= ENDING]
 
 

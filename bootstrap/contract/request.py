@@ -29,5 +29,5 @@ class PersonRequest:
 
 
 def read_request(text: str, place: str, *, lenient: bool = False) -> PersonRequest:
-    """Parse an object; ``lenient`` as in ``codec.from_json``."""
+    """Parse an object."""
     return from_json(PersonRequest, parse_json(text, place), place, lenient=lenient)

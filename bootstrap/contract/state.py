@@ -3,9 +3,9 @@
 The controller alone writes it. Money is in USD, times are UTC.
 
     phase         nodes  means
-    waiting       0      the next start is due at next_attempt_at
-    starting      0..N   all N nodes are asked for; given back when not together within the gang window
-    running       N      the gang is, or was, complete (incomplete_since); workers: as many as the scaling policies want
+    waiting       0      for the next start, at next_attempt_at
+    starting      0..N   all N nodes are asked for, and given back after the gang window
+    running       N      the gang is, or was, complete (incomplete_since); workers: as many as the policies want
     draining      N..0   nodes save and end; "after" follows
     paused        0      a schedule, or a person, set the group's size to 0, and brings it back
     stopped       0      a person asked for it; `gpufleet resume` goes on
@@ -13,7 +13,7 @@ The controller alone writes it. Money is in USD, times are UTC.
     failed        0      a node gave up, or no attempt brought the gang together
     unfit         0      too many nodes failed their set-up or tests
     over-budget   0      the ceiling is reached; a higher gpufleet:ceilingUsd goes on
-    block-ended   0      the Capacity Block ends; a plan with another, or without, goes on
+    block-ended   0      the Capacity Block ends; a plan with another, or none, goes on
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION: Literal[1] = 1
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# Phases that want nodes, that want none for now, and that only a request, run, ceiling or purchase ends.
+# Phases that want nodes, that want none for now.
 UP: tuple[Phase, ...] = ("starting", "running")
 PAUSES: tuple[Phase, ...] = ("waiting", "paused")
 ENDED: tuple[Phase, ...] = get_args(Ended)
@@ -54,7 +54,7 @@ class MeteredInstance:
     spent_usd: float
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
-    rebalanced: bool = False  # EC2 said that it may
+    rebalanced: bool = False  # EC2 may take it back
     leaving_since: datetime | None = None  # first tick in its terminate hook
     report: ReportState | None = None  # last of the present run
     reported_at: datetime | None = None  # when S3 took the last report
@@ -128,7 +128,7 @@ class NewerStateError(FormatError):
 
 
 def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerState:
-    """Parse an object, or raise NewerStateError or FormatError; ``lenient`` as in ``codec.from_json``."""
+    """Parse an object, or raise NewerStateError or FormatError."""
     data = parse_json(text, place)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:

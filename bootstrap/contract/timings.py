@@ -9,8 +9,8 @@ from datetime import timedelta
 TICK = timedelta(minutes=1)
 # Without a tick for so long, the controller is silent.
 SILENT = 5 * TICK
-# Age of control/state.json at which a node saves and ends itself: longer than most AWS outages, and than a person takes
-# after the alarm at SILENT. A test compares LEASE_S of bootstrap/lib.sh.
+# Age of control/state.json at which a node ends itself: longer than most AWS outages, and than a person takes after the
+# alarm at SILENT. LEASE_S of bootstrap/lib.sh.
 LEASE = timedelta(minutes=30)
 # Nodes check their lease every five minutes (gpufleet-lease.timer), and Auto Scaling takes minutes to act.
 LEASE_ACTS = timedelta(minutes=10)
@@ -26,8 +26,7 @@ SHORTEST_SAVE_LIMIT_S = 240
 LEAVING_S = 60
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutLifecycleHook.html
 HOOK_LIMIT_S = 7200
-# From a lower desired size to the last node's end, without the checkpoint: Auto Scaling looks about once a minute, and
-# the first tick after its limit completes a hook.
+# From a lower desired size to the last node's end, without the checkpoint: Auto Scaling looks about once a minute.
 ENDING = timedelta(minutes=3)
 _ENDING_S = int((ENDING + TICK).total_seconds())
 # EC2 begins to end a Capacity Block's instances this long before the block's end:

@@ -63,8 +63,7 @@ def find_missed_machines(
 ) -> tuple[Machine, ...]:
     """Return the instances that ended during an outage and that EC2 describes no more.
 
-    "Launching a new EC2 instance: i-..." begins before AWS bills the instance, "Terminating EC2 instance: i-..." ends
-    after.
+    "Launching a new EC2 instance: i-..." begins before billing, "Terminating EC2 instance: i-..." ends after.
     """
     if state is None or now - state.updated_at <= EC2_FORGETS:
         return ()

@@ -48,13 +48,7 @@ def _clients(region: str) -> Clients:
 
 
 def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> ControllerState:
-    """Run one tick and return the state it left.
-
-    Raises:
-        NewerStateError, botocore's ClientError: nothing was done.
-        StateError: the spend is unknown; the nodes are being ended.
-        TickError: an action failed; the others were done.
-    """
+    """Run one tick and return its state; StateError: the nodes are being ended; TickError: an action failed."""
     now = to_seconds(now)
     try:
         before, etag = load_state(clients, settings)

@@ -1,7 +1,6 @@
 """Meter dollars from EC2's word on each instance; where a time is unknown, the dearer one counts.
 
-An instance is charged from where its meter stands to now, or to its end: a missed tick is made up for, a tick that ran
-twice charges once, and a changed price holds from then on.
+An instance is charged from where its meter stands: a missed tick is made up for, a repeated one charges nothing.
 """
 
 from __future__ import annotations
@@ -116,11 +115,8 @@ def _charge_described(
 def _charge_forgotten(
     settings: ControllerSettings, instance: MeteredInstance, group: AutoScalingGroup | None, now: datetime
 ) -> MeteredInstance:
-    """Charge an instance that EC2 no longer describes to the latest time at which it can have ended.
-
-    That is the next tick, or the end of its lease after an outage, unless the group was made anew. EC2's answers are
-    eventually consistent: an instance that it describes again is charged without a gap.
-    """
+    # EC2 no longer describes it: it ended by the next tick, or with its lease in an outage, unless the group is new.
+    # EC2's answers are eventually consistent: where it describes the instance again, no gap is left.
     if instance.ended_at is not None:
         return instance
     latest, before = TICK, instance.metered_until

@@ -25,7 +25,7 @@ FAILURES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedNode:
-    """An instance of the group; EC2 adds lifecycle ("spot", "on-demand", "capacity-block") and the last start."""
+    """An instance of the group; EC2 adds lifecycle and the last start."""
 
     instance_id: str
     instance_type: str
@@ -33,7 +33,7 @@ class DeployedNode:
     lifecycle_state: str
     health: str
     protected: bool
-    lifecycle: str = ""
+    lifecycle: str = ""  # "spot", "on-demand", "capacity-block"
     launched_at: datetime | None = None
 
 
@@ -109,7 +109,7 @@ def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, t
 
 
 def read_failures(client: AutoScalingClient, name: str, *, since: datetime) -> tuple[LaunchFailure, ...]:
-    """Return the newest scaling activities that failed, each message once."""
+    """Return the newest failed scaling activities, each message once."""
     answer = client.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=ACTIVITIES_READ)
     failures: dict[str, LaunchFailure] = {}
     for activity in answer["Activities"]:

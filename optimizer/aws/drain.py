@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
 
 POLL_S = 10
-# After three ticks a controller should have set the size to 0.
+# Three ticks, to set the size to 0.
 CONTROLLER_MAY_TAKE = timedelta(minutes=3)
-# Two more ticks than the time to save, for the controller to complete stuck hooks.
+# Two ticks, to complete stuck hooks.
 CONTROLLER_MORE = timedelta(minutes=2)
 # From hook to leaving the group; not billed.
 LEAVES_GROUP = timedelta(minutes=20)
@@ -136,7 +136,7 @@ class Drain:
         return all([self._call(purpose, *operation) for operation in ending.calls(action, **names)])  # noqa: C419
 
     def _call(self, purpose: str, operation: str, parameters: dict[str, Any]) -> bool:
-        """Return whether AWS took the call; a refusal (too many calls, a node just gone) is tried again later."""
+        # A refusal, like too many calls or a node just gone, is tried again later.
         try:
             getattr(self.client, operation)(**parameters)
         except Exception as error:

@@ -18,7 +18,6 @@ CODES = {
     # Too many calls, even after botocore's `standard` retries.
     "throttled": "RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException "
     "RequestThrottled BandwidthLimitExceeded",
-    # Wrong, expired, or of an account without the region.
     "bad credentials": "AuthFailure ExpiredToken ExpiredTokenException InvalidClientTokenId RequestExpired "
     "SignatureDoesNotMatch UnrecognizedClientException",
     # The policy lacks the action. "403" and "404" are S3's answers without a body (HeadBucket).

@@ -55,8 +55,8 @@ _SPOT = {
         ("g", "G and VT", "L-3819A6DF"),
     )
 }
-# An organisation has a second quota that a member cannot read. AWS's page has P4d to P5en; the codes of P4de and P6 are
-# from Service Quotas' list, read in public code 2026-11-21.
+# AWS's page has P4d to P5en; the codes of P4de and P6 are from Service Quotas' list, read in public code 2026-11-21.
+# An organisation's second quota cannot be read.
 _CAPACITY_BLOCK = {
     family: Quota("ec2", code, f"Concurrent {name} Capacity Blocks per account", "vCPUs", "capacity-block")
     for family, name, code in (

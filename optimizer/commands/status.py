@@ -165,6 +165,9 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
         left = max(0, job.steps - progress.step) / steps_per_s / 3600
         arrival = f"done at {_utc(reading.at + timedelta(hours=left))} at this speed"
         projected = state.spent_usd + state.usd_per_hour * left if state else None
+    spent_usd, usd_per_hour, interruptions = (
+        (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
+    )
     limits = f"p95 of the plan {plan.cost_usd.p95:,.2f}"
     if state and state.ceiling_usd is not None:
         limits = f"ceiling {state.ceiling_usd:,.2f}, {limits}"
@@ -173,12 +176,12 @@ def compare(plan: FleetPlan, reading: Reading) -> list[dict[str, Any]]:
         ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
         ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the nodes"),
         ("GPU memory", "GiB", plan.memory.peak_gib, metrics.get("GpuMemoryUsedGiB"), "fullest GPU, mean of the nodes"),
-        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, state and state.usd_per_hour, "now"),
+        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, usd_per_hour, "now"),
         ("hours", "h", plan.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
         ("hours left", "h", None, left, arrival or ""),
-        ("cost so far", "USD", None, state and state.spent_usd, "controller's meter, at the plan's prices"),
+        ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
         ("cost at the end", "USD", plan.cost_usd.expected, projected, limits),
-        ("interruptions", "", plan.interruption.expected_count, state and state.interruptions, ""),
+        ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
     return [dict(zip(MEASURES, row, strict=True)) for row in rows]
 

@@ -108,25 +108,20 @@ def test_a_plan_that_no_longer_falls_back_buys_no_further_node_on_demand() -> No
     assert world.base == 0
 
 
-def test_a_lost_node_is_waited_for_within_the_window_and_counted_once() -> None:
+@pytest.mark.parametrize("notice", [True, False])
+def test_a_lost_node_is_waited_for_within_the_window_and_counted_once(notice: bool) -> None:
     world = trained(World(settings()))
     victim = world.in_service()[0]
-    world.interrupt(victim)
+    world.interrupt(victim, notice=notice)
     world.run(3)
-    world.interrupted.add(victim)  # SQS delivers at least once
+    if notice:
+        world.interrupted.add(victim)  # SQS delivers at least once
     world.run(10)
     assert world.phase == "running"
     assert world.known.interruptions == 1
     assert len(world.in_service()) == 3
     assert world.known.incomplete_since is None
     assert world.known.unfit_nodes == 0
-
-
-def test_an_interruption_without_notice_counts_too() -> None:
-    world = trained(World(settings()))
-    world.interrupt(world.in_service()[0], notice=False)
-    world.run(1)
-    assert world.known.interruptions == 1
 
 
 def test_survivors_that_wait_in_vain_are_given_back() -> None:
@@ -204,8 +199,12 @@ def test_a_done_run_ends_at_zero_nodes_and_stays_there() -> None:
     assert (world.phase, world.desired, world.alive()) == ("done", 0, [])
 
 
-def test_one_done_node_is_enough_after_a_while() -> None:
+def test_one_done_node_is_enough_after_a_while_unless_it_speaks_of_another_run() -> None:
     world = trained(World(settings()))
+    for key in world.in_service():
+        world.say(key, "done", run_id="eeeeeeeeeeee")
+    world.run(10)
+    assert world.phase == "running"
     world.say(world.in_service()[0], "done")
     world.run(4)
     assert world.phase == "running"
@@ -245,14 +244,6 @@ def test_asked_to_go_on_while_draining_after_a_failure_it_starts_again_after_the
     world.ask("run")
     world.run_until("starting")
     world.run_until("running")
-
-
-def test_words_of_another_run_do_not_count() -> None:
-    world = trained(World(settings()))
-    for key in world.in_service():
-        world.say(key, "done", run_id="eeeeeeeeeeee")
-    world.run(10)
-    assert world.phase == "running"
 
 
 def test_a_person_stops_and_resumes() -> None:

@@ -319,33 +319,21 @@ def test_metrics_that_are_not_taken_stop_nothing(stack: Stack, monkeypatch: pyte
     assert stack.group.desired_capacity == 3
 
 
+WITHOUT_UTC = {"schema_version": 1, "run": "r", "state": "done", "exit_status": 0, "step": "", "at": FIRST_HOUR}
+
+
 @pytest.mark.parametrize(
-    "body",
+    ("body", "storage"),
     [
-        pytest.param("[" * 10_000, id="nested deeper than Python reads"),
-        pytest.param(json.dumps({"step": "x" * bucket.REPORT_BYTES}), id="larger than a report"),
-        pytest.param(
-            json.dumps(
-                {"schema_version": 1, "run": "r", "state": "done", "exit_status": 0, "step": "", "at": FIRST_HOUR}
-            ),
-            id="a time without UTC",
-        ),
+        pytest.param("[" * 10_000, "STANDARD", id="nested deeper than Python reads"),
+        pytest.param(json.dumps({"step": "x" * bucket.REPORT_BYTES}), "STANDARD", id="larger than a report"),
+        pytest.param(json.dumps(WITHOUT_UTC), "STANDARD", id="a time without UTC"),
+        pytest.param("{}", "GLACIER", id="archived by its node"),
     ],
 )
-def test_what_hostile_code_says_of_a_node_does_not_stop_the_meter(stack: Stack, body: str) -> None:
-    node = stack.trained()[0]
-    stack.put(f"nodes/{node}.json", body)
-    before = stack.read()["spent_usd"]
-    assert stack.tick(60).phase == "running"
-    assert stack.read()["spent_usd"] > before + 80
-
-
-def test_a_report_that_s3_does_not_give_back_does_not_stop_the_meter(stack: Stack) -> None:
-    """Archived by the node that wrote it (InvalidObjectState), or under a key of its own (InvalidRequest)."""
-    node = stack.trained()[0]
-    stack.clients.s3.put_object(
-        Bucket=stack.config.bucket, Key=f"control/nodes/{node}.json", Body=b"{}", StorageClass="GLACIER"
-    )
+def test_what_hostile_code_says_of_a_node_does_not_stop_the_meter(stack: Stack, body: str, storage: Any) -> None:
+    key = f"control/nodes/{stack.trained()[0]}.json"
+    stack.clients.s3.put_object(Bucket=stack.config.bucket, Key=key, Body=body.encode(), StorageClass=storage)
     before = stack.read()["spent_usd"]
     assert stack.tick(60).phase == "running"
     assert stack.read()["spent_usd"] > before + 80
@@ -524,19 +512,18 @@ def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end
     assert spent - had == pytest.approx((3 * 3 + 1) * stack.config.dearest_usd_per_hour)
 
 
+@pytest.mark.parametrize(
+    ("own_zone", "usd"),
+    # These settings have no spot price: without the market's the dearest counts.
+    [(("7.5", "7.4"), 3 * 7.5), (("0",), 90)],
+)
 def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, own_zone: tuple[str, ...], usd: float
 ) -> None:
-    spot(stack, monkeypatch, [price("us-east-1b", "99"), price("us-east-1a", "7.5"), price("us-east-1a", "7.4")])
+    spot(stack, monkeypatch, [price("us-east-1b", "99"), *(price("us-east-1a", text) for text in own_zone)])
     before = stack.read()
-    assert before["usd_per_hour"] == pytest.approx(3 * 7.5)
-    assert stack.tick(60).spent_usd - before["spent_usd"] == pytest.approx(22.5)
-
-
-def test_without_the_markets_price_the_plans_counts(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    spot(stack, monkeypatch, [price("us-east-1b", "99"), price("us-east-1a", "0")])
-    # These settings have no spot price: the dearest counts.
-    assert stack.read()["usd_per_hour"] == pytest.approx(90)
+    assert before["usd_per_hour"] == pytest.approx(usd)
+    assert stack.tick(60).spent_usd - before["spent_usd"] == pytest.approx(usd)
 
 
 def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
