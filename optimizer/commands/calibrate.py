@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -82,7 +81,13 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
         command=f"gpufleet calibrate {runs.name}{' --without-shipped' if without_shipped else ''}",
     )
     if out is not None:
-        _write(out, report.calibration.model_dump_json(indent=2) + "\n")
+        text = report.calibration.model_dump_json(indent=2) + "\n"
+        try:
+            replace_file(out.resolve(), lambda file: file.write(text))  # a link stays, and its target is written
+        except OSError as error:
+            raise GpufleetError(
+                f"{out.resolve()} cannot be written: {error}", next_step="give another --out"
+            ) from error
     if output_format == "json":
         write_json(_as_json(report, out))
     elif output_format == "csv":
@@ -232,20 +237,3 @@ def _remarks(report: CalibrationReport, out: Path | None) -> None:
         click.echo("nothing written: --out FILE keeps the calibration", err=True)
     else:
         click.echo(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing: a calibration cut short must not replace a good one."""
-    path = path.resolve()  # a link stays, and its target is written
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(text)
-        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}", next_step="give another --out") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

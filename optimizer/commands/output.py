@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -55,6 +57,20 @@ def json_text(document: Mapping[str, Any]) -> str:
     if "NaN" in text or "Infinity" in text:  # a number, or part of a name
         json.dumps(document, allow_nan=False)
     return text
+
+
+def replace_file(path: Path, write: Callable[[IO[str]], object]) -> None:
+    """Write the whole file or nothing: a full disk or a kill leaves the old one."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            temporary = Path(file.name)
+            write(file)
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
+        temporary.replace(path)
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -42,13 +42,7 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
         yield system_vcpus.finding("quota of what is beside the nodes", about=", ".join(target.system_nodes))
         system_vcpus = {}
     for need in (*_node_needs(context), *_system_needs(context, system_vcpus)):
-        if need.quota.market == "capacity-block":
-            used = _used_by_blocks(need.quota, reserved)
-        elif need.quota.market == "spot":
-            used = _used_by_spot(context, need.quota, running, requested)
-        else:
-            used = _used_on_demand(context, need.quota, running, reserved)
-        yield compare(context, need, used)
+        yield compare(context, need, _used(context, need.quota, running, reserved, requested))
 
 
 def check_network_quotas(context: Context) -> Iterator[Finding]:
@@ -199,12 +193,29 @@ def _system_needs(context: Context, vcpus: Mapping[str, int]) -> Iterator[Need]:
             yield Need(quota=quota, amount=node_vcpus * count, purpose=f"{count} x {name} beside the nodes")
 
 
-def _used_on_demand(
-    context: Context, quota: Quota, running: list[Running] | Unknown, reserved: list[Reservation] | Unknown
+def _used(
+    context: Context,
+    quota: Quota,
+    running: list[Running] | Unknown,
+    reserved: list[Reservation] | Unknown,
+    requested: list[tuple[str, int]] | Unknown,
 ) -> float | Unknown:
-    """Sum vCPUs of running on-demand instances and of unused reservations: both count towards the quota."""
+    """Sum the vCPUs that count towards ``quota``: on demand also those of unused reservations, on spot of requests."""
+    if quota.market == "capacity-block":
+        if isinstance(reserved, Unknown):
+            return reserved
+        return sum(
+            vcpus * int(reservation["TotalInstanceCount"])
+            for reservation, vcpus in reserved
+            if quotas.is_block(reservation) and quotas.capacity_block(reservation["InstanceType"]) == quota
+        )
     if isinstance(running, Unknown):
         return running
+    if quota.market == "spot":
+        if isinstance(requested, Unknown):
+            return requested
+        waiting = sum(vcpus for name, vcpus in requested if quotas.spot(name) == quota)
+        return _running_vcpus(context, quota, running, ("spot",)) + waiting
     if isinstance(reserved, Unknown):
         return reserved
     return _running_vcpus(context, quota, running, ("on-demand", "scheduled")) + sum(
@@ -213,27 +224,6 @@ def _used_on_demand(
         if not quotas.is_block(reservation)
         and quotas.on_demand(reservation["InstanceType"]) == quota
         and not context.owns(reservation)
-    )
-
-
-def _used_by_spot(
-    context: Context, quota: Quota, running: list[Running] | Unknown, requested: list[tuple[str, int]] | Unknown
-) -> float | Unknown:
-    if isinstance(running, Unknown):
-        return running
-    if isinstance(requested, Unknown):
-        return requested
-    waiting = sum(vcpus for name, vcpus in requested if quotas.spot(name) == quota)
-    return _running_vcpus(context, quota, running, ("spot",)) + waiting
-
-
-def _used_by_blocks(quota: Quota, reserved: list[Reservation] | Unknown) -> float | Unknown:
-    if isinstance(reserved, Unknown):
-        return reserved
-    return sum(
-        vcpus * int(reservation["TotalInstanceCount"])
-        for reservation, vcpus in reserved
-        if quotas.is_block(reservation) and quotas.capacity_block(reservation["InstanceType"]) == quota
     )
 
 

@@ -4,84 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from optimizer.aws import errors
-from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, warning
+from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, warning
 
-_CHECK = "image"
-_OTHER = "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
+_OTHER_IMAGE = (
+    "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
+)
+_failure = partial(failure, "image", next_step=_OTHER_IMAGE)
+_warning = partial(warning, "image")
 
 
 def check_image(context: Context) -> Iterator[Finding]:
     """Look for the exact image, deprecated ones too: a running stack must still find the image it is on."""
     target = context.target
     if target.ami_problem:
-        yield failure(_CHECK, target.ami_problem, why="no node could be made", next_step=_OTHER)
+        yield _failure(target.ami_problem, why="no node could be made")
         return
     images = _describe_images(context)
     if len(images) != 1:
-        yield failure(
-            _CHECK,
+        yield _failure(
             f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {target.ami_id or target.ami_name!r} "
             f"in {context.region}",
             value=len(images),
             limit=1,
             why="the program takes exactly one, by name or id, and never the newest",
-            next_step=_OTHER,
         )
         return
     (image,) = images
     yield from problems_or(
         _problems(context, image),
         lambda: passed(
-            _CHECK, f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
+            "image", f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
         ),
     )
 
 
 def _describe_images(context: Context) -> list[Any]:
     target = context.target
-    try:
-        if target.ami_id:
-            answer = context.ec2.describe_images(ImageIds=[target.ami_id], IncludeDeprecated=True)
-        else:
-            answer = context.ec2.describe_images(
-                Owners=["amazon"], IncludeDeprecated=True, Filters=[{"Name": "name", "Values": [target.ami_name]}]
-            )
-        return list(answer["Images"])
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
-        return []
+    wanted: dict[str, Any] = {"ImageIds": [target.ami_id]}
+    if not target.ami_id:
+        wanted = {"Owners": ["amazon"], "Filters": [{"Name": "name", "Values": [target.ami_name]}]}
+    images = find(lambda: list(context.ec2.describe_images(IncludeDeprecated=True, **wanted)["Images"]))
+    return [] if isinstance(images, Unknown) else images
 
 
 def _problems(context: Context, image: Any) -> Iterator[Finding]:
     planned = context.plan.node.cpu_architecture
     name = image["Name"]
     if image["Architecture"] != planned:
-        yield failure(
-            _CHECK,
+        yield _failure(
             f"{name!r} is for {image['Architecture']}, and {context.plan.instance_type} is {planned}",
             value=image["Architecture"],
             limit=planned,
             why="EC2 refuses the launch",
-            next_step=_OTHER,
         )
     if image["State"] != "available":
-        yield failure(
-            _CHECK,
+        yield _failure(
             f"{name!r} is {image['State']}",
             value=image["State"],
             limit="available",
             why="no instance can be launched from it",
-            next_step=_OTHER,
         )
     volumes = image.get("BlockDeviceMappings", ())
-    root_gib, needed_gib = context.plan.volumes.root_gib, _root_gib(image)
+    roots = [volume for volume in volumes if volume.get("DeviceName") == image.get("RootDeviceName")]
+    needed_gib = max((int(volume.get("Ebs", {}).get("VolumeSize", 0)) for volume in roots), default=0)
+    root_gib = context.plan.volumes.root_gib
     if root_gib < needed_gib:
-        yield failure(
-            _CHECK,
+        yield _failure(
             f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
             value=root_gib,
             limit=needed_gib,
@@ -89,25 +80,21 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             next_step="raise volumes.root_gib in the plan, or choose a smaller image",
         )
     if context.plan.node.efa_cards and not image.get("EnaSupport"):
-        yield failure(
-            _CHECK,
+        yield _failure(
             f"{name!r} is not registered with ENA support",
             why="types with EFA start only from images that have it",
-            next_step=_OTHER,
         )
     deprecated = image.get("DeprecationTime")
     if deprecated and datetime.fromisoformat(deprecated) <= context.now:
-        yield warning(
-            _CHECK,
+        yield _warning(
             f"{name!r} is deprecated since {deprecated[:10]}",
             value=deprecated,
             why="it still launches and gets no fixes, and its owner may withdraw it: a node replaced then has no image "
             "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html)",
-            next_step=_OTHER,
+            next_step=_OTHER_IMAGE,
         )
     if context.target.ami_id and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
-        yield warning(
-            _CHECK,
+        yield _warning(
             f"the snapshots of {name!r} are encrypted",
             value="encrypted",
             why="Auto Scaling must be allowed to use their key, and it is not this stack's: where it may not, every "
@@ -115,14 +102,3 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             "(https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html)",
             next_step="let the stack's service-linked role use that key, or copy the image unencrypted",
         )
-
-
-def _root_gib(image: Any) -> int:
-    return max(
-        (
-            int(mapping.get("Ebs", {}).get("VolumeSize", 0))
-            for mapping in image.get("BlockDeviceMappings", ())
-            if mapping.get("DeviceName") == image.get("RootDeviceName")
-        ),
-        default=0,
-    )

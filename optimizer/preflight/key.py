@@ -6,8 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from optimizer.aws import clients, errors
-from optimizer.preflight.model import Context, Finding, StackNames, Unknown, ask, failure, passed, unknown, warning
+from optimizer.aws import clients
+from optimizer.preflight.model import (
+    Context,
+    Finding,
+    StackNames,
+    Unknown,
+    ask,
+    failure,
+    find,
+    passed,
+    unknown,
+    warning,
+)
 
 _CHECK = "KMS key"
 # Auto Scaling needs these actions on the key to start a node with an encrypted volume:
@@ -28,11 +39,8 @@ def check_key(context: Context) -> Iterator[Finding]:
         return
     names = stack.names(account.id, account.partition)
     kms = clients.kms(context.region)
-    try:
-        key: Any = kms.describe_key(KeyId=names.key_alias)["KeyMetadata"]
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
+    key: Any = find(lambda: kms.describe_key(KeyId=names.key_alias)["KeyMetadata"])
+    if isinstance(key, Unknown):
         yield unknown(
             _CHECK,
             f"there is no {names.key_alias} yet: pulumi up makes it, and whether it may is not known",

@@ -198,6 +198,16 @@ def ask(call: Callable[[], T]) -> T | Unknown:
         return explain(error)
 
 
+def find(call: Callable[[], T]) -> T | Unknown:
+    """Return the answer of ``call``, or AWS's reason where the resource does not exist; other errors pass."""
+    try:
+        return call()
+    except Exception as error:
+        if not errors.is_not_found(error):
+            raise
+        return Unknown(reason=errors.reason(error))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The input of every check; zones are ids, open to the account or of ``target.subnet_ids`` in their order."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from optimizer.aws import errors
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, judge, passed, warning
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, find, judge, passed, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -75,14 +75,12 @@ def check_vpc(context: Context) -> Iterator[Finding]:
     vpc_id, ec2 = context.target.vpc_id, context.ec2
     if not vpc_id:
         return
-    try:
-        support = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsSupport")["EnableDnsSupport"]
-        names = ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
-        yield _missing("VPC", error, f"aws ec2 describe-vpcs --region {context.region}")
+    describe = partial(ec2.describe_vpc_attribute, VpcId=vpc_id)
+    answers = find(lambda: (describe(Attribute="enableDnsSupport"), describe(Attribute="enableDnsHostnames")))
+    if isinstance(answers, Unknown):
+        yield _missing("VPC", answers, f"aws ec2 describe-vpcs --region {context.region}")
         return
+    support, names = answers[0]["EnableDnsSupport"], answers[1]["EnableDnsHostnames"]
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
     if not off:
         yield passed("VPC", f"{vpc_id} resolves names", value=vpc_id)
@@ -106,19 +104,16 @@ def check_subnets(context: Context) -> Iterator[Finding]:
     subnet_ids = context.target.subnet_ids
     if not subnet_ids:
         return
-    try:
-        subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
-        yield _missing("subnets", error, f"aws ec2 describe-subnets --region {context.region}")
+    subnets = find(lambda: context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"])
+    if isinstance(subnets, Unknown):
+        yield _missing("subnets", subnets, f"aws ec2 describe-subnets --region {context.region}")
         return
     for subnet in subnets:
         yield from _check_subnet(context, subnet)
 
 
-def _missing(check: str, error: BaseException, next_step: str) -> Finding:
-    return failure(check, errors.reason(error), why="the nodes start in it", next_step=next_step)
+def _missing(check: str, answer: Unknown, next_step: str) -> Finding:
+    return failure(check, answer.reason, why="the nodes start in it", next_step=next_step)
 
 
 def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:

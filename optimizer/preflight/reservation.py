@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from bootstrap.contract.timings import BLOCK_TAIL
-from optimizer.aws import errors, quotas
+from optimizer.aws import quotas
 from optimizer.plan import FleetPlan
-from optimizer.preflight.model import Context, Finding, Value, failure, passed, problems_or, unknown, warning
+from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, unknown, warning
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
 BLOCK_INSTANCES = 64
@@ -44,14 +45,11 @@ def check_reservation(context: Context) -> Iterator[Finding]:
 
 def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
     check = f"reservation {reservation_id}"
-    try:
-        answer = context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
-    except Exception as error:
-        if not errors.is_not_found(error):
-            raise
+    answer = find(lambda: context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id]))
+    if isinstance(answer, Unknown):
         yield failure(
             check,
-            f"there is none of that id in {context.region}: {errors.reason(error)}",
+            f"there is none of that id in {context.region}: {answer.reason}",
             value=reservation_id,
             why="every launch into it is refused",
             next_step=f"aws ec2 describe-capacity-reservations --region {context.region}",
@@ -76,49 +74,41 @@ def _ok(context: Context, check: str, reservation: Any) -> Finding:
     )
 
 
-def _error(check: str, text: str, value: Value, limit: Value, why: str, next_step: str) -> Finding:
-    return failure(check, text, value=value, limit=limit, why=why, next_step=next_step)
-
-
 def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
-    plan, block = context.plan, quotas.is_block(reservation)
+    plan, block, error = context.plan, quotas.is_block(reservation), partial(failure, check)
     if block != (plan.purchase.option == "capacity-block"):
         is_ = "a Capacity Block" if block else "an On-Demand Capacity Reservation"
-        yield _error(
-            check,
+        yield error(
             f"it is {is_}, and the plan's option is {plan.purchase.option}",
-            "capacity-block" if block else "reserved",
-            plan.purchase.option,
-            "the two are launched into in different ways, and a block ends its instances",
-            "give the reservation of the plan's kind to gpufleet recommend",
+            value="capacity-block" if block else "reserved",
+            limit=plan.purchase.option,
+            why="the two are launched into in different ways, and a block ends its instances",
+            next_step="give the reservation of the plan's kind to gpufleet recommend",
         )
     if reservation["InstanceType"] != plan.instance_type:
-        yield _error(
-            check,
+        yield error(
             f"it holds {reservation['InstanceType']}, and the plan runs on {plan.instance_type}",
-            reservation["InstanceType"],
-            plan.instance_type,
-            "every launch into it is refused",
-            "gpufleet recommend with the reservation's own type",
+            value=reservation["InstanceType"],
+            limit=plan.instance_type,
+            why="every launch into it is refused",
+            next_step="gpufleet recommend with the reservation's own type",
         )
     if reservation["InstancePlatform"] != "Linux/UNIX" or reservation.get("Tenancy", "default") != "default":
-        yield _error(
-            check,
+        yield error(
             f"it is for {reservation['InstancePlatform']}, tenancy {reservation.get('Tenancy')}",
-            reservation["InstancePlatform"],
-            "Linux/UNIX",
-            "a reservation takes only instances of its own platform and tenancy",
-            "make one for Linux/UNIX of default tenancy",
+            value=reservation["InstancePlatform"],
+            limit="Linux/UNIX",
+            why="a reservation takes only instances of its own platform and tenancy",
+            next_step="make one for Linux/UNIX of default tenancy",
         )
     zone, zones = reservation["AvailabilityZoneId"], context.zone_ids
     if zones and zone not in zones:
-        yield _error(
-            check,
+        yield error(
             f"it is in {zone}, and the nodes would go to {zones[0]}",
-            zone,
-            zones[0],
-            "a reservation belongs to one zone",
-            f"pulumi config set gpufleet:zoneId {zone}",
+            value=zone,
+            limit=zones[0],
+            why="a reservation belongs to one zone",
+            next_step=f"pulumi config set gpufleet:zoneId {zone}",
         )
     if not block and reservation.get("InstanceMatchCriteria") == "open":
         yield warning(
@@ -135,13 +125,13 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     plan, state = context.plan, reservation["State"]
     states = ("active", "scheduled") if quotas.is_block(reservation) else ("active",)
     if state not in states:
-        yield _error(
+        yield failure(
             check,
             f"its state is {state}",
-            state,
-            " or ".join(states),
-            "no instance can be launched into it",
-            f"aws ec2 describe-capacity-reservations --region {context.region} --capacity-reservation-ids "
+            value=state,
+            limit=" or ".join(states),
+            why="no instance can be launched into it",
+            next_step=f"aws ec2 describe-capacity-reservations --region {context.region} --capacity-reservation-ids "
             f"{reservation['CapacityReservationId']}",
         )
     free, total = quotas.unused(reservation), reservation["TotalInstanceCount"]
@@ -159,13 +149,13 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
             f"Values={reservation['CapacityReservationId']}",
         )
     elif free < plan.node_count:
-        yield _error(
+        yield failure(
             check,
             f"it is for {total} instances, and the plan runs {plan.node_count}",
-            total,
-            plan.node_count,
-            "a gang starts with all of its nodes or none",
-            f"gpufleet recommend --max-nodes {total}",
+            value=total,
+            limit=plan.node_count,
+            why="a gang starts with all of its nodes or none",
+            next_step=f"gpufleet recommend --max-nodes {total}",
         )
 
 
@@ -178,14 +168,14 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     hours = (end - begin) / timedelta(hours=1) - early
     block = plan.purchase.capacity_block
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
-        yield _error(
+        yield failure(
             check,
             f"it runs from {reservation['StartDate'].strftime(_TIME)} to {end.strftime(_TIME)}, and the plan has "
             f"{block.start.strftime(_TIME)} to {block.end.strftime(_TIME)}",
-            end.isoformat(),
-            block.end.isoformat(),
-            "the fleet is drained by the plan's end, not the block's",
-            "gpufleet recommend with the block's own times",
+            value=end.isoformat(),
+            limit=block.end.isoformat(),
+            why="the fleet is drained by the plan's end, not the block's",
+            next_step="gpufleet recommend with the block's own times",
         )
     if hours < plan.hours.p95:
         below_expected = hours < plan.hours.expected
@@ -225,25 +215,23 @@ def block_hours(hours: float) -> int | None:
 
 
 def _check_offerings(context: Context) -> Finding:
-    plan, check = context.plan, "capacity block"
+    plan, error = context.plan, partial(failure, "capacity block")
     hours = block_hours(plan.hours.p95 + _early_h(plan))
     if plan.node_count > BLOCK_INSTANCES:
-        return _error(
-            check,
+        return error(
             f"the plan has {plan.node_count} nodes, and a Capacity Block up to {BLOCK_INSTANCES}",
-            plan.node_count,
-            BLOCK_INSTANCES,
-            "a fleet runs in one reservation",
-            f"gpufleet recommend --max-nodes {BLOCK_INSTANCES}",
+            value=plan.node_count,
+            limit=BLOCK_INSTANCES,
+            why="a fleet runs in one reservation",
+            next_step=f"gpufleet recommend --max-nodes {BLOCK_INSTANCES}",
         )
     if hours is None:
-        return _error(
-            check,
+        return error(
             f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
-            plan.hours.p95,
-            round(_WEEKS * _WEEK_H - _early_h(plan), 1),
-            "no Capacity Block is that long",
-            "gpufleet recommend --purchase on-demand",
+            value=plan.hours.p95,
+            limit=round(_WEEKS * _WEEK_H - _early_h(plan), 1),
+            why="no Capacity Block is that long",
+            next_step="gpufleet recommend --purchase on-demand",
         )
     pages = context.ec2.get_paginator("describe_capacity_block_offerings").paginate(
         InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours
@@ -253,23 +241,22 @@ def _check_offerings(context: Context) -> Finding:
     offered = [(usd, offer) for usd, offer in offered if offer["CurrencyCode"] == "USD" and math.isfinite(usd)]
     wanted = f"{plan.node_count} x {plan.instance_type} for {hours} h"
     if not offered:
-        return _error(
-            check,
+        return error(
             f"none is bought, and AWS offers none of {wanted} in {context.region}",
-            0,
-            1,
-            "a plan of option capacity-block runs in a block bought beforehand",
-            "gpufleet recommend --region REGION, or ask again: offerings change within hours",
+            value=0,
+            limit=1,
+            why="a plan of option capacity-block runs in a block bought beforehand",
+            next_step="gpufleet recommend --region REGION, or ask again: offerings change within hours",
         )
     usd, cheapest = min(offered, key=lambda pair: (pair[0], pair[1]["StartDate"]))
-    return _error(
-        check,
+    return error(
         f"none is bought; the cheapest of {len(offered)} offered, {wanted}, costs {usd:,.2f} USD upfront, from "
         f"{cheapest['StartDate'].strftime(_TIME)} to {cheapest['EndDate'].strftime(_TIME)} in "
         f"{cheapest['AvailabilityZone']}; the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
-        usd,
-        plan.cost_usd.breakdown.compute,
-        "a plan of option capacity-block runs in a block bought beforehand; it is paid at once and never given back",
-        f"aws ec2 purchase-capacity-block --region {context.region} --capacity-block-offering-id "
+        value=usd,
+        limit=plan.cost_usd.breakdown.compute,
+        why="a plan of option capacity-block runs in a block bought beforehand; it is paid at once and never given "
+        "back",
+        next_step=f"aws ec2 purchase-capacity-block --region {context.region} --capacity-block-offering-id "
         f"{cheapest['CapacityBlockOfferingId']} --instance-platform Linux/UNIX, then recommend again with its id",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimizer.commands.output import replace_file
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
@@ -87,8 +87,6 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
 def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
     """Set plan and region in a stack's configuration, keep all else, comments too, and return the old configuration.
 
-    The file is replaced in one step: a full disk or a kill leaves the old one.
-
     Raises:
         InvalidInputError: the file there is not YAML, or not a stack's configuration.
         GpufleetError: it cannot be written.
@@ -115,18 +113,10 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
     config[REGION_KEY] = plan.region
     # An absent field means the same as null, which Pulumi's configuration does not know.
     config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            temporary = Path(file.name)
-            yaml.dump(data, file)
-        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
-        temporary.replace(path)
+        replace_file(path, lambda file: yaml.dump(data, file))
     except OSError as error:
         raise GpufleetError(f"{path} cannot be written: {error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
     return before
 
 
