@@ -9,13 +9,12 @@ from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.performance.types import Floats
 from optimizer.units import GIB
 
-# torch.distributed.checkpoint, synchronous save of 15 GiB of state on one node of four H200: a stall of 7.4 s
-# (measured 2026).
+# torch.distributed.checkpoint, synchronous save of 15 GiB on one node of four H200: 7.4 s (measured 2026).
 SAVE_GIB_PER_S_PER_NODE = 15 / 7.4
 
-# Longest interval, however rare failures are: also the most a user can lose to their own bug.
+# The most a user can lose to their own bug.
 MAX_INTERVAL_S = 3600.0
-# Shortest interval: below, it is mostly the overhead of starting to save.
+# Below, it is mostly the overhead of starting to save.
 MIN_INTERVAL_S = 60.0
 
 
@@ -31,7 +30,7 @@ def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:
 
 
 def interval_s(stall: ArrayLike, rate_per_hour: ArrayLike) -> Floats:
-    """Checkpoint interval that loses least, s: sqrt(2 * stall * mean time between interruptions), at least two stalls.
+    """Checkpoint interval that loses least, s; at least two stalls.
 
     Young 1974 and Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016).
     """

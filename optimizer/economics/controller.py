@@ -10,19 +10,18 @@ from optimizer.catalog import Catalog, UnitItem
 from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH
 
-# The function of infra/controller.py, priced as if each run took its time limit, and the metrics of infra/dashboard.py;
-# a test compares with what infra declares.
+# infra/controller.py, priced as if each run took its time limit, and infra/dashboard.py; a test compares.
 RUNS_PER_HOUR = 60
 RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
 METRICS = 11
 DASHBOARDS = 1
-# Unit prices of the controller, in the order of a plan's prices.
+# In the order of a plan's prices.
 ITEMS: tuple[UnitItem, ...] = ("lambda-request", "lambda-compute", "custom-metric", "metric-request", "dashboard")
 
 
 def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
-    """List price of the controller, USD an hour, without an account's free allowances."""
+    """List price of the controller, USD an hour, without free allowances."""
     usd = {item: catalog.unit_price(item, region).usd for item in ITEMS}
     hourly = RUNS_PER_HOUR * (
         usd["lambda-request"] + RUN_LIMIT_S * MEMORY_GIB * usd["lambda-compute"] + usd["metric-request"]

@@ -13,7 +13,7 @@ from optimizer.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HourlyRates:
-    """Nodes of fleets with the price of one, running costs (as RunningCosts) and drain reserve.
+    """Nodes of fleets with the price of one, running costs and drain reserve.
 
     Base nodes are never reclaimed; committed nodes are of a one-year commitment made for this run.
     """
@@ -33,7 +33,7 @@ class HourlyRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetCost:
-    """USD of whole runs; ``expected`` sums the parts before it, and the drain ``reserve`` is not spent."""
+    """USD of whole runs; ``expected`` sums the parts before it, and ``reserve`` is not spent."""
 
     compute: Floats
     volumes: Floats
@@ -56,7 +56,7 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         waiting_usd = outcome.waiting_hours * (fleet_usd_per_hour - rates.spot_usd_per_hour)
         years = np.ceil(outcome.hours_p95 / HOURS_PER_YEAR)
         committed_usd = rates.committed_nodes * rates.committed_usd_per_hour * HOURS_PER_YEAR * years
-        # Without waiting or commitment the product may be 0 x infinity.
+        # The product may be 0 x infinity.
         waiting = np.where(outcome.waiting_hours > 0, waiting_usd, 0.0)
         committed = np.where(rates.committed_nodes > 0, committed_usd, 0.0)
         hourly = fleet_usd_per_hour * outcome.running_hours + waiting
@@ -67,10 +67,9 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         transfer = rates.endpoints_usd_per_hour * outcome.hours_expected
         head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node
-        # Dollars spread like hours: everything but the commitment is paid by the hour.
         p50, p95 = lognormal_percentiles(varying, varying * outcome.hours_std / outcome.hours_expected)
         monthly = nodes * rates.volume_usd_per_month + rates.storage_usd_per_month
-        # The year of a commitment, already in the cost, pays for its nodes' drain.
+        # A commitment's year pays for its nodes' drain.
         all_usd_per_hour = (
             fleet_usd_per_hour
             + monthly / HOURS_PER_MONTH

@@ -1,4 +1,4 @@
-"""Interruptions: how often a node is lost, by failures and by spot reclaims, and how long its replacement takes."""
+"""Interruptions: failures, spot reclaims, and the wait for a replacement."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 FAILURE_SOURCE = "failures: arXiv:2407.21783 table 5 (419 in 54 days on 16384 GPUs), 2024-07"
 
-# Launch, bootstrap and checkpoint load, once there is capacity: the change-over delay that "Can't Be Late" (NSDI'24)
-# takes for its comparison of spot policies.
+# Launch, bootstrap and checkpoint load: the change-over delay of "Can't Be Late" (NSDI'24).
 RESTART_HOURS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hazard:
-    """Reclaims per running hour of one spot node, mean hours until its pool has capacity again, and their sources."""
+    """Reclaims per running hour of one spot node, and mean hours until its pool has capacity again."""
 
     rate_per_node_hour: float
     wait_hours: float
@@ -32,9 +31,9 @@ class Hazard:
 
 @cache
 def measured_hazard(*, multi_gpu: bool) -> Hazard:
-    """Hazard of V100 spot nodes in us-west-2 in October 2022 (p3.2xlarge or p3.16xlarge), from traces of capacity.
+    """Hazard of V100 spot nodes in us-west-2 in October 2022 (p3.2xlarge or p3.16xlarge).
 
-    The rate is an upper bound, because a running node can outlive a dip.
+    The rate is an upper bound: a running node can outlive a dip.
     """
     traces = csv.DictReader(TRACES.read_text(encoding="utf-8").splitlines())
     rows = [row for row in traces if (int(row["gpus_per_node"]) > 1) == multi_gpu]
@@ -50,8 +49,7 @@ def measured_hazard(*, multi_gpu: bool) -> Hazard:
 def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_of: str) -> Hazard:
     """Hazard of a spot pool from its Spot Advisor band: the share of instances reclaimed in a month, (low, high).
 
-    A closed band is read at its upper end: a constant rate r loses 1 - exp(-730 r) of the instances. The open band
-    (0.20, None) and a pool without a band take the measured traces of a pool in the open band.
+    A closed band is read at its upper end; the open band (0.20, None) and no band take the measured traces.
     """
     measured = measured_hazard(multi_gpu=multi_gpu)
     if band is None:

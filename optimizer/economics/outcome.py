@@ -21,7 +21,6 @@ class Fleets:
     Attributes:
         train_hours: useful hours without any interruption (the estimator's median).
         log_error: standard deviation of the estimator's log error.
-        spot_rate, spot_wait_hours: reclaims per spot node-hour, and mean wait for the replacement.
     """
 
     train_hours: Floats
@@ -40,10 +39,10 @@ class Outcome:
     """Outcomes, one an element.
 
     Attributes:
-        hours_expected, hours_p50, hours_p95, hours_std: wall hours from launch to the last step; infinite where
-            interruptions come faster than the job recovers.
-        running_hours, waiting_hours: expected hours in which all nodes run, and in which the job waits for a spot node.
-        rate, expected_count: interruptions per running hour of the whole fleet, and of the run.
+        hours_expected, hours_p50, hours_p95, hours_std: wall hours from launch to the last step; infinite if
+            interruptions come faster than recovery.
+        running_hours, waiting_hours: expected hours with all nodes, and waiting for a spot node.
+        rate, expected_count: interruptions per running hour of the fleet, and of the run.
         lost_hours: expected wall hours that are not useful training.
     """
 
@@ -60,7 +59,7 @@ class Outcome:
 
 
 def predict_outcome(fleets: Fleets) -> Outcome:
-    """Expected wall hours and their spread, from the estimator's error and the Poisson number of interruptions."""
+    """Expected wall hours and their spread (docs/economics.md)."""
     spot_rate = fleets.spot_rate * fleets.spot_nodes
     rate = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes + spot_rate
     stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
@@ -99,7 +98,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
 
 
 def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
-    """Median and 95th percentile of a lognormal distribution; a limit on the latter holds for the mean too."""
+    """Median and 95th percentile of a lognormal distribution, the latter at least the mean."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         log_variance = np.log1p((std / mean) ** 2)
         p50 = mean / np.sqrt(1 + (std / mean) ** 2)

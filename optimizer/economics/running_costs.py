@@ -15,7 +15,7 @@ GP3_INCLUDED_MIB_PER_S = 125
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningCosts:
-    """Prices in one region: volumes of one node, kept checkpoints with their key, all endpoints, the controller."""
+    """Prices in one region: volumes of one node, kept checkpoints with their key, endpoints, controller."""
 
     volume_usd_per_month: float
     storage_usd_per_month: float
@@ -24,7 +24,7 @@ class RunningCosts:
 
 
 def running_costs(catalog: Catalog, region: str, checkpoint_gib: float) -> RunningCosts:
-    """Look up a region's running costs; DataMissingError where the catalog lacks a price in every region."""
+    """Look up a region's running costs."""
     volumes, kept = Volumes(), Job.model_fields["checkpoints_kept"].default
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd

@@ -1,8 +1,4 @@
-"""Adapt a calibration to user runs: move the shipped coefficients as far as the runs prove.
-
-The shipped calibration is the prior: a coefficient leaves its value at a cost that grows with the distance over its
-spread, and a row pulls as much as it proves. docs/calibration.md has the reasons and the gain.
-"""
+"""Adapt a calibration to user runs: the shipped coefficients are the prior (docs/calibration.md)."""
 
 from __future__ import annotations
 
@@ -21,13 +17,11 @@ from optimizer.performance.inputs import stack, stack_coefficients
 from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Floats
 
-# Error of a user's row, in log units: rows of one set-up share most of their error, so each proves less than a shipped
-# row. Machines with the same GPU and framework differ less than GPUs and frameworks do: half their spread. Of 0.1 and
-# 0.2, and of 0.25, 0.5 and 1, these did least harm to rows the calibration knew already and most good to suites that it
-# did not (the shipped rows, as tests/benchmarks/accuracy.py measures, 2026-11-21).
+# Error of a user's row and spread of known groups, log units: of 0.1 and 0.2, and of 0.25, 0.5 and 1, the least harm to
+# known rows and most good to new suites (tests/benchmarks/accuracy.py, 2026-11-21).
 ROW_ERROR = 0.2
 KNOWN_SPREAD = 0.5
-# The error that the shipped calibration gives a GPU weighs as two rows beside the errors of the user's own.
+# Rows that the shipped error of a GPU weighs as.
 PRIOR_ROWS = 2
 
 _ENOUGH = 1e-8  # relative improvement below which the fit ends
@@ -36,7 +30,7 @@ Key = tuple[str, str]  # field of Calibration, and the key in it
 
 
 def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
-    """Move the coefficients of ``base`` that ``rows`` use towards them; residuals and provenance stay the base's."""
+    """Move the coefficients of ``base`` that ``rows`` use towards them; residuals stay the base's."""
     spreads = {key: _spread(base, rows, *key) for key in sorted({key for row in rows for key in _own_factors(row)})}
     spreads = {key: spread for key, spread in spreads.items() if spread > 0}
     if not spreads:
@@ -64,8 +58,8 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
     """Bring ``base``'s residuals of the rows' GPUs up to date.
 
-    The error is the root mean square of the rows' own, left out, and of ``base``'s (as PRIOR_ROWS rows). Rows of one
-    model never show how others fare, so their error does not go below the smallest of the base.
+    Root mean square of the left-out errors and of ``base``'s. Rows of one model do not go below the smallest error of
+    the base: they do not show how others fare.
     """
     updated = dict(base.residuals)
     least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
@@ -101,18 +95,18 @@ def _own_factors(row: MeasuredRun) -> set[Key]:
 
 
 def _value(base: Calibration, field: str, key: str) -> float:
-    """Value that ``base`` uses for the key: its own, else its processor's or framework's, else the pooled one."""
+    """Value of the key: its own, else its processor's or framework's, else the pooled one."""
     values: dict[str, float] = getattr(base, field)
     return values.get(key, values.get(key.split()[0], values.get(POOLED, 1.0)))
 
 
 def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
-    """Distance that the coefficient may move, in log units."""
+    """Distance that the coefficient may move, log units."""
     if key in getattr(base, field):
         return START[field].group * KNOWN_SPREAD
     spread = START[field].group
     if field == "matmul_efficiency":
-        # The fit's spread is for processors of data centres; the calibration's own error covers other processors.
+        # The fit's spread covers only processors of data centres.
         gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own_factors(row)]
         spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
     return spread

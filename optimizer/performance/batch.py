@@ -1,4 +1,4 @@
-"""Estimates of many rows at once, each with its own model, GPU and configuration: `gpufleet estimate --batch`."""
+"""Estimates of many rows at once: `gpufleet estimate --batch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.inputs import stack
 from optimizer.performance.rows import read_row, row_error
 
-# Columns added to the input's, in this order. Tokens are samples for a CNN.
+# Columns added to the input's, in order. Tokens are samples for a CNN.
 COLUMNS = (
     "predicted_tokens_per_second_per_gpu",
     "predicted_peak_memory_gib",
@@ -29,7 +29,7 @@ COLUMNS = (
 def estimate_rows(
     rows: Sequence[Mapping[str, Any]], gpus: Mapping[str, Gpu], calibration: Calibration
 ) -> list[dict[str, Any]]:
-    """Estimate each row: its COLUMNS, in order; a row that cannot be estimated has only ``error``."""
+    """Estimate each row: its COLUMNS; a row that cannot be estimated has only ``error``."""
     results: list[dict[str, Any]] = [dict.fromkeys(COLUMNS) for _ in rows]
     inputs, counts, positions = [], [], []
     for position, row in enumerate(rows):
@@ -43,7 +43,7 @@ def estimate_rows(
         positions.append(position)
     if not inputs:
         return results
-    # A number near the largest double may overflow; the row then gets an error below.
+    # An overflow gives the row an error below.
     with np.errstate(over="ignore", invalid="ignore"):
         estimates = evaluate_inputs(stack(inputs))
     for index, (position, count) in enumerate(zip(positions, counts, strict=True)):

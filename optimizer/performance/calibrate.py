@@ -1,7 +1,4 @@
-"""Fit a calibration to measured runs, with the error of its predictions for runs, GPUs and frameworks left out.
-
-fit.py has the least-squares fit; adapt.py moves a fitted calibration instead.
-"""
+"""Fit a calibration to measured runs, with errors for models, processors and frameworks left out."""
 
 from __future__ import annotations
 
@@ -28,11 +25,9 @@ from optimizer.performance.frameworks import framework_name
 from optimizer.performance.measured_runs import MeasuredRun, log_errors
 from optimizer.performance.types import Floats
 
-# Least error of a GPU that nobody measured: two kinds of data-centre GPU that predict each other well say little of a
-# 72 W L4.
+# Two kinds of data-centre GPU that predict each other say little of a 72 W L4.
 LEAST_ERROR_OF_A_NEW_GPU = 0.2
-# A few rows that happen to be met well do not prove a small error: a GPU's error is drawn to that of all rows as if so
-# many more had been measured on it.
+# Rows of the common error that a GPU's own is drawn to.
 DRAWN_ROWS = 20
 # Parts of a cross-validation.
 FOLDS = 8
@@ -46,7 +41,6 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
     if not rows:
         raise InvalidInputError("no measured runs", limit="at least one")
     fitted = fit_rows(rows)
-    # A fit's own rows would flatter it: a plan is for a model that nobody measured.
     errors = left_out_errors(rows, lambda train: fit_rows(train or rows))
     setups = [row.setup for row in rows]
     table = pd.DataFrame(
@@ -75,7 +69,7 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
 
 
 def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
-    """Fit a calibration to ``rows`` to predict others with; it has no residuals."""
+    """Fit a calibration without residuals."""
     values = fit_coefficients(
         [row.setup for row in rows], [row.step_time_s for row in rows], [row.suite for row in rows]
     )
@@ -84,7 +78,7 @@ def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
 
 
 def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:
-    """Part the rows' positions into at most FOLDS parts: rows of one model of one suite together, or one by one."""
+    """Part positions into at most FOLDS parts: rows of one suite's model together, or one by one."""
     keys: list[tuple[str, str]] = [(row.suite, row.setup.model.name) for row in rows]
     if len(set(keys)) == 1:
         keys = [("", f"{index:09}") for index in range(len(rows))]
@@ -97,9 +91,9 @@ def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:
 
 
 def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
-    """Compute log(predicted / measured) step time of each row, from ``fitter`` given the rows of other models only.
+    """Compute log(predicted / measured) step time of each row from rows of other models.
 
-    With one model, given the other rows; a single row is predicted by ``fitter`` of none.
+    With one model, from the other rows; a single row is predicted by ``fitter`` of none.
     """
     errors = np.zeros(len(rows))
     for test in folds(rows):
@@ -110,7 +104,7 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 
 
 def _left_out_kind_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
-    """Errors of predicting each value of ``column`` (processor or framework) from a fit to the rest.
+    """Errors of predicting each value of ``column`` from a fit to the rest.
 
     Only rows count whose ``other`` column the rest knows. A processor left out has its power limit unknown too.
     """
@@ -125,15 +119,12 @@ def _left_out_kind_errors(table: pd.DataFrame, column: str, other: str) -> list[
 
 
 def _error_of_one_more(left_out: Sequence[float]) -> float:
-    """Standard error of predicting one more processor or framework, from the errors on those left out in turn.
-
-    The prediction interval of a small sample is wide (Student's t); with fewer than two, a factor of two is taken.
-    """
+    """Prediction error of one more processor or framework; log 2 with fewer than two left out."""
     count = len(left_out)
     if count < 2:
         return math.log(2)
     spread = math.sqrt(sum(error * error for error in left_out) / count)
-    # Student's t at the quantile of a normal distribution's standard deviation (0.8413).
+    # Student's t at the quantile of a normal's standard deviation (0.8413).
     return spread * float(t.ppf(norm.cdf(1), count - 1)) * math.sqrt(1 + 1 / count)
 
 

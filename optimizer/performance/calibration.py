@@ -1,4 +1,4 @@
-"""Calibration: fitted numbers of the time model with their errors; only `gpufleet calibrate` writes one."""
+"""Calibration: fitted numbers of the time model with their errors; `gpufleet calibrate` writes it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from optimizer.workload.model import ModelSpec
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
-# Kinds of models with larger errors than others on the same GPU, each with a residual of its own.
+# Kinds of models with a residual of their own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
-# Coefficients that depend on the framework alone.
 BY_FRAMEWORK = (
     "elementwise_traffic", "overhead", "kernel_s", "host_s_per_layer", "host_s_per_step", "exposed_communication",
     "network_efficiency",
@@ -58,7 +57,7 @@ class Provenance(BaseModel):
 
 
 class Calibration(BaseModel):
-    """Fitted numbers: mappings from a GPU name or framework to a value, with "pooled" for all others."""
+    """Fitted numbers by GPU or framework, with "pooled" for all others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -111,7 +110,7 @@ class Calibration(BaseModel):
     def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
         """Look up the coefficients of one GPU and recipe."""
         framework = framework_name(recipe.framework)
-        # Code without a measured run may use the kernels of code that has some.
+        # Unmeasured code may use the kernels of measured code.
         known = framework in self.elementwise_traffic
         framework = framework if known else frameworks()[framework].fitted_as or framework
         processor = gpu.die
@@ -130,8 +129,7 @@ class Calibration(BaseModel):
     ) -> Residual:
         """Rows behind this GPU's speed in the precision's width, and their error.
 
-        Without rows: the error of a processor left out of the fit; a framework without rows and a model of a kind
-        (``model_kind``) have at least the error of left-out ones.
+        Frameworks without rows and models of a kind have at least the error of left-out ones.
         """
         if kind:
             any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
@@ -147,7 +145,7 @@ class Calibration(BaseModel):
         return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
     def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None) -> str:
-        """Source of this GPU's speed in one sentence, for a plan."""
+        """Describe the source of this GPU's speed in one sentence."""
         if kind:
             return (
                 f"{self.describe(gpu, precision, framework)}; {self._of_kind(kind).rows or 'no'} measured runs of a "
@@ -183,7 +181,7 @@ def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
 
 
 def attention_precision(precision: str) -> str:
-    """Key of attention's factor: flash kernels take 16-bit numbers only, 32 bits run a slower kernel."""
+    """Key of attention's factor: 32 bits run a slower kernel."""
     return "32-bit attention" if precision in ("fp32", "tf32") else "16-bit attention"
 
 
@@ -192,7 +190,7 @@ def _lookup(values: Mapping[str, float], *names: str) -> float:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file; DataMissingError if it is missing or no calibration."""
+    """Read a calibration file; DataMissingError if it is missing or none."""
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
@@ -205,5 +203,5 @@ def read_calibration(path: Path) -> Calibration:
 
 @functools.cache
 def load() -> Calibration:
-    """Read the calibration that ships with gpufleet."""
+    """Read the shipped calibration."""
     return read_calibration(CALIBRATION)

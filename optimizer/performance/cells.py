@@ -1,4 +1,4 @@
-"""Cells of one CSV row, read as words and numbers; every error names the column, its value and the limit."""
+"""Cells of one CSV row, read as words and numbers; errors name column, value and limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
         return self.text(column) != ""
 
     def text(self, column: str) -> str:
-        """Read the cell's text, "" where empty; "none" is a value of two columns, and empty in the others."""
+        """Read the cell's text; "none" is a value of two columns, and empty in the others."""
         self.read.add(column)
         value = self._cells.get(column)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -40,7 +40,7 @@ class Row:
         return "" if text.lower() in empty else text
 
     def number(self, column: str, *, default: float | None = None, least: float = 0) -> float:
-        """Read a finite number of at least ``least``; true is 1 and false 0."""
+        """Read a finite number; true is 1 and false 0."""
         text = self.text(column)
         if not text:
             if default is None:

@@ -1,4 +1,4 @@
-"""Estimate memory and step time of a whole grid of configurations at once; one configuration is a grid of one."""
+"""Estimate memory and step time of a whole grid of configurations at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory, n
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
 
-# Configurations evaluated together: intermediate arrays of this length stay in the processor's cache.
+# Configurations whose intermediate arrays stay in the processor's cache.
 CHUNK = 8192
 
 
 def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
-    """Estimate every configuration of ``grid``; the estimates have the shape that its arrays broadcast to."""
+    """Estimate every configuration of ``grid``, in the shape that its arrays broadcast to."""
     shape = np.broadcast_shapes(*(np.shape(getattr(grid, field.name)) for field in fields(Grid)))
     size = math.prod(shape)
     inputs = build_inputs(model, recipe, hardware, grid, calibration)
     if size <= CHUNK:
         return _estimate(inputs, shape)
-    # Columns of one value stay so: what depends on them alone is then computed once, not for every configuration.
+    # Columns of one value stay so, to be computed once.
     arrays = {
         field.name: np.broadcast_to(column, shape).ravel()
         for field in fields(Grid)
@@ -44,12 +44,12 @@ def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, c
 
 
 def evaluate_inputs(inputs: Inputs) -> Estimates:
-    """Estimate stacked Inputs: one model, GPU and configuration a row."""
+    """Estimate stacked Inputs."""
     return _estimate(inputs, np.shape(inputs.nodes))
 
 
 def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
-    """GiB by part that the GPU must have beyond the peak: fragmentation of the allocator, CUDA's context, NCCL."""
+    """GiB by part that the GPU must have beyond the peak."""
     return {
         "fragmentation": FRAGMENTATION * estimates.peak_memory_gib,
         "cuda_context": np.full_like(estimates.nccl_gib, to_gib(CONTEXT_BYTES)),
@@ -58,7 +58,7 @@ def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
 
 
 def step_s(x: Inputs) -> Floats:
-    """Compute ``Estimates.step_time_s`` alone, of the shape that the columns broadcast to."""
+    """Compute ``Estimates.step_time_s`` alone."""
     return np.asarray(sum(step.step_seconds(x).values()), dtype=np.float64)
 
 

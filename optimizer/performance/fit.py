@@ -1,8 +1,7 @@
-"""Least-squares fit of the coefficients: their starts, how far each may move, and the rows' residuals.
+"""Least-squares fit of the coefficients (docs/estimator.md, Calibration).
 
-A coefficient of a row is a product of its start, a pooled factor, and a factor of the row's own processor, framework,
-precision or pair. The factors' logarithms are the parameters, drawn to 0 as far as their spread says. The loss is
-robust (some published runs are of code known to be slow), and every suite weighs alike.
+A row's coefficient is its start times a pooled factor and factors of its processor, framework, precision or pair, whose
+logarithms are drawn to 0. The loss is robust, because some published runs are of slow code; suites weigh alike.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from optimizer.performance.types import Floats
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Start of one coefficient, the spread of the pooled value and of a group's around it (log units), and the most."""
+    """Start, spread of the pooled value and of a group's around it (log units), and the most."""
 
     value: float
     spread: float
@@ -33,14 +32,10 @@ class _Start:
     most: float = math.inf
 
 
-# Operations were measured one by one on H200 (tests/benchmarks/results/h200_ops_202611.md), so the equations have a
-# scale of their own and the fit moves it by little: products at 0.74 of peak warm and 0.79 cold, their bytes at 0.4 to
-# 1.1 of those counted, attention and traffic as measured (1), a kernel's start between the 1.1 us of a CUDA graph and
-# the 3.3 us of the smallest product. A layer takes the host 1.0 ms (BERT and GPT-2 of Hugging Face), 1.4 ms (its Llama)
-# or 2.0 ms (torch.nn.TransformerEncoderLayer), and hosts differ: another H200's took 1.3 to 3.0 ms for the same layers,
-# and 1 to 4 ms for the rest of a step (h200_hosts_202611.md). The rest of a framework's time is its overhead. Halving
-# or doubling a spread moves the mean error of left-out suites by 0.3 per cent at most, but for the host's, which two
-# suites tell: theirs are the best of those tried (docs/estimator.md).
+# Measured one by one on H200 (h200_ops_202611.md): products at 0.74 of peak warm and 0.79 cold, their bytes at 0.4 to
+# 1.1 of those counted, a kernel's start 1.1 us (CUDA graph) to 3.3 us; a layer's host time 1.0 ms (BERT, GPT-2), 1.4 ms
+# (Hugging Face's Llama) or 2.0 ms (torch.nn.TransformerEncoderLayer), on another H200 1.3 to 3.0, and 1 to 4 ms for the
+# rest of a step (h200_hosts_202611.md). Spreads: docs/estimator.md.
 START = {
     "matmul_efficiency": _Start(0.76, 0.05, 0.1, most=1.0),
     "matmul_traffic": _Start(0.7, 0.2, 0.05),
@@ -54,8 +49,7 @@ START = {
     "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
 }
-# Error of the equations themselves, in log units: rows of one suite share it, so many rows are not many proofs, and the
-# starts above keep their say.
+# Error of the equations, log units: rows of one suite share it, so the starts keep their say.
 NOISE = 0.1
 HUBER = 0.2  # beyond this log error a row counts linearly, not squared
 
@@ -65,7 +59,7 @@ _ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 
 def fit_coefficients(setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
-    """Fit the fields of Calibration to the measured time of one step of each set-up; all suites weigh alike."""
+    """Fit the fields of Calibration to the measured time of one step of each set-up."""
     problem = _Problem(setups, step_time_s, suites)
     start = np.zeros(len(problem.parameters))
     solution = least_squares(problem.residuals, start, jac=problem.jacobian, method="lm", ftol=_ENOUGH)
@@ -79,7 +73,7 @@ def robust(error: Floats) -> Floats:
 
 
 def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
-    """List the factors of each coefficient of a set-up as (field of Calibration, key), the most general first."""
+    """List the factors of each coefficient as (field of Calibration, key), the most general first."""
     processor, framework = setup.hardware.gpu.die, framework_name(setup.recipe.framework)
     names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
     for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
@@ -96,7 +90,7 @@ def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
 
 
 class _Problem:
-    """Parameters, named as (field of Calibration, key), and the residuals that they give."""
+    """Parameters, named (field of Calibration, key), and their residuals."""
 
     def __init__(self, setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
         products = [factors(setup) for setup in setups]
@@ -104,7 +98,7 @@ class _Problem:
         self.parameters = sorted(factor for factor in used if self._spread(*factor))
         self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
         place = {factor: index for index, factor in enumerate(self.parameters)}
-        # Parameters in the product of each row's coefficients: rows x parameters, 0 or 1.
+        # Rows x parameters, 0 or 1.
         self.products = {name: np.zeros((len(setups), len(self.parameters))) for name in _COEFFICIENTS}
         for name, matrix in self.products.items():
             for index, row in enumerate(products):
@@ -123,14 +117,14 @@ class _Problem:
         values: dict[str, dict[str, float]] = {field: {} for field in START}
         for field, key in self.parameters:
             start = START[field]
-            # A pair of processor and framework stands on its processor's factor.
+            # Pairs of processor and framework include the processor's factor.
             parts = {POOLED, key, key.split()[0] if field == "attention_efficiency" else key}
             log = sum(logs.get((field, part), 0.0) for part in parts)
             values[field][key] = float(f"{min(start.value * math.exp(log), start.most):.4g}")
         return values
 
     def residuals(self, theta: Floats) -> Floats:
-        """Compute the weighted log errors of the rows, then the parameters over their spreads; theta may have rows."""
+        """Compute weighted log errors, then parameters over spreads; theta may have rows."""
         columns = {
             name: np.minimum(START[name].value * np.exp(theta @ matrix.T), START[name].most)
             for name, matrix in self.products.items()

@@ -1,4 +1,4 @@
-"""Profiles of training code (data/frameworks.toml), by the names measured runs and requests use."""
+"""Profiles of training code (data/frameworks.toml), by the names of runs and requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 
 DEFAULT = "torch"
 CNN_DEFAULT = "torchvision"
-# Other names of the same code, and libraries on top: Hugging Face's trainers run its modules, torchtune has modules
-# like torchtitan's under FSDP2, NeMo is Megatron Core, GPT-NeoX Megatron under DeepSpeed.
+# Other names of the same code, and libraries on top.
 ALIASES = {
     "transformers": "torch",
     "pytorch": "torch",
@@ -39,7 +38,7 @@ ALIASES = {
 
 
 class Framework(BaseModel):
-    """One profile; frameworks.toml says what each field means."""
+    """One profile; frameworks.toml documents its fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,7 +74,7 @@ def frameworks() -> dict[str, Framework]:
 
 
 def framework_name(name: str, *, cnn: bool = False) -> str:
-    """Find the profile of a framework's name; an unknown or empty name is plain PyTorch (torchvision for a CNN)."""
+    """Find a framework's profile; an unknown name is plain PyTorch (torchvision for a CNN)."""
     name = name.strip().lower()
     name = ALIASES.get(name, name)
     name = name if name in frameworks() else DEFAULT
@@ -83,7 +82,7 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
 
 
 def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
-    """Note for recipes that are slower in 8 bits than in 16 (docs/estimator.md); empty for others."""
+    """Note for recipes that are slower in 8 bits than in 16 (docs/estimator.md)."""
     if precision != "fp8" or compiled or frameworks()[framework_name(framework)].fused_kernels:
         return ""
     return (
@@ -93,7 +92,7 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 
 
 def check_framework(name: str, model: ModelSpec) -> None:
-    """Refuse training code that does not train this kind of model; ``inputs_builder`` checks profiled modules."""
+    """Refuse training code that does not train this kind of model."""
     if model.architecture == "cnn" and name not in (DEFAULT, CNN_DEFAULT):
         raise InvalidInputError(
             f"framework is {name}, and {model.name} is a CNN",

@@ -1,8 +1,4 @@
-"""Table of the numbers that the equations use: one column a quantity, one value a column or one a configuration.
-
-All columns broadcast. ``evaluate`` has one model and a grid of configurations; the calibration and `estimate --batch`
-have one model, one GPU and one configuration a row. ``inputs_builder.build_inputs`` makes the table.
-"""
+"""Table of the numbers in the equations: one column a quantity, one value a column or one a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """Fitted numbers (calibration.py says what each is)."""
+    """Fitted numbers (calibration.py)."""
 
     matmul_efficiency: Number
     matmul_traffic: Number
@@ -37,10 +33,7 @@ class Coefficients:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inputs:
-    """One column a quantity; flags are 0 or 1. The record named above a group documents its columns.
-
-    Compared by identity, so that a cache can hold results by Inputs.
-    """
+    """One column a quantity; flags are 0 or 1. Compared by identity, to be keys of caches."""
 
     # ModelSpec
     parameters: Number
@@ -126,19 +119,19 @@ class Inputs:
     checkpointing: Number
     # Calibration
     coefficients: Coefficients
-    # Costs of a profiled module (samples.py); None for a model whose costs follow from the columns above.
+    # None if the costs follow from the columns above.
     module: ModuleProfile | None = None
 
 
 def with_columns(x: Inputs, columns: Mapping[str, Number], coefficients: Mapping[str, Number]) -> Inputs:
-    """Replace columns of ``x`` and of its coefficients, by name."""
+    """Replace columns of ``x`` and of its coefficients."""
     fitted: dict[str, Any] = dict(coefficients)
     changes: dict[str, Any] = {**columns, "coefficients": replace(x.coefficients, **fitted)}
     return replace(x, **changes)
 
 
 def stack(rows: Sequence[Inputs]) -> Inputs:
-    """Join Inputs of single configurations into one of arrays, one element a row."""
+    """Join Inputs of single configurations into arrays, one element a row."""
     coefficients = stack_coefficients([row.coefficients for row in rows])
     return Inputs(**_stack_columns(rows, leave_out=("coefficients", "module")), coefficients=coefficients)
 

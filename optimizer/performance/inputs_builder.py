@@ -1,4 +1,4 @@
-"""Build the table of inputs from a model, a recipe, hardware, a grid and a calibration: the only place that does."""
+"""Build the inputs of a model, a recipe, hardware, a grid and a calibration."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ from optimizer.performance.types import CHECKPOINTINGS, Grid, Hardware, Recipe
 from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
 
-# Bytes of one element in the matrix products and saved activations; tf32 is fp32 in memory, fp8 keeps activations in
-# 16 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+# Bytes of one element in products and saved activations (https://docs.nvidia.com/deeplearning/transformer-engine).
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 
-# (state bytes a parameter, bytes the update moves a parameter: reads and writes of fp32 parameter and state, and the
-# gradient read once more to be clipped). Adam keeps two fp32 moments, SGD one momentum (arXiv:1910.02054, 3.1);
-# Adafactor's row and column sums are below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
+# (state bytes a parameter, bytes the update moves a parameter, with one more read to clip gradients): arXiv:1910.02054,
+# 3.1; Adafactor below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
 OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
 
-# Copies of the layers' weights in 8 bits, by rows and by columns, which Hopper's products need both of
-# (https://nvidia.github.io/TransformerEngine, low precision training, performance considerations).
+# 8-bit copies of the weights, by rows and by columns (https://nvidia.github.io/TransformerEngine, low precision
+# training, performance considerations).
 FP8_COPIES_BYTES = 2.0
 
 _ONES = Coefficients(**dict.fromkeys((field.name for field in fields(Coefficients)), 1.0))
@@ -44,7 +42,7 @@ _ONES = Coefficients(**dict.fromkeys((field.name for field in fields(Coefficient
 def build_inputs(
     model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration | None
 ) -> Inputs:
-    """Build the inputs of every configuration of ``grid``; without a calibration, with coefficients of 1 for a fit."""
+    """Build the inputs of every configuration of ``grid``; without a calibration coefficients are 1."""
     check_recipe(recipe)
     if recipe.precision == "fp8" and not model.layers:
         raise InvalidInputError(
@@ -65,7 +63,7 @@ def build_inputs(
     state, traffic = OPTIMIZERS[recipe.optimizer]
     sixteen_bit = recipe.precision in ("fp16", "bf16", "fp8")
     fused_fp8 = recipe.precision == "fp8" and framework.fused_kernels
-    # A compiler pads products that do not align, as does code that pads its vocabulary.
+    # A compiler pads products.
     padded = framework.pads_vocabulary or recipe.compiled
     misaligned = 1.0 if padded else kernels.output_projection_slowdown(recipe.precision, model.vocab_size)
     inputs = Inputs(
@@ -82,7 +80,7 @@ def build_inputs(
         layer_matrix=float(model.active_layer_matrix_parameters),
         layer_parameters=float(model.layer_parameters),
         experts=float(model.experts),
-        # All experts of one layer; a given parameter count may be below the architecture's.
+        # A given parameter count may be below the architecture's.
         expert_parameters=min(float(model.experts * model.expert_matrix_parameters), float(model.layer_parameters)),
         embedding_parameters=float(model.embedding_parameters),
         vocab=float(model.vocab_size),
@@ -97,7 +95,7 @@ def build_inputs(
         optimizer_traffic_bytes=traffic,
         flash=float(recipe.attention == "flash"),
         compiled=float(recipe.compiled),
-        # Without 16-bit arithmetic there is no copy, no master, and every element is 4 bytes.
+        # 32-bit arithmetic needs no copy and no master.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
@@ -108,14 +106,13 @@ def build_inputs(
         persistent_gradients=float(framework.persistent_gradients),
         residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
         loss_bytes=framework.loss_bytes,
-        # Llama and its kin have no dropout, RMSNorm and rotary positions; GPT-2, MPT and BERT have LayerNorm.
+        # Llama has no dropout.
         dropout=float(framework.dropout and not model.gated_mlp),
         llama_like=float(model.gated_mlp),
         selective_recompute=framework.selective_recompute,
         written_out=float(framework.written_out),
         fused_kernels=float(framework.fused_kernels),
         grouped_experts=float(framework.grouped_experts if recipe.experts is None else recipe.experts == "grouped"),
-        # Only autocast keeps 16-bit copies of 32-bit weights.
         autocast=float(sixteen_bit and framework.cast_bytes > 0),
         overlaps_data=float(framework.overlaps_data),
         overlaps_tensor=float(framework.overlaps_tensor),
@@ -157,7 +154,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _expert_precision(precision: str, framework: Framework) -> str:
-    """Precision of a mixture's experts: torchao casts linear layers, and Hugging Face's experts are none.
+    """Precision of experts, which torchao does not cast.
 
     https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training
     """
@@ -171,7 +168,7 @@ def _fp8_cast_bytes(recipe: Recipe, framework: Framework) -> float:
 
 
 def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
-    """Replace the states of ``x`` by a profiled module's: the bytes it stores, none for frozen parameters."""
+    """Replace the states of ``x`` by a profiled module's; frozen parameters have none."""
     profile = model.profile
     assert profile is not None
     if profile.passed("16-bit" if x.low_precision > 0 else "32-bit", "none") is None:
@@ -200,7 +197,6 @@ def _with_module(x: Inputs, model: ModelSpec, precision: str) -> Inputs:
     return replace(
         x,
         module=profile,
-        # The largest part that FSDP gathers at once.
         layer_parameters=float(profile.largest_unit_parameters),
         weight_bytes=profile.parameter_bytes / profile.total_parameters,
         gradient_bytes=4.0 * share,

@@ -1,7 +1,7 @@
-"""Rules of the configurations that training code accepts, for `estimate`, `estimate --batch` and the search.
+"""Rules of the configurations that training code accepts.
 
-They are those of Megatron-LM (https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py,
-megatron/training/arguments.py), which PyTorch's parallelism shares but for padding. Stages need not divide the layers.
+From Megatron-LM (https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py,
+megatron/training/arguments.py). Stages need not divide the layers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from optimizer.workload.model import ModelSpec
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
-# Architectures whose matrix units lack a precision, even if a datasheet lists one; other gaps of the GPU table are
-# figures that nobody published. Input types by compute capability (7.0 and 7.5; 8.0 and 8.6):
+# Architectures whose matrix units lack a precision (compute capability 7.0 and 7.5; 8.0 and 8.6):
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications
 WITHOUT: dict[Precision, tuple[str, ...]] = {
     "tf32": ("Volta", "Turing"),
@@ -33,7 +32,7 @@ WITHOUT: dict[Precision, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Settings that the rules compare: arrays of Grid as whole numbers, and the sequence length."""
+    """Settings that the rules compare."""
 
     data: Ints
     tensor: Ints
@@ -49,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A setting, a check that flags the configurations that keep the rule, values that would do, and the reason."""
+    """A setting, a check, values that would do, and the reason."""
 
     setting: str
     holds: Callable[[ModelSpec, Layout], Bools]
@@ -62,7 +61,6 @@ _SPLITS = ("tensor", "pipeline", "context", "expert", "virtual_stages")
 
 
 def _divisor(setting: str, field: str, name: str, why: str) -> Rule:
-    """Rule that ``setting`` divides a field of the model."""
     return Rule(
         setting,
         lambda m, x: (getattr(m, field) % getattr(x, setting)) == 0,
@@ -154,7 +152,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
-    """Flag the legal configurations of ``grid``, and code the others: 1 + the first broken rule's position in RULES."""
+    """Flag legal configurations, and code the others: 1 + the first broken rule's position in RULES."""
     layout = _layout(recipe, grid)
     shape = np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in (*_COUNTS, "sequence_parallel")))
     codes: Codes = np.zeros(shape, dtype=np.uint8)
@@ -167,7 +165,7 @@ def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
 
 
 def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Refuse an illegal configuration (a grid of one), or a sequence longer than the model's positions."""
+    """Refuse an illegal configuration, or a sequence longer than the model's positions."""
     if model.learned_positions and recipe.seq_len > model.learned_positions:
         raise InvalidInputError(
             f"seq_len is {recipe.seq_len}",

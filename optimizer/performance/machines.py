@@ -1,4 +1,4 @@
-"""Inputs of many instance types: columns over machines instead of one Inputs for each machine."""
+"""Inputs of many instance types: columns over machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.workload.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Instance types that share ``common``; the columns in ``differing`` and ``coefficients`` have a value for each."""
+    """Instance types; ``differing`` and ``coefficients`` have a value for each."""
 
     instances: tuple[InstanceType, ...]
     common: Inputs
@@ -52,13 +52,13 @@ class Machines:
         )
 
     def inputs(self, machine: Ints, columns: Mapping[str, Number]) -> Inputs:
-        """Inputs of configurations on ``machine`` (flat positions in ``instances``); columns broadcast against it."""
+        """Inputs on ``machine`` (positions in ``instances``), which columns broadcast against."""
         differing = {name: values[machine] for name, values in self.differing.items()}
         coefficients = {name: values[machine] for name, values in self.coefficients.items()}
         return with_columns(self.common, {**differing, **columns}, coefficients)
 
     def inputs_without_gpu(self, gpus_per_node: Floats, columns: Mapping[str, Number]) -> Inputs:
-        """Inputs of configurations on an unknown GPU: NaN in every column that depends on it."""
+        """Inputs on an unknown GPU: NaN in every column that depends on it."""
         unknown = dict.fromkeys(self.differing, np.nan) | {"gpus_per_node": gpus_per_node}
         return with_columns(self.common, {**unknown, **columns}, dict.fromkeys(self.coefficients, np.nan))
 

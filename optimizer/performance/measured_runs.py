@@ -1,4 +1,4 @@
-"""Measured runs: read the rows of a table with their speed and peak memory, and predict them."""
+"""Measured runs: read the rows of a table, and predict them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from optimizer.performance.types import Estimates, Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
 
-# Columns for the reader of a table; no estimate depends on them.
+# Columns that no estimate reads.
 DESCRIPTIVE_COLUMNS = (
     "row_id", "suite", "model", "source", "tokens_per_second_per_gpu", "peak_memory_gib", "memory_kind",
     "reserved_memory_gib",
@@ -31,7 +31,7 @@ DESCRIPTIVE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """One measured run: its set-up, throughput and peak."""
+    """A set-up with its measured throughput and peak."""
 
     row_id: str
     suite: str
@@ -42,7 +42,7 @@ class MeasuredRun:
 
     @property
     def step_time_s(self) -> float:
-        """Measured time of one optimizer step, from the throughput."""
+        """Measured time of one optimizer step."""
         grid = self.setup.grid
         samples = float(np.asarray(grid.data) * np.asarray(grid.micro_batch) * np.asarray(grid.grad_accum))
         return samples * self.setup.recipe.seq_len / (self.tokens_per_second_per_gpu * self.setup.gpus)
@@ -57,7 +57,7 @@ class Refused:
 
 
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
-    """Read a table of measured runs of which every row must be usable."""
+    """Read a table of measured runs, all of them usable."""
     rows, refused, _ = read_usable_runs(path, gpus)
     if refused:
         raise InvalidInputError(
@@ -98,19 +98,19 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
 
 
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Estimates:
-    """Estimate the rows, in order; with ``new_gpus`` as if their GPUs' power limit were unknown."""
+    """Estimate the rows; with ``new_gpus`` as if their power limit were unknown."""
     x = stack([row.setup.inputs(calibration) for row in rows])
     return evaluate_inputs(replace(x, throttling=np.zeros(len(rows))) if new_gpus else x)
 
 
 def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Floats:
-    """Compute log(predicted / measured) step time of each row; ``new_gpus`` as for ``predict``."""
+    """Compute log(predicted / measured) step time of each row."""
     measured = np.array([row.step_time_s for row in rows])
     return np.asarray(np.log(predict(rows, calibration, new_gpus=new_gpus).step_time_s / measured))
 
 
 def throughput_error(log_error: Floats) -> Floats:
-    """Convert log(predicted / measured) step time to the relative error of predicted throughput."""
+    """Convert log(predicted / measured) step time to the relative error of throughput."""
     return np.asarray(np.exp(-log_error) - 1)
 
 

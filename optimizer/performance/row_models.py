@@ -1,4 +1,4 @@
-"""The model of a row: its shape columns, else the preset or the size that it names, else its parameter count."""
+"""The model of a row: its shape columns, else its preset, its size or its parameter count."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import model_of_size
 
-# Llama's rule for the width of a gated feed-forward block: 8/3 of the hidden size, rounded up to a multiple of this
-# (https://github.com/meta-llama/llama, llama/model.py).
+# Llama rounds 8/3 of the hidden size up to a multiple (https://github.com/meta-llama/llama, llama/model.py).
 GATED_FFN_MULTIPLE = 256
-# "7B" and the like, as a model's name.
 SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
 ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "encoder": "encoder", "cnn": "cnn"}
@@ -54,13 +52,13 @@ def read_model(row: Row) -> ModelSpec:
 def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
     hidden = row.count("hidden_size")
     layers = row.count("layers")
-    # One head is 128 wide in most published models of recent years (64 below 1024).
+    # One head is 128 wide in most published models (64 below 1024).
     heads = row.count("attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
     kv_heads = row.count("kv_heads", default=heads)
     gated = row.flag("gated_mlp", default=row.text("architecture").lower() == "llama")
     gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
     ffn = row.count("ffn_size", default=gated_ffn if gated else 4 * hidden)
-    # GPT-2's 50257, padded as training code does: an odd width would cost the output projection five times as much.
+    # GPT-2's 50257, padded as training code does.
     vocab = row.count("vocab_size", default=32000 if gated else 50304)
     experts = row.count("experts", default=0, least=0)
     used = row.count("experts_per_token", default=min(2, experts), least=0)
@@ -75,10 +73,10 @@ def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
             source="columns of the row",
         )  # fmt: skip
 
-    # GPT-2, MPT and BERT tie the output projection to the embedding, Llama and its kin of 4B and more do not.
+    # GPT-2, MPT and BERT tie output projection and embedding, Llama of 4B and more does not.
     if not parameters:
         return check_shape(build(tied=not gated))
-    # The given count stands: it includes biases, norms and positions that no column gives.
+    # A given count stands: it includes biases, norms and positions.
     nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - parameters))
     active = nearest.active_parameters if experts else round(parameters)
     return check_shape(replace(nearest, parameters=round(parameters), active_parameters=active))

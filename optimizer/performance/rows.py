@@ -1,4 +1,4 @@
-"""Rows of data/measured_runs.csv as set-ups: columns, spellings of their words, values of empty cells."""
+"""Rows of data/measured_runs.csv as set-ups: spellings, and values of empty cells."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from optimizer.performance.setups import (
 )
 from optimizer.performance.types import Grid, Recipe
 
-# Tokens of one optimizer step of large models whose row gives none: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
+# Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
 
-# Words of the columns, with other spellings of the same.
+# Spellings of the columns' words.
 SHARDINGS = {name: name for name in ("ddp", "zero1", "zero2", "zero3")}
 SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
 CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")}
@@ -56,7 +56,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     seq_len = 1 if cnn else row.count("seq_len", default=resolve_seq_len(model, None))
     micro_batch = row.count("micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
-    # Runs that split the model take as many micro-batches as make up a usual step, and keep the bubble small.
+    # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
         usual_accumulation = max(
@@ -82,8 +82,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         pipeline=pipeline,
         context=context,
         expert=expert,
-        # A table's 0 is the column's default: it does not take the split from a framework that always splits, nor from
-        # experts, which need it.
+        # A table's 0 is the default: frameworks that always split, and experts, keep their split.
         sequence_parallel=1 if splits_sequence or (expert > 1 and tensor > 1) else None,
         virtual_stages=virtual_stages,
         sharding=types.SHARDINGS.index(sharding),
@@ -102,12 +101,12 @@ def row_error(error: GpufleetError) -> str:
 def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]:
     """Framework and sharding that a published Megatron run really used."""
     if framework == "megatron" and sharding == "zero3":
-        # Megatron-LM has no ZeRO-3: published runs that say both used DeepSpeed's (arXiv:2104.04473, 5.2).
+        # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"
     if framework == "megatron" and attention == "flash":
         framework = "megatron-core"
     if framework == "megatron-core" and sharding == "ddp":
-        sharding = "zero1"  # its distributed optimizer (see frameworks.toml); tables of its runs do not repeat the flag
+        sharding = "zero1"  # its distributed optimizer
     return framework, sharding
 
 

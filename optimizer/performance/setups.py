@@ -1,4 +1,4 @@
-"""Training set-ups: the flags of `estimate` and the rows of a table become a Setup by the same defaults and checks."""
+"""Training set-ups: flags of `estimate` and rows of a table get the same defaults and checks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from optimizer.performance.rates import default_network_gbit_per_s
 from optimizer.performance.types import Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 
-# Tokens of one sequence by default.
 USUAL_SEQ_LEN = 2048
-# GPUs of one node by default.
 USUAL_GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One training set-up: a model, a recipe, hardware and one configuration (a grid of one), which must be legal."""
+    """A model, a recipe, hardware and one legal configuration (a grid of one)."""
 
     model: ModelSpec
     recipe: Recipe
@@ -36,12 +34,12 @@ class Setup:
         check_legal(self.model, self.recipe, self.grid)
 
     def inputs(self, calibration: Calibration | None) -> Inputs:
-        """Build the set-up's inputs, to be stacked with others; without a calibration, coefficients of 1."""
+        """Build the set-up's inputs; without a calibration coefficients are 1."""
         return build_inputs(self.model, self.recipe, self.hardware, self.grid, calibration)
 
 
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
-    """Data-parallel ranks of ``gpus`` GPUs; InvalidInputError if the splits do not divide them."""
+    """Data-parallel ranks; InvalidInputError if the splits do not divide ``gpus``."""
     if gpus % (tensor * pipeline * context):
         raise InvalidInputError(
             f"gpus is {gpus}",
@@ -52,7 +50,7 @@ def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
 
 
 def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | None) -> Hardware:
-    """Build a node of ``gpu``s with their fastest link; without a network given, a vendor reference system's."""
+    """Build a node of ``gpu``s with their fastest link and, by default, the vendor's network."""
     return Hardware(
         gpu=gpu,
         gpus_per_node=gpus_per_node,
@@ -63,7 +61,7 @@ def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | Non
 
 
 def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
-    """Find a GPU by its key ("a100-80gb"), or by its name ("H100") if the table has one memory size of it."""
+    """Find a GPU by its key ("a100-80gb"), or by its name ("H100") if unambiguous."""
     wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
     if wanted in gpus:
         return gpus[wanted]
@@ -74,12 +72,12 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
 
 
 def default_sharding(model: ModelSpec, ranks: int) -> str:
-    """Default sharding over ``ranks`` data and context ranks: ZeRO-3 for decoders, replicas for the rest."""
+    """Default sharding over ``ranks`` data and context ranks."""
     return "zero3" if model.architecture == "decoder" and ranks > 1 else "ddp"
 
 
 def resolve_seq_len(model: ModelSpec, given: int | None) -> int:
-    """Tokens of one sequence: as given, else USUAL_SEQ_LEN or the model's longest if less; 1 for a CNN."""
+    """Tokens of one sequence: as given, else at most USUAL_SEQ_LEN; 1 for a CNN."""
     if model.counts_samples:
         if given not in (None, 1):
             takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"

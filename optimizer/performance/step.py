@@ -18,7 +18,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     work, sent = compute(x), communication(x)
     micro_batches = x.grad_accum
 
-    # Only a context rank's sends hide: behind attention to the previous rank's keys.
+    # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent.context - (1.0 - 1.0 / x.context) * work.layer_attention)
     tensor = sent.tensor * np.where(x.overlaps_tensor > 0, c.exposed_communication, 1.0)
     exchanged = tensor + context + sent.expert

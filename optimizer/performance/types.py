@@ -1,4 +1,4 @@
-"""Arguments and results of ``evaluate``: the recipe, the hardware, a grid of configurations, and their estimates."""
+"""Arguments and results of ``evaluate``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from optimizer.hardware import Gpu, InstanceType, Interconnect, Precision
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-# One value for all configurations, or one for each.
 Number = float | Floats
 Flag = bool | Bools
 
-# A Grid holds positions in these tuples, so that one array holds many settings.
+# A Grid holds positions in these tuples.
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
 CHECKPOINTINGS = ("none", "selective", "full")
 DDP, ZERO1, ZERO2, ZERO3 = range(4)
@@ -34,9 +33,9 @@ class Recipe:
 
     Attributes:
         seq_len: tokens of one sequence; 1 for a CNN.
-        attention: "flash" (fused, never stores the score matrix) or "unfused".
+        attention: "flash" never stores the score matrix.
         framework: a profile of data/frameworks.toml.
-        experts: a mixture's experts in one grouped kernel or in a loop; None for the framework's choice.
+        experts: None for the framework's choice.
         shardings: the SHARDINGS that a search may use.
     """
 
@@ -55,10 +54,9 @@ class Hardware:
     """One node.
 
     Attributes:
-        gpu: the GPU model; of a fractional GPU, at its fraction's rates.
-        network_gbit_per_s: bandwidth of one node, all cards together, one direction, Gbit/s.
-        efa: the network is EFA or InfiniBand (kernel bypass); otherwise TCP.
-        gpu_memory_gib: memory of one GPU, GiB; None for the GPU model's own (a fractional GPU has less).
+        network_gbit_per_s: of one node, one direction.
+        efa: EFA or InfiniBand (kernel bypass), not TCP.
+        gpu_memory_gib: of one GPU; None for the model's own.
     """
 
     gpu: Gpu
@@ -70,7 +68,7 @@ class Hardware:
 
     @classmethod
     def from_instance_type(cls, instance: InstanceType) -> Self:
-        """Build the hardware of an EC2 type; a fractional GPU computes and moves data at its fraction."""
+        """Build the hardware of an EC2 type; a fractional GPU has its fraction of the rates."""
         gpu = instance.gpu
         if instance.gpu_count < 1:
             gpu = replace(
@@ -90,13 +88,13 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """Configurations: arrays (or numbers) that broadcast against each other; a number is a grid of one.
+    """Configurations: arrays (or numbers) that broadcast against each other.
 
     Attributes:
-        data, tensor, pipeline, context: ranks of each kind; their product is spread evenly over ``nodes``.
-        expert: data-parallel ranks that together hold each expert once (Megatron's expert-model-parallel size).
-        sequence_parallel: 1 where tensor ranks also split norms, dropout and residual; None for the framework's choice.
-        virtual_stages: model chunks of one pipeline rank (interleaved schedule); 1 is the plain 1F1B schedule.
+        data, tensor, pipeline, context: ranks; their product is spread evenly over ``nodes``.
+        expert: data-parallel ranks that together hold each expert once.
+        sequence_parallel: tensor ranks also split norms, dropout and residual; None for the framework's choice.
+        virtual_stages: model chunks of one pipeline rank; 1 is plain 1F1B.
         sharding, checkpointing: positions in SHARDINGS and CHECKPOINTINGS.
         micro_batch: sequences (or images) of one forward pass on one data-parallel rank.
         grad_accum: forward passes of one optimizer step.
@@ -121,12 +119,10 @@ class Estimates:
     """Estimates of each configuration, all of the grid's shape.
 
     Attributes:
-        step_time_s: one optimizer step; ``time_s`` has its parts.
-        tokens_per_second: of the whole fleet; samples per second for a CNN.
+        tokens_per_second: of the whole fleet; samples for a CNN.
         mfu: useful FLOPs (no recomputation) over the precision's dense peak.
-        peak_memory_gib: peak of a process's allocated memory on the fullest rank; ``memory_gib`` has its parts.
-        limit_gib: memory that a process may allocate: the GPU's less ``reserve_gib``.
-        nccl_gib: buffers of NCCL's communicators.
+        peak_memory_gib: peak of allocated memory on the fullest rank.
+        limit_gib: memory that a process may allocate.
     """
 
     step_time_s: Floats

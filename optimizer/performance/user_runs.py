@@ -1,4 +1,4 @@
-"""Calibrate to a user's file of measured runs, and report how well the result predicts them: `gpufleet calibrate`."""
+"""Calibrate to a user's measured runs, and report how well the result predicts them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from optimizer.performance.calibration import Calibration, Provenance
 from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, read_usable_runs
 from optimizer.performance.types import Bools, Floats
 
-# Fewest rows to fit a calibration to without a base.
 LEAST_ALONE = 2
-# Least share of the GPU's peak that a run of a few tokens reaches; the lowest of the shipped rows is 1%.
+# Least MFU of a run of a few tokens; the lowest of the shipped rows is 1%.
 LEAST_MFU = 1e-5
 
 
@@ -32,10 +31,9 @@ class CalibrationReport:
 
     Attributes:
         unread_columns: columns of the file that are never read.
-        before: errors of the base calibration; None without a base.
-        after, left_out: errors of the new calibration, and of one without the row's model or run (``left_out_by``).
-        peak_memory_gib: predicted peak; a calibration does not change it.
-        seen_before: the base calibration was fitted to this very file, so ``before`` flatters it.
+        before: errors of the base calibration.
+        after, left_out: errors of the new one, and without the row's ``left_out_by``.
+        seen_before: the base was fitted to this very file, so ``before`` flatters it.
     """
 
     calibration: Calibration
@@ -54,7 +52,7 @@ class CalibrationReport:
 def calibrate(
     path: Path, gpus: Mapping[str, Gpu], base: Calibration | None, *, as_of: date, command: str, alone: bool = False
 ) -> CalibrationReport:
-    """Fit a calibration to the runs of ``path``: starting from ``base``, or ``alone`` and only compared with it."""
+    """Fit a calibration to the runs of ``path``, from ``base`` or ``alone``."""
     rows, refused, unread = read_usable_runs(path, gpus)
     rows, impossible = _possible(rows, base)
     refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)
@@ -110,10 +108,10 @@ def calibrate(
 
 
 def _possible(rows: list[MeasuredRun], base: Calibration | None) -> tuple[list[MeasuredRun], list[Refused]]:
-    """Part the rows into possible ones, and those with a throughput above the GPU's peak or next to nothing."""
+    """Part the rows into possible ones, and those with an impossible throughput."""
     if not rows:
         return [], []
-    # Useful FLOPs over the peak: MFU x step time does not depend on the calibration.
+    # MFU x step time does not depend on the calibration.
     estimates = predict(rows, base or fit_rows(rows))
     mfu = estimates.mfu * estimates.step_time_s / np.array([row.step_time_s for row in rows])
     possible, refused = [], []
