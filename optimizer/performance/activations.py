@@ -32,8 +32,6 @@ COMPILED_LOSS_BYTES = 6.0
 
 @dataclass(frozen=True, slots=True)
 class _TokenBytes:
-    """Bytes that one layer saves of one token: tensor ranks divide ``sliced``, sequence parallelism ``outside``."""
-
     outside: Number
     sliced: Number
     dispatched: Number
@@ -87,7 +85,6 @@ def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
         return _activation_bytes(x, narrow=False)
     if np.all(fsdp):
         return _activation_bytes(x, narrow=True)
-    # A grid with both kinds of sharding computes each once.
     narrow, wide = _activation_bytes(x, narrow=True), _activation_bytes(x, narrow=False)
     saved, working, layer = (np.where(fsdp, a, b) for a, b in zip(narrow, wide, strict=True))
     return saved, working, layer
@@ -121,7 +118,6 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     if np.any(x.expert > 1):
         layer = layer + np.where(x.expert > 1, 2.0 * token.dispatched / split, 0.0)
 
-    # Models without layers are counted in samples.
     tokens = np.where(x.layers > 0, tokens, 0.0)
     samples, working_of_samples = sample_bytes(x)
     saved = tokens * per_token * layers_of_stage(x) + samples

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual, model_kind, residual_key
+from optimizer.performance.calibrate import tabulate_rows
+from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.fit import START, factors, robust
 from optimizer.performance.inputs import stack, stack_coefficients
@@ -63,15 +63,7 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
     """
     updated = dict(base.residuals)
     least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    setups = [row.setup for row in rows]
-    table = pd.DataFrame(
-        {
-            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
-            "kind": [model_kind(setup.model) for setup in setups],
-            "model": [setup.model.name for setup in setups],
-            "square": left_out**2,
-        }
-    )
+    table = tabulate_rows(rows).assign(square=left_out**2)
     groups = [(str(key), own) for key, own in table.groupby("key")]
     groups += [(kind, table[table.kind == kind]) for kind in KINDS]
     for key, own in groups:

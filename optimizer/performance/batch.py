@@ -18,12 +18,8 @@ from optimizer.performance.rows import read_row, row_error
 
 # Columns added to the input's, in order. Tokens are samples for a CNN.
 COLUMNS = (
-    "predicted_tokens_per_second_per_gpu",
-    "predicted_peak_memory_gib",
-    "predicted_step_time_s",
-    "fits",
-    "error",
-)
+    "predicted_tokens_per_second_per_gpu", "predicted_peak_memory_gib", "predicted_step_time_s", "fits", "error",
+)  # fmt: skip
 
 
 def estimate_rows(

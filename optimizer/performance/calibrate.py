@@ -42,17 +42,7 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
         raise InvalidInputError("no measured runs", limit="at least one")
     fitted = fit_rows(rows)
     errors = left_out_errors(rows, lambda train: fit_rows(train or rows))
-    setups = [row.setup for row in rows]
-    table = pd.DataFrame(
-        {
-            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
-            "kind": [model_kind(setup.model) for setup in setups],
-            "processor": [setup.hardware.gpu.die for setup in setups],
-            "framework": [framework_name(setup.recipe.framework) for setup in setups],
-            "row": rows,
-            "error": errors,
-        }
-    )
+    table = tabulate_rows(rows).assign(error=errors)
     residuals = {}
     for key, own in table.groupby("key").error:
         drawn = math.sqrt(((own**2).sum() + DRAWN_ROWS * _rms(errors) ** 2) / (len(own) + DRAWN_ROWS))
@@ -66,6 +56,21 @@ def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) 
         residuals[kind] = Residual(rows=len(kind_errors), relative_error=round(_error_of_one_more(kind_errors), 4))
     update = {"residuals": residuals, "source": source, "as_of": as_of, "command": command}
     return fitted.model_copy(update=update)
+
+
+def tabulate_rows(rows: Sequence[MeasuredRun]) -> pd.DataFrame:
+    """Tabulate the rows with their residual key, kind, model, processor and framework."""
+    setups = [row.setup for row in rows]
+    return pd.DataFrame(
+        {
+            "row": rows,
+            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
+            "kind": [model_kind(setup.model) for setup in setups],
+            "model": [setup.model.name for setup in setups],
+            "processor": [setup.hardware.gpu.die for setup in setups],
+            "framework": [framework_name(setup.recipe.framework) for setup in setups],
+        }
+    )
 
 
 def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
@@ -104,10 +109,7 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 
 
 def _left_out_kind_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
-    """Errors of predicting each value of ``column`` from a fit to the rest.
-
-    Only rows count whose ``other`` column the rest knows. A processor left out has its power limit unknown too.
-    """
+    """Errors of predicting each value of ``column`` from a fit to the rest, where it knows ``other``."""
     errors = []
     for value, left in table.groupby(column):
         rest = table[table[column] != value]

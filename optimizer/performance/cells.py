@@ -41,14 +41,11 @@ class Row:
 
     def number(self, column: str, *, default: float | None = None, least: float = 0) -> float:
         """Read a finite number; true is 1 and false 0."""
-        text = self.text(column)
+        text, limit = self.text(column), f"a number of at least {least:g}"
         if not text:
             if default is None:
-                raise InvalidInputError(
-                    f"{column} is empty", limit=f"a number of at least {least:g}", why="there is no estimate without it"
-                )
+                raise InvalidInputError(f"{column} is empty", limit=limit, why="there is no estimate without it")
             return default
-        limit = f"a number of at least {least:g}"
         try:
             value = {"true": 1.0, "false": 0.0}.get(text.lower())
             value = float(text) if value is None else value

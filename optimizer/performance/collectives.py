@@ -26,14 +26,7 @@ NODES_AT_HALF_BANDWIDTH = 200.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communicator:
-    """Ranks that communicate, and the bandwidth and latency of their collectives.
-
-    Attributes:
-        members, spans: ranks of one node, and nodes.
-        byte_per_s: bus bandwidth of a ring through all ranks.
-        network_byte_per_s: one rank's share of its node's network.
-        piece_s: time of one piece of a transfer inside a node; 0 between nodes.
-    """
+    """Ranks that communicate: all, of one node, and nodes; ``piece_s`` is of a transfer inside a node."""
 
     ranks: Number
     members: Number

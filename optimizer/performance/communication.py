@@ -18,12 +18,7 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """Seconds of communication on one rank, none of it hidden.
-
-    Attributes:
-        tensor, context, expert: all layers of the model, one micro-batch.
-        pipeline: sends between two neighbouring stages, one micro-batch.
-    """
+    """Seconds on one rank, none hidden: of all layers, or (``pipeline``) between two stages."""
 
     data_per_micro_batch: Number
     data_per_step: Number
@@ -98,7 +93,7 @@ def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number,
         # Experts' gradients are reduced over the ranks with the same experts.
         same = communicator(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
         experts = layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
-        # Configurations without expert ranks have one collective, whatever else is in the grid.
+        # Independent of the rest of the grid: no expert ranks, one collective.
         spread = np.where(x.expert > 1, 1.0, 0.0)
         of_others, of_experts = _data_seconds(x, everyone, held - spread * experts), _data_seconds(x, same, experts)
         per_micro_batch, per_step = (a + spread * b for a, b in zip(of_others, of_experts, strict=True))

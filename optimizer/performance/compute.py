@@ -24,14 +24,7 @@ from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Flag,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """Seconds of one micro-batch on one rank, backward and recomputation included.
-
-    Attributes:
-        head: output projection, loss and embedding.
-        weights: 16-bit copies of the weights, and sums of their gradients.
-        host: host time to launch the layers.
-        waits: host time that always stalls the GPU.
-    """
+    """Seconds of one micro-batch on one rank; ``waits`` is host time that always stalls the GPU."""
 
     layer_matmul: Number
     layer_attention: Number
@@ -60,7 +53,6 @@ def compute(x: Inputs) -> Compute:
     full = np.where(x.checkpointing == FULL, 1.0, 0.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full * (1.0 - _never_repeated(x)))
 
-    # A product's FLOPs, and the bytes of its three sides.
     widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
     volume = 2.0 * tokens * x.layer_matrix / x.tensor
     sides = element * (layer_parameters(x, x.expert) / x.tensor + tokens * widths)

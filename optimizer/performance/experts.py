@@ -44,11 +44,9 @@ SLICE_PASSES = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """Costs of all layers, one micro-batch on one rank; 0 without experts.
+    """Costs of all layers beyond a dense layer's, one micro-batch on one rank; 0 without experts.
 
     Attributes:
-        flop_s: seconds of products beyond a dense layer's, before the framework's overhead.
-        traffic_bytes: bytes moved beyond a dense layer's.
         host_layers, wait_layers: host time beside the GPU's work and while the GPU waits, in layers.
     """
 

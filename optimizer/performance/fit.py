@@ -24,7 +24,7 @@ from optimizer.performance.types import Floats
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Start, spread of the pooled value and of a group's around it (log units), and the most."""
+    """Start, spreads (log units) of the pooled and a group's value, and the most."""
 
     value: float
     spread: float
@@ -90,8 +90,6 @@ def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
 
 
 class _Problem:
-    """Parameters, named (field of Calibration, key), and their residuals."""
-
     def __init__(self, setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
         products = [factors(setup) for setup in setups]
         used = {factor for row in products for names in row.values() for factor in names}

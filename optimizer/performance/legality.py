@@ -15,10 +15,9 @@ import numpy.typing as npt
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.types import Bools, Grid, Recipe
+from optimizer.performance.types import Bools, Grid, Ints, Recipe
 from optimizer.workload.model import ModelSpec
 
-Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
 # Architectures whose matrix units lack a precision (compute capability 7.0 and 7.5; 8.0 and 8.6):

@@ -42,7 +42,7 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on the fullest rank: by part at the peak, and NCCL's buffers."""
+    """Bytes by part at the peak, and NCCL's buffers."""
 
     peak: dict[str, Number]
     nccl: Number
@@ -50,8 +50,6 @@ class MemoryParts:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Bytes at the loss and at the end of the backward pass; weights, state and buckets are in both."""
-
     weights: Number
     state: Number
     buckets: Number
@@ -97,7 +95,6 @@ def _moments(x: Inputs) -> _Moments:
     held = stage_parameters(x)
     ranks = x.data * x.context
     several = ranks > 1
-    # Data ranks together hold each parameter once, experts spread or not.
     sharded = unshared_stage_parameters(x) / ranks
     zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     layer = layer_parameters_of_rank(x)

@@ -59,9 +59,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
-        usual_accumulation = max(
-            8 * pipeline if pipeline > 1 else 1, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len))
-        )
+        least = 8 * pipeline if pipeline > 1 else 1
+        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len)))
         if virtual_stages > 1:
             usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
     attention = row.word("attention", ATTENTIONS, default="flash")

@@ -1,7 +1,4 @@
-"""Costs of models counted in samples: a CNN, and a profiled module.
-
-All are for one micro-batch on one rank, and 0 for a transformer, which is counted in tokens.
-"""
+"""Costs of models counted in samples, a CNN or a profiled module: one micro-batch on one rank."""
 
 from __future__ import annotations
 
@@ -42,34 +39,23 @@ ELEMENTWISE_PASSES = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
-    """One micro-batch, forward, backward and recomputation.
+    """One micro-batch, forward, backward and recomputation; ``layers`` is host time in transformer layers."""
 
-    Attributes:
-        product_bytes: operands and results of matrix products.
-        attention_flops: of fused attention, with recomputed scores.
-        traffic_bytes: reads and writes of all other kernels.
-        layers: host time to launch, in transformer layers.
-    """
-
-    product_flops: Number
-    convolution_flops: Number
-    product_bytes: Number
-    attention_flops: Number
-    traffic_bytes: Number
-    kernels: Number
-    layers: Number
+    product_flops: Number = 0.0
+    convolution_flops: Number = 0.0
+    product_bytes: Number = 0.0
+    attention_flops: Number = 0.0
+    traffic_bytes: Number = 0.0
+    kernels: Number = 0.0
+    layers: Number = 0.0
 
 
 def sample_costs(x: Inputs) -> SampleCosts:
-    """Compute the costs of one micro-batch of samples."""
+    """Compute the costs of one micro-batch of samples; a transformer's are 0."""
     if x.module is None:
         return SampleCosts(
-            product_flops=0.0,
             convolution_flops=3.0 * x.micro_batch * x.cnn_flops,
-            product_bytes=0.0,
-            attention_flops=0.0,
             traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * _cnn_passes(x),
-            kernels=0.0,
             layers=x.convolutions * LAYERS_PER_CONVOLUTION * np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0),
         )
     profile = x.module
@@ -78,30 +64,24 @@ def sample_costs(x: Inputs) -> SampleCosts:
     if 2.0 * forward.convolution > forward.total:
         passes = _cnn_passes(x) / COUNTED_CNN_PASSES
 
-    def costs(one: Pass) -> tuple[Number, ...]:
+    def costs(one: Pass) -> dict[str, Number]:
         elements = one.product_elements.fixed_bytes + one.product_elements.bytes_per_sample * x.micro_batch
-        return (
-            x.micro_batch * one.flops.matmul,
-            x.micro_batch * one.flops.convolution,
-            elements * x.element_bytes,
-            x.micro_batch * (one.flops.attention + 0.5 * forward.attention * (one.flops.attention > 0)),
-            (one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch) * passes,
-            one.kernels,
-        )
+        return {
+            "product_flops": x.micro_batch * one.flops.matmul,
+            "convolution_flops": x.micro_batch * one.flops.convolution,
+            "product_bytes": elements * x.element_bytes,
+            "attention_flops": x.micro_batch
+            * (one.flops.attention + 0.5 * forward.attention * (one.flops.attention > 0)),
+            "traffic_bytes": (one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch) * passes,
+            "kernels": one.kernels,
+        }
 
     none, full = _passes(x, profile)
     repeats = x.checkpointing == FULL
     units = profile.blocks.count if profile.blocks else 1
-    product, convolution, moved, attention, traffic, started = (
-        np.where(repeats, again, once) for once, again in zip(costs(none), costs(full), strict=True)
-    )
+    once, again = costs(none), costs(full)
     return SampleCosts(
-        product_flops=product,
-        convolution_flops=convolution,
-        product_bytes=moved,
-        attention_flops=attention,
-        traffic_bytes=traffic,
-        kernels=started,
+        **{name: np.where(repeats, again[name], once[name]) for name in once},
         # Recomputation takes the host as long again.
         layers=none.kernels / KERNELS_PER_LAYER * np.where(repeats, 2.0, 1.0)
         + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0),
@@ -127,7 +107,6 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
         working = np.where(x.element_bytes > 2.0, CNN_WORKING_32_BIT, 0.0)
         indices = np.where(x.cnn_activations > 0, POOLING_INDICES_BYTES * x.micro_batch, 0.0)
         return SAVED_PER_ACTIVATION * images + indices, working * images
-    # memory.py counts FSDP's gathered weights.
     gathers = (x.sharding >= ZERO2) & (x.data > 1)
     copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)
 
@@ -144,7 +123,7 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
 
 
 def _passes(x: Inputs, profile: ModuleProfile) -> tuple[Pass, Pass]:
-    """Passes without and with activation checkpointing; equal if nothing can be checkpointed."""
+    """Passes without and with activation checkpointing."""
     width: ArithmeticWidth = "16-bit" if np.all(x.low_precision > 0) else "32-bit"
     none = profile.passed(width, "none")
     assert none is not None  # checked by build_inputs

@@ -44,7 +44,6 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     always = always_shown(x)
     room = np.where(x.sharding >= ZERO3, last, last * 2.0 / 3.0)
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
-    # The last micro-batch's communication uses up room.
     left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
     per_step = _exposed(sent.data_per_step, always, left)
     busy = micro_batches * share
@@ -77,7 +76,6 @@ def _throttling(x: Inputs, density: Number) -> Number:
 
 
 def _exposed(seconds: Number, always: Number, room: Number) -> Number:
-    """Seconds not hidden behind computation of ``room`` seconds."""
     return always * seconds + np.maximum(0.0, (1.0 - always) * seconds - room)
 
 

@@ -29,15 +29,7 @@ ExpertsKind = Literal["grouped", "loop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Settings of training that stay the same over a grid.
-
-    Attributes:
-        seq_len: tokens of one sequence; 1 for a CNN.
-        attention: "flash" never stores the score matrix.
-        framework: a profile of data/frameworks.toml.
-        experts: None for the framework's choice.
-        shardings: the SHARDINGS that a search may use.
-    """
+    """Settings of training that stay the same over a grid; ``seq_len`` is 1 for a CNN."""
 
     seq_len: int
     precision: Precision = "bf16"
@@ -51,13 +43,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One node.
-
-    Attributes:
-        network_gbit_per_s: of one node, one direction.
-        efa: EFA or InfiniBand (kernel bypass), not TCP.
-        gpu_memory_gib: of one GPU; None for the model's own.
-    """
+    """One node; ``network_gbit_per_s`` is one direction, ``efa`` means EFA or InfiniBand, not TCP."""
 
     gpu: Gpu
     gpus_per_node: int
@@ -91,12 +77,12 @@ class Grid:
     """Configurations: arrays (or numbers) that broadcast against each other.
 
     Attributes:
-        data, tensor, pipeline, context: ranks; their product is spread evenly over ``nodes``.
+        data, tensor, pipeline, context: ranks, spread evenly over ``nodes``.
         expert: data-parallel ranks that together hold each expert once.
-        sequence_parallel: tensor ranks also split norms, dropout and residual; None for the framework's choice.
+        sequence_parallel: None for the framework's choice.
         virtual_stages: model chunks of one pipeline rank; 1 is plain 1F1B.
         sharding, checkpointing: positions in SHARDINGS and CHECKPOINTINGS.
-        micro_batch: sequences (or images) of one forward pass on one data-parallel rank.
+        micro_batch: sequences (or images) a forward pass of one data-parallel rank.
         grad_accum: forward passes of one optimizer step.
     """
 
@@ -116,14 +102,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Estimates of each configuration, all of the grid's shape.
-
-    Attributes:
-        tokens_per_second: of the whole fleet; samples for a CNN.
-        mfu: useful FLOPs (no recomputation) over the precision's dense peak.
-        peak_memory_gib: peak of allocated memory on the fullest rank.
-        limit_gib: memory that a process may allocate.
-    """
+    """Estimates of each configuration; ``tokens_per_second`` is the fleet's, in samples for a CNN."""
 
     step_time_s: Floats
     tokens_per_second: Floats

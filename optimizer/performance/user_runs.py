@@ -30,10 +30,9 @@ class CalibrationReport:
     """A calibration, and one entry a usable row: log(predicted / measured) step time and peak memory.
 
     Attributes:
-        unread_columns: columns of the file that are never read.
         before: errors of the base calibration.
         after, left_out: errors of the new one, and without the row's ``left_out_by``.
-        seen_before: the base was fitted to this very file, so ``before`` flatters it.
+        seen_before: the base was fitted to this file, so ``before`` flatters it.
     """
 
     calibration: Calibration
@@ -108,7 +107,6 @@ def calibrate(
 
 
 def _possible(rows: list[MeasuredRun], base: Calibration | None) -> tuple[list[MeasuredRun], list[Refused]]:
-    """Part the rows into possible ones, and those with an impossible throughput."""
     if not rows:
         return [], []
     # MFU x step time does not depend on the calibration.
