@@ -46,7 +46,7 @@ def cloudwatch(region: str) -> Any:
 
 
 def main() -> int:
-    """Publish until the service is stopped; return 0 at once where the stack has no namespace."""
+    """Publish until the service is stopped; 0 at once without a namespace."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     namespace = os.environ.get(NAMESPACE_VARIABLE, "")
@@ -57,8 +57,7 @@ def main() -> int:
     reader = GpuReader()
     throughput = Throughput(Path(os.environ[PROGRESS_VARIABLE]))
     while True:
-        samples = sample_window(reader)
-        publisher.send(points(samples, throughput.tokens_per_second(), datetime.now(UTC)))
+        publisher.send(points(sample_window(reader), throughput.tokens_per_second(), datetime.now(UTC)))
 
 
 if __name__ == "__main__":

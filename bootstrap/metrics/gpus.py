@@ -13,14 +13,14 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
-# nvidia-smi answers within a second, or never, where a GPU fell off the bus.
+# nvidia-smi answers within 1 s, or never where a GPU fell off the bus.
 TIMEOUT_S = 10.0
 MIB_PER_GIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """One GPU at one moment; None for a value that the GPU does not report (a slice of a GPU)."""
+    """One GPU at one moment; None for a value that the GPU (a slice) does not report."""
 
     utilization_percent: float | None
     memory_used_gib: float | None
@@ -49,7 +49,7 @@ class GpuReader:
         return samples
 
     def _answer(self) -> str:
-        # A killed process may stay in the driver and cannot be waited for; a second one would only join it.
+        # A killed process may stay in the driver; a second one would only join it.
         if self._stuck is not None and self._stuck.poll() is None:
             raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s")
         self._stuck = None
@@ -67,20 +67,19 @@ class GpuReader:
 
 
 def parse(line: str) -> GpuSample | None:
-    """Parse one line of the answer; None for a line without a GPU ("Unable to determine the device handle ...")."""
+    """Parse one line; None without a GPU ("Unable to determine the device handle ...")."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != 2:
         return None
     utilization, memory_mib = (_number(field) for field in fields)
     if utilization is None and memory_mib is None:
         return None
-    return GpuSample(
-        utilization_percent=utilization, memory_used_gib=None if memory_mib is None else memory_mib / MIB_PER_GIB
-    )
+    memory_gib = None if memory_mib is None else memory_mib / MIB_PER_GIB
+    return GpuSample(utilization_percent=utilization, memory_used_gib=memory_gib)
 
 
 def _number(text: str) -> float | None:
-    """Parse a value; None for "[N/A]", "[GPU is lost]" and the like."""
+    """None for "[N/A]", "[GPU is lost]" and the like."""
     try:
         return float(text)
     except ValueError:

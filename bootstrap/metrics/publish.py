@@ -1,4 +1,4 @@
-"""Metrics of a minute's samples, and their publication in the stack's CloudWatch namespace."""
+"""Metrics of a minute's samples, and their publication in CloudWatch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Point:
 
 
 def points(samples: Sequence[GpuSample], tokens_per_second: float | None, at: datetime) -> list[Point]:
-    """Metrics of one window; a metric without a measurement is left out, never zero."""
+    """Metrics of one window; without a measurement left out, never zero."""
     utilization = [sample.utilization_percent for sample in samples if sample.utilization_percent is not None]
     memory_gib = [sample.memory_used_gib for sample in samples if sample.memory_used_gib is not None]
     values = (
@@ -41,7 +41,7 @@ def points(samples: Sequence[GpuSample], tokens_per_second: float | None, at: da
 
 
 class Publisher:
-    """Sends points with boto3's CloudWatch client; keeps points that could not be sent for the next time."""
+    """Sends points to CloudWatch; keeps unsent points for the next time."""
 
     def __init__(self, client: Any, namespace: str) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Publisher:
         self._problem = ""
 
     def send(self, new: Sequence[Point]) -> None:
-        """Send waiting and new points; every failure is logged, once a cause."""
+        """Send waiting and new points; failures are logged once a cause."""
         self._waiting.extend(new)
         if not self._waiting:
             return

@@ -16,16 +16,15 @@ class Mark:
 
 
 class Throughput:
-    """Rate of whole steps between two reads of the progress file (bootstrap/training/progress.py has its format)."""
+    """Rate of whole steps between two reads (format: bootstrap/training/progress.py)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last: Mark | None = None
 
     def tokens_per_second(self) -> float | None:
-        """Rate since the last read with a new step; None without a new step, or with unknown tokens."""
-        mark = read(self._path)
-        if mark is None:
+        """Rate since the last new step; None without one, or with unknown tokens."""
+        if (mark := read(self._path)) is None:
             return None
         last, self._last = self._last, mark
         # Fewer tokens than before: training went back to a checkpoint, and lost steps are no speed.

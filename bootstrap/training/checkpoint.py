@@ -4,9 +4,8 @@
     step-00000120-5f3a9c1e.1/rank-00000.pt   each rank's own: random generators, buffers
     step-00000120-5f3a9c1e.1/manifest.json   size and SHA-256 of each shard, and of itself
 
-The writer's random id and the save's number keep two writers (a node thought dead that was only slow) apart. A prefix
-without a manifest does not count. ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit, so the
-checksums are ours. Layout and kinds leave room for sharded states (FSDP2 with DCP).
+The writer's random id and the save's number keep two writers apart (a node thought dead was only slow). A prefix
+without a manifest does not count. ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint. ``step`` and ``samples`` are completed: the data position on any number of ranks."""
+    """Contents of a checkpoint; ``step`` and ``samples`` are completed."""
 
     step: int
     samples: int
@@ -67,17 +66,15 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read the bytes of ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
+        """Read ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
         try:
             document = json.loads(data)
             body = document["checkpoint"]
             if _digest(body) != document["sha256"]:
                 raise InvalidCheckpoint("its manifest's checksum is wrong")
-            version = body.pop("format")
-            if version != FORMAT:
+            if (version := body.pop("format")) != FORMAT:
                 raise CheckpointError(f"its manifest has format {version}, and this version reads {FORMAT}")
-            shards = tuple(Shard(**shard) for shard in body.pop("shards"))
-            return cls(**body, shards=shards)
+            return cls(shards=tuple(Shard(**shard) for shard in body.pop("shards")), **body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
 
@@ -168,7 +165,7 @@ class Checkpoints:
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
         """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
 
-        Newer invalid ones stay for a person to look at. ``known_valid``, just written, is not read again.
+        Newer invalid ones stay. ``known_valid``, just written, is not read again.
         """
         if keep < 1:
             raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")
@@ -176,13 +173,11 @@ class Checkpoints:
         newest = next((i for i, one in enumerate(committed) if one.prefix == known_valid or self._is_valid(one)), None)
         if newest is None:
             return []
-        kept = committed[: newest + keep]
-        kept_prefixes = {one.prefix for one in kept}
-        oldest_kept_step = kept[-1].manifest.step
+        kept = {one.prefix: one.manifest.step for one in committed[: newest + keep]}
         deleted = []
         for prefix, names in self._names_by_prefix().items():
             # No save below the oldest kept step is still being written.
-            if prefix in kept_prefixes or _step_of(prefix) >= oldest_kept_step:
+            if prefix in kept or _step_of(prefix) >= min(kept.values()):
                 continue
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST_NAME)):
                 self.store.delete(name)

@@ -1,4 +1,4 @@
-"""Errors that the training runtime raises on purpose, and the exit codes that launch.sh reads."""
+"""Errors of the training runtime, and the exit codes that launch.sh reads."""
 
 from __future__ import annotations
 

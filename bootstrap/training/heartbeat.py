@@ -1,4 +1,4 @@
-"""Ends a process without progress, which may wait for a dead peer, and a worker that outlived its torchrun."""
+"""End of a process without progress, and of a worker that outlived its torchrun."""
 
 from __future__ import annotations
 

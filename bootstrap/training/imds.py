@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-# Longest life of a token: six hours.
+# Six hours, a token's longest life; renewed after 80%.
 TOKEN_TTL_S = 21_600
-# The service runs on the host and answers within about a millisecond.
+# The service answers within about a millisecond.
 TIMEOUT_S = 1.0
-# Metadata values are shorter; a longer body is not the metadata service's.
+# Longer than any metadata value.
 MAX_BYTES = 64 * 1024
 
 
@@ -25,7 +25,7 @@ class ImdsError(Exception):
 
 
 class Imds:
-    """One metadata endpoint, reached directly: no proxy may see the token, which is renewed after 80% of its life."""
+    """One metadata endpoint, reached directly: no proxy may see the token."""
 
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = TIMEOUT_S, token_ttl_s: int = TOKEN_TTL_S
@@ -42,18 +42,15 @@ class Imds:
 
     def get(self, path: str) -> str | None:
         """Value of ``/latest/meta-data/<path>``; None for 404, ImdsError for a timeout or any other status."""
-        status, body = self._get(path)
-        if status == 401:  # the token expired or the service forgot it
-            self._token_renew_at = 0.0
-            status, body = self._get(path)
-        if status == 404:
-            return None
-        if status != 200:
+        for _ in range(2):
+            headers = {"X-aws-ec2-metadata-token": self._fresh_token()}
+            status, body = self._request("GET", f"/latest/meta-data/{path}", headers)
+            if status != 401:
+                break
+            self._token_renew_at = 0.0  # the token expired or the service forgot it
+        if status not in (200, 404):
             raise ImdsError(f"GET {path} answered {status}")
-        return body
-
-    def _get(self, path: str) -> tuple[int, str]:
-        return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._fresh_token()})
+        return body if status == 200 else None
 
     def _fresh_token(self) -> str:
         if time.monotonic() >= self._token_renew_at:

@@ -16,13 +16,13 @@ from pathlib import Path
 from bootstrap.training.environment import positive_number
 
 DRAIN_FILE_VARIABLE = "GPUFLEET_DRAIN_FILE"
-# A spot notice comes at most 120 s ahead, and systemd stops the service within 110 s (TimeoutStopSec); up to 5 s pass
-# before the watcher sees the notice, and torchrun takes up to 30 s to end its workers.
+# Of systemd's 110 s (TimeoutStopSec), up to 5 s pass before the watcher sees the notice (at most 120 s ahead), and
+# torchrun takes up to 30 s to end its workers.
 NOTICE_LIMIT_VARIABLE = "GPUFLEET_DRAIN_LIMIT_S"
 NOTICE_LIMIT_S = 75.0
-# Seconds of a spot notice to keep after the save: torchrun's 30 s, the terminate hook, the shutdown.
+# Kept after the save: torchrun's 30 s, the terminate hook, the shutdown.
 SPOT_RESERVE_S = 40.0
-# A terminate hook waits while it gets heartbeats. node.env has the plan's value; the default is 500 GiB at 0.6 GiB/s.
+# A terminate hook waits while it gets heartbeats. Default: 500 GiB at 0.6 GiB/s.
 HOOK_LIMIT_VARIABLE = "GPUFLEET_SCALE_IN_LIMIT_S"
 HOOK_LIMIT_S = 900.0
 NEVER = float("inf")
@@ -30,7 +30,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """One reason to stop or to save: a metadata path, a signal's name or ``drain-file``, and a text for the log."""
+    """Reason to stop or to save; ``source``: a metadata path, a signal's name or ``drain-file``."""
 
     source: str
     detail: str
@@ -64,8 +64,7 @@ class NoticeFiles:
 
     def write_stop(self, notice: Notice) -> None:
         """Announce the node's end; an earlier notice with less time stays."""
-        current = self.read_stop()
-        if current is None or notice.save_by < current.save_by:
+        if (current := self.read_stop()) is None or notice.save_by < current.save_by:
             self._write(self.path, notice)
 
     def read_stop(self) -> Notice | None:
@@ -74,34 +73,31 @@ class NoticeFiles:
 
     def write_save(self, notice: Notice) -> None:
         """Ask for a checkpoint now."""
-        self._write(self._sibling("save"), notice)
+        self._write(self.path.with_suffix(".save"), notice)
 
     def read_save(self) -> Notice | None:
         """Latest request for a checkpoint, or None."""
-        notice = self._read(self._sibling("save"), 0.0)
+        notice = self._read(self.path.with_suffix(".save"), 0.0)
         return replace(notice, save_by=NEVER) if notice else None
 
     def listen(self) -> None:
         """Promise to answer with ``confirm_saved``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._sibling("listener").touch()
+        self.path.with_suffix(".listener").touch()
 
     def stop_listening(self) -> None:
         """Withdraw ``listen``."""
-        self._sibling("listener").unlink(missing_ok=True)
+        self.path.with_suffix(".listener").unlink(missing_ok=True)
 
     def confirm_saved(self) -> None:
         """Announce that this node's share of the state is saved, if the node ends."""
         if self.path.exists():
-            self._sibling("saved").touch()
-
-    def _sibling(self, suffix: str) -> Path:
-        return self.path.with_suffix(f".{suffix}")
+            self.path.with_suffix(".saved").touch()
 
     def _write(self, path: Path, notice: Notice) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_by = int(time.time() if notice.save_by == NEVER else notice.save_by)
-        # A rename, so that no reader sees half of the file.
+        # Renamed: no reader sees half of the file.
         new = path.with_suffix(f"{path.suffix}.{os.getpid()}.new")
         new.write_text(f"{save_by} {notice}\n", encoding="utf-8")
         new.replace(path)

@@ -18,14 +18,13 @@ from bootstrap.training.environment import positive_count
 logger = logging.getLogger(__name__)
 
 PROGRESS_FILE_VARIABLE = "GPUFLEET_PROGRESS_FILE"
-# The plan's tokens of one sample.
 SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
-# Shortest time between two writes; the publisher reads once a minute.
+# Between writes; the publisher reads once a minute.
 INTERVAL_S = 1.0
 
 
 class ProgressFile:
-    """Writer of launch.sh's progress file, if there is one. A failure is logged once and never stops training."""
+    """Writer of launch.sh's progress file, if any; a failure is logged once and never stops training."""
 
     def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
         path = os.environ.get(PROGRESS_FILE_VARIABLE)

@@ -1,4 +1,4 @@
-"""Exchanges among the ranks of a run, over a gloo group of their own: on CPU and network, beside NCCL."""
+"""Exchanges among the ranks of a run, over a gloo group of their own, beside NCCL."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Step of the loaded checkpoint, and the generators' state to restore before the first step."""
+    """Loaded step, and the generators' state to restore before the first step."""
 
     step: int
     random: Mapping[str, Any]
@@ -55,7 +55,7 @@ def load_newest(
 
 
 def _read(checkpoints: Checkpoints, checkpoint: Committed, ranks: RankGroup) -> tuple[str, Any, Any]:
-    """Problem, replicated shard and this rank's own shard (None after a change of the number of ranks)."""
+    """Problem, replicated shard, this rank's own shard (None after a change of the number of ranks)."""
     names = [REPLICATED_NAME]
     if checkpoint.manifest.world_size == ranks.world_size:
         names.append(rank_shard_name(ranks.rank))

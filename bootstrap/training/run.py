@@ -35,22 +35,21 @@ logger = logging.getLogger(__name__)
 INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
 MTBF_VARIABLE = "GPUFLEET_MTBF_S"
 HANG_VARIABLE = "GPUFLEET_HANG_TIMEOUT_S"
-# Ranks that hold different parts of one model see the same samples; this runtime gives each rank its own.
+# Ranks that split one model must see the same samples; this runtime gives each rank its own.
 SPLIT_VARIABLES = (
     "GPUFLEET_TENSOR_PARALLEL",
     "GPUFLEET_PIPELINE_PARALLEL",
     "GPUFLEET_CONTEXT_PARALLEL",
     "GPUFLEET_EXPERT_PARALLEL",
 )
-# Seconds between checkpoints without a plan's interval.
 DEFAULT_INTERVAL_S = 600.0
 DEFAULT_HANG_TIMEOUT_S = 600.0
-# Compilation, autotuning and cold data caches slow the first step down.
+# For compilation, autotuning and cold data caches.
 FIRST_STEP_FACTOR = 3
 
 
 def refuse_splits() -> None:
-    """Refuse a plan with a split: samples and checkpoints would silently be wrong."""
+    """Refuse a plan with a split: samples and checkpoints would be wrong."""
     values = {name: os.environ.get(name, "").strip() or "1" for name in SPLIT_VARIABLES}
     splits = [f"{name}={value}" for name, value in values.items() if value != "1"]
     if splits:
@@ -175,7 +174,7 @@ class SpotTolerantRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._heartbeat.close()
-        # After an interruption the process is about to exit, and a SIGTERM for a rank that is done is no fault.
+        # An interrupted process is about to exit; a SIGTERM is no fault then.
         if not isinstance(error, Interrupted):
             if error is not None:
                 self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
@@ -225,14 +224,13 @@ class SpotTolerantRun:
         self._heartbeat.beat(limit_s=self._hang_timeout_s * factor, doing=doing)
 
     def _leave(self) -> None:
-        notice = self._watcher.stop_notice
-        reasons = self._ranks.gather(str(notice) if notice is not None else "")
+        reasons = self._ranks.gather(str(self._watcher.stop_notice or ""))
         reason = next(filter(None, reasons), "a notice")
         interrupted = Interrupted(reason=reason, step=self.step, saved=self._saver.saved_step == self.step)
         if self._ranks.rank == 0:
             logger.warning("%s", interrupted)
         self._ledger.end("stop", self.step, reason)
-        # Rank 0 writes the ledger before any rank exits: torchrun ends all ranks when the first one exits.
+        # Rank 0 writes the ledger first: torchrun ends all ranks when one exits.
         self._ranks.maximum(0)
         if self._ranks.local_rank == 0:
             self._watcher.announce_saved()

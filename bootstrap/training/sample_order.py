@@ -1,7 +1,6 @@
-"""Order of the samples: a pure function of the seed and the sample's number in the run, part of the checkpoint format.
+"""Order of the samples, part of the checkpoint format: a function of the seed and the sample's number in the run.
 
-Each epoch has its own permutation. So only the step is stored, and the order is the same after any restart and on any
-number of ranks, as long as the global batch stays.
+Each epoch has its own permutation; restarts and the number of ranks do not change the order.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,15 +31,15 @@ from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-# Longest wait for the deletion of old checkpoints at the end; the next run deletes the rest.
+# Longest wait at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
-    """Seconds between checkpoints that lose the least time, √(2·stall·MTBF), and at least the background write's.
+    """Seconds between checkpoints that lose the least time, √(2·stall·MTBF), and at least ``write_s``.
 
-    First order in stall/MTBF: J. W. Young, CACM 17(9), 1974, https://doi.org/10.1145/361147.361115; J. T. Daly, FGCS
-    22(3), 2006, https://doi.org/10.1016/j.future.2004.11.016.
+    J. W. Young, CACM 17(9), 1974, https://doi.org/10.1145/361147.361115; J. T. Daly, FGCS 22(3), 2006,
+    https://doi.org/10.1016/j.future.2004.11.016.
     """
     if not (stall_s >= 0 and write_s >= 0 and mtbf_s > 0):
         raise ValueError(f"stall_s {stall_s} and write_s {write_s} must be >= 0 and mtbf_s {mtbf_s} > 0")
@@ -47,7 +48,7 @@ def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0
 
 @dataclass
 class _Save:
-    """One save whose shards of this rank are being written in the background."""
+    """Background write of this rank's shards."""
 
     step: int
     prefix: str
@@ -63,14 +64,7 @@ class _Save:
 
 @dataclass(kw_only=True)
 class Saver:
-    """Saves of one rank; all ranks call the same methods after the same step.
-
-    Attributes:
-        writer_id: random id of the run's present processes, the same on every rank.
-        interval_s: seconds between checkpoints; with ``mtbf_s`` the measured stall refines it.
-        every_steps: steps between checkpoints, instead of seconds.
-        last_stall_s: seconds that the last save stopped training.
-    """
+    """Saves of one rank; all ranks call the same methods after the same step. ``writer_id`` is equal on all ranks."""
 
     checkpoints: Checkpoints
     state: TrainingState
@@ -110,7 +104,7 @@ class Saver:
         return self._pending is not None and not self._pending.is_written
 
     def advance(self, step: int, *, due: bool, any_writing: bool) -> None:
-        """Commit a save that every rank has written, then begin a due one; the arguments hold for all ranks."""
+        """Commit a save that every rank has written, then begin a due one; all ranks pass the same arguments."""
         if self._pending is not None and not any_writing:
             self._commit(step)
         if due and self._pending is None:
@@ -126,7 +120,7 @@ class Saver:
             self._finish_pending(step, deadline)
 
     def join_pruner(self) -> None:
-        """Wait for the deletion of old checkpoints."""
+        """Wait for deletions."""
         if self._pruner is not None:
             self._pruner.join(timeout=PRUNE_LIMIT_S)
 
@@ -154,21 +148,15 @@ class Saver:
         started = time.monotonic()
         try:
             for name, kind, value in shards:
-                digest = self.checkpoints.store.write(
-                    f"{save.prefix}/{name}",
-                    lambda file, value=value: torch.save(value, file),  # type: ignore[misc]
-                )
-                save.shards.append(
-                    Shard(name=name, kind=kind, rank=self.ranks.rank, bytes=digest.bytes, sha256=digest.sha256)
-                )
+                digest = self.checkpoints.store.write(f"{save.prefix}/{name}", partial(torch.save, value))
+                save.shards.append(Shard(name=name, kind=kind, rank=self.ranks.rank, **asdict(digest)))
         except Exception as error:  # noqa: BLE001 - the commit reports it to every rank
             save.problem = f"rank {self.ranks.rank}: {type(error).__name__}: {error}"
         save.write_s = time.monotonic() - started
 
     def _finish_pending(self, step: int, deadline: float) -> None:
-        """Commit the pending save once every rank has written; the earliest notice or ``deadline`` limits the wait."""
-        save = self._pending
-        if save is None:
+        """Commit once every rank has written, at the latest at ``deadline`` or the earliest notice's ``save_by``."""
+        if (save := self._pending) is None:
             return
         assert save.thread is not None
         while True:
@@ -183,7 +171,6 @@ class Saver:
         self._commit(step)
 
     def _commit(self, step: int) -> None:
-        """Write the manifest of every rank's shards; a failure is logged and leaves the older checkpoints."""
         save, self._pending = self._pending, None
         assert save is not None
         self.ledger.progress(step, force=True)
@@ -205,7 +192,6 @@ class Saver:
         self.ledger.flush()
 
     def _write_manifest(self, save: _Save, shards: tuple[Shard, ...]) -> list[str]:
-        """Commit on rank 0 and start pruning; returns the problems."""
         manifest = Manifest(
             step=save.step,
             samples=save.step * self.order.global_batch,

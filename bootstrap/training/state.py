@@ -1,4 +1,4 @@
-"""State of a training process: everything that a checkpoint saves and a resume restores."""
+"""State that a checkpoint saves and a resume restores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """Model, optimizer and optional parts, with this rank's generators and buffers; refuses sharded states."""
+    """Model, optimizer and optional parts, with this rank's generators and buffers."""
 
     def __init__(self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None]) -> None:
         self.model = unwrap(model)
@@ -46,7 +46,7 @@ class TrainingState:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore generators and buffers and drop the gradients when the context ends."""
+        """Restore generators and buffers, and drop the gradients, on leaving."""
         own = self.rank_own()
         yield
         for parameter in self.model.parameters():
@@ -57,12 +57,10 @@ class TrainingState:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """User's module inside DistributedDataParallel and torch.compile: parameter names fit any wrapping."""
-    while True:
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        inner = inner or getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
+    ddp = nn.parallel.DistributedDataParallel
+    while isinstance(inner := getattr(model, "module" if isinstance(model, ddp) else "_orig_mod", None), nn.Module):
         model = inner
+    return model
 
 
 def refuse_sharded(model: nn.Module, optimizer: Stateful) -> None:
@@ -88,16 +86,14 @@ def to_cpu(value: Any) -> Any:
             return copied
         return dict(copied)
     if isinstance(value, list | tuple):
-        items = [to_cpu(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        return (list if isinstance(value, list) else tuple)(to_cpu(item) for item in value)
     return value
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of every generator of this process, as plain values and tensors."""
+    """State of this process's generators, as plain values and tensors."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
         state["numpy"] = (str(name), keys.tolist(), int(position), int(has_gauss), float(cached))
     if device.type == "cuda":
@@ -122,8 +118,7 @@ def seed_everything(seed: int) -> None:
     """Seed every generator of this process."""
     random.seed(seed)
     torch.manual_seed(seed)  # every CUDA device as well
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
 
 
@@ -135,7 +130,6 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def restore_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
     """Copy ``buffers`` into the model's own."""
-    current = dict(model.named_buffers())
     with torch.no_grad():
         for name, buffer in buffers.items():
-            current[name].copy_(buffer)
+            model.get_buffer(name).copy_(buffer)

@@ -1,7 +1,7 @@
 """Watcher for notices that this node ends, in a thread that never raises into training.
 
 On a node one process of node_init.sh, then of launch.sh, asks the metadata service and writes the notice files, which
-training processes read. An unreachable service is no notice. The notices:
+training processes read. The notices:
 
 - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html (early and often false)
@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -30,10 +32,10 @@ from bootstrap.training.notices import NEVER, SPOT_RESERVE_S, Notice, NoticeFile
 
 logger = logging.getLogger(__name__)
 
-# Poll every 5 s: a spot notice comes 2 min before the end, and three small requests to the host cost nothing.
+# Poll every 5 s: a spot notice comes 2 min before the end.
 POLL_INTERVAL_S = 5.0
 POLL_VARIABLE = "GPUFLEET_IMDS_POLL_S"
-# An unreachable service (a machine outside EC2) is asked less often, still often enough for a two-minute notice.
+# Slower while the service is unreachable (outside EC2), still often enough for a two-minute notice.
 UNREACHABLE_FACTOR = 4
 FILE_POLL_INTERVAL_S = 0.5
 # The AWS SDKs' own switch.
@@ -43,10 +45,11 @@ SPOT_PATH = "spot/instance-action"
 REBALANCE_PATH = "events/recommendations/rebalance"
 LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
 # States in which Auto Scaling ends the machine. Detached and Standby leave it running; Warmed:Stopped is the target of
-# a new warm-pool node during its set-up, to which no node returns after training.
+# a new warm-pool node during its set-up.
 LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated"})
 
 
+@dataclass(eq=False)
 class Watcher:
     """Collects notices in the background; training asks for them at step boundaries.
 
@@ -56,33 +59,25 @@ class Watcher:
         signals: SIGTERM and SIGINT ask to stop (main thread only); a second SIGINT raises KeyboardInterrupt.
     """
 
-    def __init__(
-        self,
-        imds: Imds | None,
-        *,
-        poll_interval_s: float = POLL_INTERVAL_S,
-        files: NoticeFiles | None = None,
-        answers: bool = False,
-        signals: bool = True,
-    ) -> None:
-        self.stop_notice: Notice | None = None
-        self.save_notice: Notice | None = None
-        self._imds = imds
-        self._poll_interval_s = poll_interval_s
-        self._files = files
-        self._answers = answers
-        self._signals = signals
-        self._last_save_notice: Notice | None = None
-        self._last_rebalance = ""
-        self._unreachable = ""
-        self._unreadable: set[str] = set()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._previous_handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    imds: Imds | None
+    _: KW_ONLY
+    poll_interval_s: float = POLL_INTERVAL_S
+    files: NoticeFiles | None = None
+    answers: bool = False
+    signals: bool = True
+    stop_notice: Notice | None = field(default=None, init=False)
+    save_notice: Notice | None = field(default=None, init=False)
+    _last_save_notice: Notice | None = field(default=None, init=False)
+    _last_rebalance: str = field(default="", init=False)
+    _unreachable: str = field(default="", init=False)
+    _unreadable: set[str] = field(default_factory=set, init=False)
+    _closing: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _previous_handlers: dict[int, Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_environment(cls) -> Watcher:
-        """Watcher of launch.sh's notice files, or, on local rank 0 without launch.sh, of the metadata service."""
+        """Watcher of launch.sh's notice files; without them local rank 0 watches the metadata service."""
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         files = NoticeFiles.from_environment()
         imds = own_imds() if is_first and files is None else None
@@ -90,13 +85,13 @@ class Watcher:
 
     def start(self) -> None:
         """Install the signal handlers and start polling."""
-        if self._signals and threading.current_thread() is threading.main_thread():
+        if self.signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)
         self._read_files()
-        if self._files is not None and self._answers:
-            self._files.listen()
-        if self._imds is not None or self._files is not None:
+        if self.files is not None and self.answers:
+            self.files.listen()
+        if self.imds is not None or self.files is not None:
             self._thread = threading.Thread(
                 target=self.watch, args=(self._closing.is_set,), name="interruption-watcher", daemon=True
             )
@@ -105,8 +100,8 @@ class Watcher:
     def close(self) -> None:
         """Stop polling and restore the signal handlers."""
         self._closing.set()
-        if self._files is not None and self._answers:
-            self._files.stop_listening()
+        if self.files is not None and self.answers:
+            self.files.stop_listening()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         for number, handler in self._previous_handlers.items():
@@ -118,9 +113,9 @@ class Watcher:
         self.save_notice = None
 
     def announce_saved(self) -> None:
-        """Tell launch.sh that torchrun may be ended: this node's share of the state is saved."""
-        if self._files is not None and self._answers:
-            self._files.confirm_saved()
+        """Tell launch.sh that this node's share of the state is saved: torchrun may end."""
+        if self.files is not None and self.answers:
+            self.files.confirm_saved()
 
     def watch(self, is_over: Callable[[], bool]) -> None:
         """Poll in the calling thread until ``is_over``."""
@@ -128,13 +123,13 @@ class Watcher:
         while not is_over():
             try:
                 self._read_files()
-                if self._imds is not None and time.monotonic() >= next_poll:
-                    reached = self.poll_imds(self._imds)
-                    next_poll = time.monotonic() + self._poll_interval_s * (1 if reached else UNREACHABLE_FACTOR)
+                if self.imds is not None and time.monotonic() >= next_poll:
+                    reached = self.poll_imds(self.imds)
+                    next_poll = time.monotonic() + self.poll_interval_s * (1 if reached else UNREACHABLE_FACTOR)
             except Exception:
                 logger.exception("interruption watcher failed once; it goes on watching")
-            wait_s = FILE_POLL_INTERVAL_S if self._files else self._poll_interval_s
-            self._closing.wait(min(wait_s, self._poll_interval_s))
+            wait_s = FILE_POLL_INTERVAL_S if self.files else self.poll_interval_s
+            self._closing.wait(min(wait_s, self.poll_interval_s))
 
     def poll_imds(self, imds: Imds) -> bool:
         """Ask for each path once; returns whether the service answered."""
@@ -172,7 +167,7 @@ class Watcher:
             save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
             self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
         elif value not in self._unreadable:
-            # A checkpoint costs little; a stop for an unreadable notice would restart in a loop.
+            # Save only: a stop would restart in a loop.
             self._unreadable.add(value)
             logger.error(
                 "%s says %r, which is not its format: saving a checkpoint and going on", SPOT_PATH, value[:200]
@@ -192,23 +187,23 @@ class Watcher:
 
     def _ask_save(self, notice: Notice) -> None:
         self.save_notice = self._last_save_notice = notice
-        if self._files is not None:
-            self._files.write_save(notice)
+        if self.files is not None:
+            self.files.write_save(notice)
 
     def _ask_stop(self, notice: Notice) -> None:
         current = self.stop_notice
-        # The same notice at a later poll must not extend its own limit; a spot notice after a scale-in shortens it.
+        # A later poll must not extend a notice's limit; a spot notice after a scale-in shortens it.
         if current is not None and (current.source == notice.source or current.save_by <= notice.save_by):
             return
         self.stop_notice = notice
         logger.warning("interruption notice: %s", notice)
-        if self._files is not None:
-            self._files.write_stop(notice)
+        if self.files is not None:
+            self.files.write_stop(notice)
 
     def _read_files(self) -> None:
-        if self._files is None or self._imds is not None:
+        if self.files is None or self.imds is not None:
             return
-        stop, save = self._files.read_stop(), self._files.read_save()
+        stop, save = self.files.read_stop(), self.files.read_save()
         if stop is not None and (self.stop_notice is None or stop.save_by < self.stop_notice.save_by):
             self.stop_notice = stop
         if save is not None and save != self._last_save_notice:
@@ -226,16 +221,15 @@ def poll_interval_s() -> float:
 
 
 def _json_field(text: str, name: str) -> str | None:
-    try:
+    with suppress(json.JSONDecodeError):
         document = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    value = document.get(name) if isinstance(document, dict) else None
-    return value if isinstance(value, str) else None
+        if isinstance(document, dict) and isinstance(document.get(name), str):
+            return str(document[name])
+    return None
 
 
 def _unix_seconds(text: str | None) -> float:
-    """Unix seconds of a spot notice's time, like 2026-11-21T16:02:00Z; NEVER where it has none."""
+    """Unix seconds of a spot notice's time, like 2026-11-21T16:02:00Z; NEVER without one."""
     try:
         return datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp()
     except ValueError:

@@ -1,6 +1,6 @@
-"""Ledger: the run's append-only record of every second and dollar, which survives restarts.
+"""Ledger: the run's append-only record of every second and dollar.
 
-Each event closes the time since the event before it, so the categories add up to the wall time by construction:
+Each event closes the time since the event before it, so the categories add up to the wall time:
 
     event       category of the time that it closes
     start       a gap with no process: restart on the same boot of a machine, idle on another

@@ -20,10 +20,8 @@ CATEGORIES: tuple[Category, ...] = ("useful", "lost", "checkpoint", "restart", "
 class Summary:
     """Account of a run's time; the sum of ``seconds`` is ``wall_seconds``.
 
-    Attributes:
-        usd: None where a price is missing. Idle is an upper bound: a machine that was gone cost nothing.
-        lost_steps: completed and rolled back, repeats included.
-        unsaved_seconds: part of useful that no committed checkpoint holds yet.
+    ``usd``: None where a price is missing; idle is an upper bound, as a machine that was gone cost nothing.
+    ``lost_steps`` include repeats; ``unsaved_seconds``: useful, in no committed checkpoint yet.
     """
 
     seconds: dict[Category, float]
@@ -101,8 +99,7 @@ def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Su
             committed = int(event["step"])
             continue
         if kind == "start":
-            same_machine = boot is None or event.get("boot") == boot
-            account.add("restart" if same_machine else "idle", elapsed, price)
+            account.add("restart" if boot is None or event.get("boot") == boot else "idle", elapsed, price)
             boot, price, starts = event.get("boot"), event.get("price_usd_per_hour"), starts + 1
             finished = is_training = False
         elif kind == "train":
@@ -139,7 +136,7 @@ def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Su
 
 
 def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events writer by writer, sorted by their second event: two runs inside one process share its start time."""
+    """Group by writer, sorted by the second event: two runs inside one process share its start time."""
     by_writer: dict[str, list[dict[str, Any]]] = {}
     for event in sorted(events, key=lambda event: float(event["t"])):
         by_writer.setdefault(str(event["writer"]), []).append(event)
@@ -149,7 +146,7 @@ def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
-    """Events of JSON lines, and the number of unreadable lines (a writer killed within a line leaves one)."""
+    """Events of JSON lines, and the number of unreadable lines."""
     events, skipped = [], 0
     for line in lines:
         if not line.strip():
@@ -159,15 +156,14 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
             float(event["t"]), str(event["event"]), str(event["writer"])
             if event["event"] in ("train", "progress", "stall", "commit"):
                 int(event["step"])
+            events.append(event)
         except (ValueError, KeyError, TypeError):
             skipped += 1
-            continue
-        events.append(event)
     return events, skipped
 
 
 def read_ledger(address: str) -> Summary:
-    """Summary of the ledger in a file, a checkpoint directory or an S3 checkpoint prefix; TrainingError without one."""
+    """Summary of the ledger in a file, checkpoint directory or S3 prefix; TrainingError without one."""
     if address.startswith("s3://"):
         store = open_store(address)
         names = store.names(SEGMENT_PREFIX)

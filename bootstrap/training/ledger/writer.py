@@ -1,4 +1,4 @@
-"""Writer of the ledger: lines of JSON into a file next to the checkpoints, or into objects of their S3 prefix."""
+"""Writer of the ledger, next to the checkpoints: JSON lines in a file, or in objects on S3."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bootstrap.training.stores import LocalStore, Store
 
 logger = logging.getLogger(__name__)
 
-# A kill makes this time uncertain. A line is about 90 bytes, so a day of them is 8 MB.
+# A kill makes this time uncertain. A day of 90-byte lines is 8 MB.
 PROGRESS_INTERVAL_S = 1.0
 PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
-# S3 cannot append: the events of this time make one object.
+# S3 cannot append: one object a minute.
 SEGMENT_INTERVAL_S = 60.0
 
 
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Lines appended to a file: in the page cache at once (a killed process loses none), on the disk at ``flush``."""
+    """Lines appended to a file: in the page cache at once, on the disk at ``flush``."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class FileSink:
             self._write(b"\n")
 
     def append(self, line: str) -> None:
-        """Append one line, in one write call, so that lines of two writers do not mix."""
+        """Append in one write call: two writers' lines do not mix."""
         self._write(line.encode() + b"\n")
 
     def flush(self) -> None:
@@ -59,7 +59,7 @@ class FileSink:
 
 
 class SegmentSink:
-    """Lines collected into immutable objects of a store: one a minute, and one at each ``flush``."""
+    """Lines in immutable objects of a store: one a minute, and one at each ``flush``."""
 
     def __init__(self, store: Store, writer_id: str) -> None:
         self._store = store
@@ -102,10 +102,7 @@ class SegmentSink:
 
 
 class Ledger:
-    """Ledger of one process; None as ``sink``, on all ranks but rank 0, discards the events.
-
-    A ledger that cannot be written is logged and never stops training.
-    """
+    """Ledger of one process; ``sink`` None (all ranks but rank 0) discards events. Write errors are only logged."""
 
     def __init__(self, sink: Sink | None, *, writer_id: str, price_usd_per_hour: float | None = None) -> None:
         self._sink = sink
@@ -118,7 +115,7 @@ class Ledger:
 
     @classmethod
     def open(cls, store: Store, *, writer_id: str) -> Ledger:
-        """Ledger next to the checkpoints, with the fleet's price of ``GPUFLEET_PRICE_USD_PER_HOUR``."""
+        """Ledger next to the checkpoints, with the price of ``GPUFLEET_PRICE_USD_PER_HOUR``."""
         sink: Sink = SegmentSink(store, writer_id)
         if isinstance(store, LocalStore):
             sink = FileSink(store.root / LEDGER_FILE)
@@ -127,13 +124,11 @@ class Ledger:
 
     def start(self, *, started_at: float, world_size: int) -> None:
         """Record the start of this process, in Unix seconds."""
-        fields: dict[str, Any] = {"world_size": world_size, "boot": boot_id()}
-        if self._price_usd_per_hour is not None:
-            fields["price_usd_per_hour"] = self._price_usd_per_hour
-        self._append("start", at=started_at, **fields)
+        price = {} if self._price_usd_per_hour is None else {"price_usd_per_hour": self._price_usd_per_hour}
+        self._append("start", at=started_at, world_size=world_size, boot=boot_id(), **price)
 
     def train(self, step: int) -> None:
-        """Record that training goes on after ``step`` steps; later steps of earlier processes are lost."""
+        """Record that training goes on after ``step`` steps; later ones are lost."""
         self._progress_at = time.monotonic()
         self._append("train", step=step)
         self.flush()
@@ -146,7 +141,7 @@ class Ledger:
             self._append("progress", step=step)
 
     def stall(self, step: int) -> None:
-        """Record that training stood still for a checkpoint since the last event."""
+        """Record that a checkpoint stopped training since the last event."""
         self._append("stall", step=step)
 
     def commit(self, step: int, **facts: Any) -> None:
@@ -178,7 +173,7 @@ class Ledger:
 
 
 def boot_id() -> str:
-    """Identity of this boot of this machine (``/proc/sys/kernel/random/boot_id``), or its host name elsewhere."""
+    """Identity of this boot of this machine; its host name outside Linux."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -186,7 +181,7 @@ def boot_id() -> str:
 
 
 def process_started_at() -> float:
-    """Unix seconds at which this process was started, before its imports (field 22 of ``/proc/self/stat``, proc(5))."""
+    """Unix seconds of this process's start, before its imports (field 22 of ``/proc/self/stat``, proc(5))."""
     try:
         ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])

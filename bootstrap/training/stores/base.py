@@ -1,4 +1,4 @@
-"""Contract of a checkpoint store: named objects, written whole or not at all, and never overwritten."""
+"""Contract of a checkpoint store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-# Writes an object's content into the file that it gets.
+# Writes an object's content into a file.
 Fill = Callable[[BinaryIO], object]
 
 
@@ -23,7 +23,7 @@ class Digest:
 
 
 class Store(Protocol):
-    """Named immutable objects, with ``/`` in names; CheckpointError where one cannot be written, read or listed."""
+    """Named immutable objects, with ``/`` in names; a failed write, read or listing raises CheckpointError."""
 
     @property
     def uri(self) -> str:
@@ -50,19 +50,14 @@ class _HashingFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._sha256 = hashlib.sha256()
-        self._bytes = 0
+        self.flush = file.flush
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
 
     def write(self, data: Any) -> int:
-        self._sha256.update(data)
-        self._bytes += memoryview(data).nbytes
+        self.sha256.update(data)
+        self.bytes += memoryview(data).nbytes
         return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def digest(self) -> Digest:
-        return Digest(bytes=self._bytes, sha256=self._sha256.hexdigest())
 
 
 def fill_file(path: Path, fill: Fill) -> Digest:
@@ -72,7 +67,7 @@ def fill_file(path: Path, fill: Fill) -> Digest:
         fill(cast(BinaryIO, hashing))
         file.flush()
         os.fsync(file.fileno())
-    return hashing.digest()
+    return Digest(bytes=hashing.bytes, sha256=hashing.sha256.hexdigest())
 
 
 def file_digest(path: Path) -> Digest:

@@ -1,4 +1,4 @@
-"""Checkpoints in a directory, which all nodes of a run share (FSx for Lustre, EFS) unless the run has one node."""
+"""Checkpoints in a directory, shared by all nodes of the run (FSx for Lustre, EFS)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from bootstrap.training.stores.base import Digest, Fill, fill_file
 
 
 class LocalStore:
-    """Files under a directory; the methods are ``Store``'s.
-
-    A hard link from an fsynced temporary file refuses to overwrite; the fsynced folder keeps the name in a power cut.
-    """
+    """``Store`` in a directory; a hard link from an fsynced temporary file refuses to overwrite."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -36,8 +33,12 @@ class LocalStore:
                     raise AlreadyExistsError(f"{final} exists, and a checkpoint is never overwritten") from error
             finally:
                 temporary.unlink(missing_ok=True)
-            for folder in (final.parent, self.root):
-                _fsync_folder(folder)
+            for folder in (final.parent, self.root):  # keeps the name in a power cut
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         except OSError as error:
             raise CheckpointError(f"cannot write {final}: {error}") from error
         return digest
@@ -60,7 +61,7 @@ class LocalStore:
         yield path
 
     def names(self, prefix: str) -> list[str]:
-        """See ``Store.names``; a folder that another process just removed counts as empty."""
+        """See ``Store.names``; a folder removed meanwhile counts as empty."""
         names = (
             (Path(folder) / file).relative_to(self.root).as_posix()
             for folder, _, files in os.walk(self.root, onerror=_refuse_unless_missing)
@@ -80,11 +81,3 @@ class LocalStore:
 def _refuse_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise CheckpointError(f"{error.filename} cannot be listed: {error.strerror}") from error
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,4 @@
-"""Checkpoints under ``s3://bucket/prefix``; ``If-None-Match: *`` makes every write conditional on a free name
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html, read 2026-11).
-"""
+"""Checkpoints under ``s3://bucket/prefix``."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from bootstrap.training.stores.base import Digest, Fill, fill_file
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Local NVMe of the node, for files on their way to and from S3; default: the system's temporary folder.
+# Local NVMe for files on their way to and from S3; default: the system's temporary folder.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 
 
@@ -41,7 +39,7 @@ class S3Store:
             self._client.meta.events.register(f"provide-client-params.s3.{operation}", _only_if_absent)
 
     def write(self, name: str, fill: Fill) -> Digest:
-        """See ``Store.write``. The object goes through a scratch file, as S3 needs a part's size before the part."""
+        """See ``Store.write``; uses a scratch file, as S3 needs a part's size before the part."""
         with _scratch_file() as path:
             try:
                 digest = fill_file(path, fill)
@@ -82,7 +80,7 @@ class S3Store:
 
     @contextmanager
     def fetch(self, name: str) -> Iterator[Path]:
-        """See ``Store.fetch``; the scratch copy is deleted when the context ends."""
+        """See ``Store.fetch``."""
         with _scratch_file() as path:
             with self._errors("read", name):
                 self._client.download_file(self._bucket, self._prefix + name, str(path))
@@ -103,7 +101,6 @@ class S3Store:
 
     @contextmanager
     def _errors(self, verb: str, name: str = "") -> Iterator[None]:
-        """Raise boto3's errors as the contract's."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -121,11 +118,12 @@ def _s3_client() -> S3Client:
         from botocore.config import Config
     except ImportError as error:
         raise ConfigurationError("checkpoints on S3 need boto3: pip install boto3") from error
-    # A final checkpoint has two minutes: give up on a silent connection and retry well before that.
+    # A final checkpoint has two minutes: retry a silent connection well before that.
     config = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "max_attempts": 4})
     return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)
 
 
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html (read 2026-11)
 def _only_if_absent(params: dict[str, Any], **_: Any) -> None:
     params.setdefault("IfNoneMatch", "*")
 
