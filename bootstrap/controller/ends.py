@@ -10,7 +10,7 @@ from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
-# Nodes boot and test: a start that could pay for less trains nothing.
+# To boot and test nodes: a start that can pay for less trains nothing.
 BOOT = timedelta(minutes=30)
 # From the first report "done" to the end: reports may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)

@@ -14,7 +14,7 @@ from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
 from bootstrap.controller.observation import AutoScalingGroup, Machine
 
-# Billed even where an instance lives shorter: https://aws.amazon.com/ec2/pricing/on-demand/
+# Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
 # After a day the state keeps only an ended instance's spend.
 KEEP_ENDED = timedelta(days=1)

@@ -23,17 +23,17 @@ class AutoScalingGroup:
     members: tuple[Member, ...]
 
     def in_state(self, state: str) -> list[str]:
-        """Ids of the members in a lifecycle state."""
+        """Ids of members in a lifecycle state."""
         return [member.instance_id for member in self.members if member.state == state]
 
     @property
     def in_service(self) -> list[str]:
-        """Ids of the members in service."""
+        """Ids of members in service."""
         return self.in_state(IN_SERVICE)
 
     @property
     def leaving(self) -> list[str]:
-        """Ids of the members that are being terminated."""
+        """Ids of members being terminated."""
         return [member.instance_id for member in self.members if member.state.startswith("Terminat")]
 
 

@@ -67,7 +67,7 @@ class Billed:
 
 
 class CostExplorer:
-    """A client of Cost Explorer that counts its requests."""
+    """Cost Explorer, with a count of requests."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

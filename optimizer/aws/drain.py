@@ -133,7 +133,8 @@ class Drain:
 
     def _carry_out(self, action: ending.EndAction, purpose: str) -> bool:
         names = {"group": self.group, "launch_hook": self.launch_hook, "terminate_hook": self.terminate_hook}
-        return all([self._call(purpose, *operation) for operation in ending.calls(action, **names)])  # noqa: C419
+        taken = [self._call(purpose, *operation) for operation in ending.calls(action, **names)]
+        return all(taken)
 
     def _call(self, purpose: str, operation: str, parameters: dict[str, Any]) -> bool:
         # A refusal, like too many calls or a node just gone, is tried again later.

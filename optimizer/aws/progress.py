@@ -39,7 +39,7 @@ def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> Trai
 
 
 def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
-    """Fold ledger lines in any order; a line that is no event is skipped."""
+    """Fold ledger lines in any order, without those that are no event."""
     events = sorted(filter(None, map(_parse_event, lines)), key=lambda event: float(event["t"]))
     saved: int | None = None
     finished = False
