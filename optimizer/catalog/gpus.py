@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -18,39 +17,24 @@ DATA = Path(__file__).parent / "data"
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    """A GPU with its name in DescribeInstanceTypes, which models of two memory sizes share; empty off EC2."""
-
-    gpu: Gpu
-    ec2_name: str
-    ec2_memory_mib: int
-
-
 @cache
 def gpu_table() -> dict[str, Gpu]:
-    """GPUs by key.
-
-    Raises:
-        DataMissingError: the table is missing or malformed.
-    """
-    return {row.gpu.key: row.gpu for row in _rows()}
+    """GPUs by key; DataMissingError where the table is missing or malformed."""
+    return {gpu.key: gpu for _, gpu in _rows()}
 
 
 def find_gpu(name: str, memory_mib: float) -> Gpu | None:
     """Find the GPU that DescribeInstanceTypes calls ``name`` ("A100") and that has ``memory_mib`` of memory, MiB."""
-    for row in _rows():
-        if (row.ec2_name, row.ec2_memory_mib) == (name, round(memory_mib)):
-            return row.gpu
-    return None
+    return next((gpu for ec2_gpu, gpu in _rows() if ec2_gpu == (name, round(memory_mib))), None)
 
 
 @cache
-def _rows() -> list[_Row]:
+def _rows() -> list[tuple[tuple[str, int], Gpu]]:
     return _read("gpus.csv", _parse_gpu)
 
 
-def _parse_gpu(row: dict[str, str]) -> _Row:
+def _parse_gpu(row: dict[str, str]) -> tuple[tuple[str, int], Gpu]:
+    """Parse a GPU, and its name (empty off EC2; models of two memory sizes share it) and memory, MiB, on EC2."""
     peaks = {precision: row[f"{precision}_tflop_per_s"] for precision in get_args(Precision)}
     memory_mib = int(row["ec2_memory_mib"])
     gpu = Gpu(
@@ -68,16 +52,12 @@ def _parse_gpu(row: dict[str, str]) -> _Row:
         source=row["source"],
         as_of=date.fromisoformat(row["as_of"]),
     )
-    return _Row(gpu=gpu, ec2_name=row["ec2_name"], ec2_memory_mib=memory_mib)
+    return (row["ec2_name"], memory_mib), gpu
 
 
 @cache
 def interconnects() -> dict[str, Interconnect]:
-    """Links between the GPUs of an instance by family ("p5"), for types with several GPUs.
-
-    Raises:
-        DataMissingError: the table is missing or malformed.
-    """
+    """Links between the GPUs of an instance by family ("p5"), for types with several GPUs."""
     return dict(_read("interconnects.csv", _parse_interconnect))
 
 

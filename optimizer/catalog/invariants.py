@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
@@ -18,8 +18,7 @@ REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 HAS_NETWORK = "a type has a network"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InvariantViolation:
+class InvariantViolation(NamedTuple):
     """One broken rule, the row that breaks it and the value there."""
 
     rule: str
@@ -31,11 +30,7 @@ class InvariantViolation:
 
 
 def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, why: str) -> None:
-    """Refuse to keep refreshed rows that break a rule.
-
-    Raises:
-        GpufleetError: with the first 20 violations.
-    """
+    """Refuse to keep refreshed rows that break a rule: GpufleetError with the first 20 violations."""
     if violations:
         raise GpufleetError(
             f"the refreshed {refreshed} breaks {len(violations)} rules, and is not kept:\n  "
@@ -48,10 +43,7 @@ def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, w
 def check(catalog: Catalog, *, today: date | None = None) -> list[InvariantViolation]:
     """Broken rules of ``catalog``; empty when sound. No fact may be dated after ``today``, or after the snapshot."""
     latest = today or catalog.made_at.date()
-    return [
-        InvariantViolation(rule=rule, place=place, value=value)
-        for rule, place, value in _catalog_problems(catalog, latest)
-    ]
+    return [InvariantViolation(*problem) for problem in _catalog_problems(catalog, latest)]
 
 
 def _catalog_problems(catalog: Catalog, latest: date) -> Iterator[tuple[str, str, str]]:

@@ -86,14 +86,7 @@ class UnitPrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One origin of catalog facts.
-
-    Attributes:
-        name: kind of facts ("on-demand prices").
-        origin: where they were read ("AWS public price list").
-        as_of, newest: dates of the oldest and newest fact.
-        rows: number of facts.
-    """
+    """Origin of a kind of facts, with the number of facts (``rows``) and the oldest and newest date."""
 
     name: str
     origin: str
@@ -108,16 +101,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All offers with the facts behind them.
+    """All offers with the facts behind them, sorted.
 
-    Attributes:
-        offers: one a type and region, sorted; prices nobody published are None.
-        instance_types: every type with sound facts, sorted, priced or not.
-        unit_prices: one an item and region.
-        made_at: when the snapshot was put together, UTC.
-        as_of: date of the oldest on-demand price.
-        origin: the snapshot's directory, or "shipped".
-        notes: why another snapshot was passed over.
+    ``as_of`` is the date of the oldest on-demand price, ``origin`` the snapshot's directory or "shipped"; ``notes`` say
+    why another snapshot was passed over.
     """
 
     offers: tuple[Offer, ...]
@@ -151,43 +138,28 @@ class Catalog:
         return self._regions
 
     def instance_type(self, name: str) -> InstanceType:
-        """Facts of one type.
-
-        Raises:
-            InvalidInputError: unknown type.
-        """
+        """Facts of one type; InvalidInputError where it is unknown."""
         if name not in self._types:
             raise unknown("instance type", name, self._types)
         return self._types[name]
 
     def check_region(self, region: str) -> str:
-        """Return ``region`` if it has an offer.
-
-        Raises:
-            InvalidInputError: it has none.
-        """
+        """Return ``region`` if it has an offer; InvalidInputError otherwise."""
         if region not in self.regions():
             raise unknown("region", region, self.regions())
         return region
 
     def offer(self, instance_type: str, region: str) -> Offer | None:
-        """Offer of one type in one region; None where the type is not offered.
-
-        Raises:
-            InvalidInputError: unknown type or region.
-        """
+        """Offer of a type in a region, None where not offered; InvalidInputError for an unknown type or region."""
         self.instance_type(instance_type)
         self.check_region(region)
         return self._offers.get((instance_type, region))
 
     def unit_price(self, item: UnitItem, region: str) -> UnitPrice:
-        """Price of one unit of ``item`` in ``region``.
+        """Price of one unit of ``item`` in ``region``; DataMissingError where no region has a figure.
 
         Without a figure for the region, the highest of any region, with a source that says so: a cost may be
         over-stated, never silently under-stated.
-
-        Raises:
-            DataMissingError: no region has a figure.
         """
         prices = self._unit_prices
         if (item, region) not in prices:

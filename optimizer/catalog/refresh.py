@@ -71,11 +71,7 @@ class RefreshResult:
 
 
 def enabled_regions() -> tuple[str, ...]:
-    """Regions the account can use.
-
-    Raises:
-        GpufleetError: AWS could not be asked.
-    """
+    """Regions the account can use; GpufleetError where AWS could not be asked."""
     try:
         answer = clients.ec2(clients.HOME_REGION).describe_regions()
     except Exception as error:
@@ -90,14 +86,8 @@ def refresh(
 ) -> RefreshResult:
     """Read ``regions`` and write the catalog they make together with the known facts of other regions.
 
-    Args:
-        regions: the regions to read.
-        directory: where to write; the user's catalog by default.
-        progress: called with a line when a region is done.
-
     Raises:
         GpufleetError: nothing could be read, or the result would break an invariant; nothing is written then.
-        DataMissingError: the catalog to start from cannot be read.
     """
     target = directory or snapshot.user_directory()
     tables = snapshot.read_newest().tables
@@ -124,21 +114,17 @@ def refresh(
 
 
 def read_region(region: str, known_types: set[str], today: date, *, may_be_empty: bool) -> RegionAnswer:
-    """Ask every source of one region; each fails alone.
-
-    Args:
-        region: the region.
-        known_types: instance types the catalog already has.
-        today: date of the facts.
-        may_be_empty: believe an empty answer; from a region that had GPUs, it is a failure.
-    """
+    """Ask every source; each fails alone. An empty answer is a failure unless it ``may_be_empty``."""
     answer = RegionAnswer(region=region)
     # Reason by service that is not asked again: each call would wait out all its retries.
     down: dict[str, str] = {}
 
+    def fail(source: str, reason: str) -> None:
+        answer.failures.append(Failure(source=source, region=region, reason=reason))
+
     def attempt(service: str, source: str, call: Callable[[], T]) -> T | None:
         if service in down:
-            answer.failures.append(Failure(source=source, region=region, reason=down[service]))
+            fail(source, down[service])
             return None
         try:
             result = call()
@@ -146,12 +132,12 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
             if not errors.is_aws_error(error):
                 raise
             reason = errors.reason(error)
-            answer.failures.append(Failure(source=source, region=region, reason=reason))
+            fail(source, reason)
             if _concerns_the_service(service, error):
                 down[service] = reason
             return None
         if not result and not may_be_empty:
-            answer.failures.append(Failure(source=source, region=region, reason="AWS answered with nothing usable"))
+            fail(source, "AWS answered with nothing usable")
         return result or None
 
     def usable(parsed: tuple[T, list[Skipped]]) -> T:
@@ -251,10 +237,7 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
 
 
 def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
-    """Leave out prices that contradict facts of another day; also returns a line for each.
-
-    These are spot and reserved prices above on-demand, and a spot price of a zone that does not offer the type.
-    """
+    """Leave out spot and reserved prices above on-demand, and spot prices of zones without the type; list them."""
     dropped = []
     offers = []
     for row in tables.offers:

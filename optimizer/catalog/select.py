@@ -29,11 +29,7 @@ class Range:
 
 
 def parse_range(text: str) -> Range:
-    """Read "8.." (at least), "..4" (at most), "2..8" (between) or "8" (exactly).
-
-    Raises:
-        ValueError: none of these.
-    """
+    """Read "8.." (at least), "..4" (at most), "2..8" (between) or "8" (exactly); ValueError otherwise."""
     number = r"[0-9]+(?:\.[0-9]+)?"
     match = re.fullmatch(rf"\s*({number})?\s*(\.\.)?\s*({number})?\s*", text)
     low, dots, high = match.groups() if match else (None, None, None)
@@ -53,12 +49,9 @@ def parse_range(text: str) -> Range:
 class Filter:
     """Conditions on offers; an empty field keeps all.
 
-    Attributes:
-        gpus: GPU models ("H100") or keys ("a100-80gb"), in any case.
-        count, memory_gib: GPUs of one instance; memory of one GPU, GiB, as EC2 reports it.
-        regions, types: names or shell patterns ("us-*", "p5*").
-        max_price_usd_per_hour: highest price of one instance; leaves out offers without a price.
-        priced_as: kind of price for ``max_price_usd_per_hour`` and sorting.
+    ``gpus`` are models ("H100") or keys ("a100-80gb"), ``regions`` and ``types`` names or shell patterns ("p5*");
+    ``memory_gib`` is of one GPU, as EC2 reports it. ``priced_as`` is the kind of price that ``max_price_usd_per_hour``
+    limits, which also leaves out offers without one.
     """
 
     gpus: Sequence[str] = ()
@@ -71,11 +64,7 @@ class Filter:
 
 
 def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
-    """Offers that meet all conditions, in the catalog's order.
-
-    Raises:
-        InvalidInputError: a GPU, region or type that no offer has.
-    """
+    """Offers that meet all conditions, in the catalog's order; InvalidInputError for a name that no offer has."""
     gpu_keys = _gpu_keys(catalog, conditions.gpus)
     regions = _matching("region", conditions.regions, catalog.regions())
     types = _matching("instance type", conditions.types, [instance.name for instance in catalog.instance_types])

@@ -35,10 +35,7 @@ DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
 
 
 def user_directory() -> Path:
-    """Folder that ``refresh`` writes: XDG_CACHE_HOME/gpufleet/catalog.
-
-    https://specifications.freedesktop.org/basedir/
-    """
+    """Folder that ``refresh`` writes (XDG_CACHE_HOME: https://specifications.freedesktop.org/basedir/)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpufleet" / "catalog"
 
@@ -54,25 +51,14 @@ class Snapshot:
 
 
 def load(path: Path | None = None) -> Catalog:
-    """Read a catalog snapshot.
-
-    Args:
-        path: a snapshot directory; by default the first of the list above.
-
-    Raises:
-        DataMissingError: missing, empty, damaged, or of another format.
-    """
+    """Read the snapshot at ``path``, or the first of the list above; DataMissingError where it cannot be used."""
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
     return build_catalog(read_newest() if path is None else read_snapshot(path))
 
 
 def read_newest() -> Snapshot:
-    """The newer of the user's and the shipped snapshot, if the user's can be read.
-
-    Raises:
-        DataMissingError: the shipped snapshot is damaged.
-    """
+    """The newer of the user's and the shipped snapshot, if the user's can be read."""
     shipped = read_snapshot(SHIPPED, origin="shipped")
     directory = user_directory()
     if not (directory / MANIFEST).exists():
@@ -90,11 +76,7 @@ def read_newest() -> Snapshot:
 
 
 def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
-    """Read the snapshot in ``directory``.
-
-    Raises:
-        DataMissingError: missing, empty, damaged, or of another format.
-    """
+    """Read a snapshot; DataMissingError where it is missing, empty, damaged, or of another format."""
     manifest_path = directory / MANIFEST
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
@@ -106,8 +88,8 @@ def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
         raise _unusable(manifest_path, f"cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise _unusable(manifest_path, f"is not a catalog manifest: {error!r}") from error
-    for name, rows in (("instance_types", tables.instance_types), ("offers", tables.offers)):
-        if not rows:
+    for name in ("instance_types", "offers"):
+        if not getattr(tables, name):
             raise _unusable(directory, f"table {name} has no rows")
     return Snapshot(tables=tables, made_at=made_at, origin=origin or str(directory))
 
@@ -160,11 +142,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def build_catalog(snapshot: Snapshot) -> Catalog:
-    """The catalog of a snapshot.
-
-    Raises:
-        DataMissingError: an offer is of an unknown type, or there is no on-demand price.
-    """
+    """The catalog of a snapshot; DataMissingError for an offer of an unknown type, or without any on-demand price."""
     tables = snapshot.tables
     types = {instance.name: instance for instance in tables.instance_types}
     offers = tuple(_build_offer(row, types, snapshot.origin) for row in tables.offers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import date
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,10 +130,6 @@ def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
     return UnitPrice(**row)
 
 
-def _flatten_unit_price(price: UnitPrice) -> dict[str, Any]:
-    return {name: getattr(price, name) for name in _UNIT_COLUMNS}
-
-
 # Parquet types of the fields of InstanceType and UnitPrice; names (of a GPU, a link, an item) are strings.
 _PARQUET = {"float": "double!", "int": "int32!", "date": "date32!"}
 _TYPE_COLUMNS, _UNIT_COLUMNS = (
@@ -165,16 +161,12 @@ _OFFER_COLUMNS = {
 TABLES: dict[str, _Table] = {
     "instance_types": _Table(_TYPE_COLUMNS, _parse_type, _flatten_type),
     "offers": _Table(_OFFER_COLUMNS, _parse_offer, _flatten_offer),
-    "unit_prices": _Table(_UNIT_COLUMNS, _parse_unit_price, _flatten_unit_price),
+    "unit_prices": _Table(_UNIT_COLUMNS, _parse_unit_price, asdict),
 }
 
 
 def parse_table(name: str, data: bytes) -> list[Any]:
-    """Rows of a parquet file.
-
-    Raises:
-        ValueError: not parquet, other columns, or an unknown GPU or unit price.
-    """
+    """Rows of a parquet file; ValueError: not parquet, other columns, or an unknown GPU or unit price."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -6,49 +6,31 @@ Commands warn of an older fact on standard error and go on; only ``--max-age`` m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from optimizer.catalog.model import Catalog
 from optimizer.errors import DataStaleError
 from optimizer.hardware import DERIVED_SPOT, Offer
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ttl:
-    """Days before gpufleet warns of a fact's age, and why."""
-
-    days: int
-    reason: str
-
-
-ON_DEMAND = Ttl(
-    days=90, reason="AWS cut P4 and P5 prices by up to 45% in June 2025 and raises or cuts rarely otherwise"
-)
-RESERVED = Ttl(days=90, reason="reserved prices follow on-demand prices")
-SPOT_HISTORY = Ttl(days=1, reason="spot prices move with supply, several times a day at most")
-SPOT_ADVISOR = Ttl(days=30, reason="the advisor averages the trailing 30 days")
-INSTANCE_TYPES = Ttl(days=365, reason="a type's hardware does not change; new types appear")
-ZONES = Ttl(days=180, reason="AWS adds zones to a type over months")
-UNIT_PRICES = Ttl(
-    days=365, reason="prices of volumes, storage, endpoints, gateways and requests have changed at most once a year"
-)
-
-BY_FACT = {
-    "on-demand prices": ON_DEMAND,
-    "reserved prices": RESERVED,
-    "interruption bands": SPOT_ADVISOR,
-    "instance types": INSTANCE_TYPES,
-    "zones": ZONES,
-    "unit prices": UNIT_PRICES,
+SPOT_HISTORY_DAYS = 1  # spot prices move with supply, several times a day at most
+SPOT_ADVISOR_DAYS = 30  # the advisor averages the trailing 30 days
+DAYS_BY_FACT = {
+    # AWS cut P4 and P5 prices by up to 45% in June 2025 and raises or cuts rarely otherwise.
+    "on-demand prices": 90,
+    "reserved prices": 90,  # they follow on-demand prices
+    "interruption bands": SPOT_ADVISOR_DAYS,
+    "instance types": 365,  # a type's hardware does not change; new types appear
+    "zones": 180,  # AWS adds zones to a type over months
+    # Prices of volumes, storage, endpoints, gateways and requests have changed at most once a year.
+    "unit prices": 365,
 }
 
 
-def source_ttl(name: str, origin: str) -> Ttl | None:
-    """Return the time to live of a catalog source; None for a datasheet, which does not age."""
+def source_ttl_days(name: str, origin: str) -> int | None:
+    """Return the time to live of a catalog source, days; None for a datasheet, which does not age."""
     if name == "spot prices":
-        return SPOT_ADVISOR if origin == DERIVED_SPOT else SPOT_HISTORY
-    return BY_FACT.get(name)
+        return SPOT_ADVISOR_DAYS if origin == DERIVED_SPOT else SPOT_HISTORY_DAYS
+    return DAYS_BY_FACT.get(name)
 
 
 def age_days(as_of: date, today: date | None = None) -> int:
@@ -62,8 +44,8 @@ def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
     for source in catalog.sources:
         if not source.name.endswith(" prices") or source.name == "unit prices":
             continue
-        ttl, age = source_ttl(source.name, source.origin), age_days(source.as_of, today)
-        if ttl is not None and age > ttl.days:
+        ttl_days, age = source_ttl_days(source.name, source.origin), age_days(source.as_of, today)
+        if ttl_days is not None and age > ttl_days:
             newest = "" if source.newest == source.as_of else f", the newest from {source.newest}"
             lines.append(
                 f"{source.name} ({source.origin}) are up to {age} days old: the oldest from {source.as_of}{newest}"
@@ -74,13 +56,7 @@ def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
 def check_max_age(
     offers: Iterable[Offer], max_age_days: int, today: date | None = None, *, next_step: str = ""
 ) -> None:
-    """Refuse offers with a price older than the user allows.
-
-    The default ``next_step`` is the refresh of the oldest price's AWS region.
-
-    Raises:
-        DataStaleError: a price is older.
-    """
+    """Refuse offers with a price older than the user allows; by default advise to refresh the oldest's AWS region."""
     old = [
         (age_days(price.as_of, today), offer, kind, price)
         for offer in offers

@@ -20,13 +20,10 @@ class RegionPrice(NamedTuple):
 
 
 class PriceApi(NamedTuple):
-    """A public price API that answers without an account.
+    """A public price API that answers without an account; ``endpoint`` is its default address.
 
-    Attributes:
-        name: source of its prices ("Azure Retail Prices API").
-        endpoint: default address.
-        read: prices of one type by region, and unusable answers, from the type and the address; raises
-            PricesUnreadableError.
+    ``read`` takes a type and an address, and returns prices by region and unusable answers, or raises
+    PricesUnreadableError.
     """
 
     name: str
@@ -35,13 +32,7 @@ class PriceApi(NamedTuple):
 
 
 class Cloud(NamedTuple):
-    """A cloud whose prices are compared with AWS's.
-
-    Attributes:
-        name: as in ``--cloud`` and in data/.
-        title: as in messages.
-        place: rank in lists, from 1.
-    """
+    """A cloud whose prices are compared with AWS's; ``place`` is its rank in lists, from 1."""
 
     name: str
     title: str

@@ -34,13 +34,9 @@ BASIS = (
 class CloudFleet:
     """The best fleet of one type of another cloud; a row of the JSON answer.
 
-    Attributes:
-        parallelism: layout, with the keys of a plan's.
-        compute_usd_expected, compute_usd_p95: USD of the nodes.
-        ratio_to_best_aws: compute over that of the best AWS plan with any purchase option; None without plans.
-        ratio_to_best_aws_on_demand: compute over that of the best on-demand AWS plan; None without one.
-        keeps_budget, keeps_deadline: compute alone, or hours, keep the limit at the 95th percentile; None without one.
-        measured_rows: training runs measured on this GPU.
+    Ratios are of compute USD to the best AWS plan's, None without a plan; ``keeps_budget`` (compute alone) and
+    ``keeps_deadline`` are at the 95th percentile, None without a limit; ``measured_rows`` counts training runs measured
+    on this GPU.
     """
 
     cloud: str
@@ -73,13 +69,7 @@ class CloudFleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Other clouds' fleets beside AWS's plans.
-
-    Attributes:
-        rows: fleets within the limits first, then by the request's objective.
-        not_compared: types left out, as dicts of cloud, instance_type and reason.
-        best_aws, best_aws_on_demand: the plans that the ratios refer to.
-    """
+    """Other clouds' fleets beside AWS's plans: first fleets within the limits, then by the request's objective."""
 
     rows: tuple[CloudFleet, ...]
     not_compared: tuple[dict[str, str], ...]
@@ -99,11 +89,7 @@ class Comparison:
 
 
 def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
-    """Search the same request over other clouds' types.
-
-    Raises:
-        InvalidInputError: as ``recommend``.
-    """
+    """Search the same request over other clouds' types; raises what ``recommend`` does."""
     problem = answer.problem
     request = problem.request
     constraints = request.constraints.model_copy(
@@ -173,7 +159,6 @@ def _best_fleet(
     best_aws: FleetPlan | None,
     best_on_demand: FleetPlan | None,
 ) -> CloudFleet:
-    """The best of one type's candidates."""
     instance, limits = other.offer.instance, request.constraints
     outcome, usd = table.outcome, table.cost.compute
     usd_p95 = lognormal_percentiles(usd, usd * outcome.hours_std / outcome.hours_expected)[1]

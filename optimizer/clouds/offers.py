@@ -26,15 +26,11 @@ NOT_PROVISIONED = "gpufleet provisions on AWS only: other clouds' rows are for c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudOffer:
-    """One type of another cloud in one region.
+    """One type of another cloud in one region, of the family ``series`` ("ND H100 v5").
 
-    Attributes:
-        series: the cloud's name of the family ("ND H100 v5").
-        fabric: network between nodes: "infiniband" (RDMA, kernel bypass) or "ethernet".
-        offer: facts and prices; the network is UNKNOWN_GBIT_PER_S where no page states it.
-        retired: day the cloud stopped selling the type.
-        origin: source of the price, without the conversion to USD; empty without a price.
-        note: why there is no price, or a warning; may be empty.
+    ``fabric`` between nodes is "infiniband" (RDMA, kernel bypass) or "ethernet"; the offer's network is
+    UNKNOWN_GBIT_PER_S where no page states it. ``retired`` is the day the cloud stopped selling the type, ``origin``
+    the price's source without the conversion to USD; ``note`` says why there is no price, or warns.
     """
 
     cloud: str
@@ -60,11 +56,7 @@ class CloudOffers:
 
 
 def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> CloudOffers:
-    """Offers of ``clouds``, with refreshed prices where the user has them.
-
-    Raises:
-        DataMissingError: a shipped table is missing or broken.
-    """
+    """Offers of ``clouds``, with refreshed prices where the user has them."""
     prices, notes = tables.read_newest_prices()
     return build_offers([row for row in prices if row.cloud in clouds], notes)
 
@@ -209,7 +201,7 @@ def check(clouds: CloudOffers, *, today: date) -> list[InvariantViolation]:
     """Broken rules of other clouds' types and prices: AWS's rules, and that a type without a price says why."""
     places = [f"{other.cloud} {other.offer.instance.name} in {other.offer.region}" for other in clouds.offers]
     violations = [
-        InvariantViolation(rule="a type has one offer in a region", place=place, value=f"{count} offers")
+        InvariantViolation("a type has one offer in a region", place, f"{count} offers")
         for place, count in Counter(places).items()
         if count > 1
     ]
@@ -220,5 +212,5 @@ def check(clouds: CloudOffers, *, today: date) -> list[InvariantViolation]:
             problems = [problem for problem in problems if problem[0] != HAS_NETWORK]
         if other.offer.on_demand is None and not other.note:
             problems.append(("a type without a price says why", "no note"))
-        violations += [InvariantViolation(rule=rule, place=place, value=value) for rule, value in problems]
+        violations += [InvariantViolation(rule, place, value) for rule, value in problems]
     return violations

@@ -32,10 +32,7 @@ def refresh_cloud(
     """Read the prices of every known type of ``cloud`` and write them to the user's cache.
 
     A type without a usable price keeps its last good ones; so do the types not yet read when the API stops answering.
-
-    Raises:
-        GpufleetError: no type could be read, or the result would break an invariant; nothing is written then.
-        DataMissingError: the prices to start from cannot be read.
+    GpufleetError, with nothing written, where no type could be read or the result would break an invariant.
     """
     api = cloud.price_api
     assert api is not None

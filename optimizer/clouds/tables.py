@@ -93,11 +93,7 @@ R = TypeVar("R", bound=_Row)
 
 
 def read_table(path: Path, row_type: type[R]) -> list[R]:
-    """Rows of a CSV file.
-
-    Raises:
-        DataMissingError: the file is missing or malformed.
-    """
+    """Rows of a CSV file; DataMissingError where it is missing or malformed."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return [row_type.model_validate(row) for row in csv.DictReader(file)]
@@ -130,11 +126,7 @@ def refreshed_file(cloud: str) -> Path:
 
 
 def read_newest_prices() -> tuple[list[PriceRow], list[str]]:
-    """Prices of all clouds: a refreshed file unless broken or older than the shipped rows; and notes.
-
-    Raises:
-        DataMissingError: the shipped table is missing or broken.
-    """
+    """Prices of all clouds: a refreshed file unless broken or older than the shipped rows; and notes."""
     rows = read_table(SHIPPED / PRICES, PriceRow)
     known_types = {row.instance_type for row in read_types()}
     notes = []

@@ -16,7 +16,7 @@ from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
-from optimizer.commands.output import format_option, write_json, write_rows
+from optimizer.commands.output import format_option, write_json, write_notes, write_rows
 from optimizer.errors import GpufleetError, InvalidInputError
 
 
@@ -44,8 +44,7 @@ def show(output_format: str) -> None:
       gpufleet catalog show --format json
     """
     catalog = load()
-    for note in catalog.notes:
-        click.echo(f"note: {note}", err=True)
+    write_notes(catalog.notes)
     sources = [_source_row(source) for source in catalog.describe()["sources"]]
     gaps = missing_prices(catalog)
     others = cloud_offers.summarize(cloud_offers.load_offers())
@@ -89,15 +88,14 @@ def verify(directory: Path | None, output_format: str) -> None:
       gpufleet catalog verify ~/.cache/gpufleet/catalog
     """
     catalog = load(directory)
-    for note in catalog.notes:
-        click.echo(f"note: {note}", err=True)
+    write_notes(catalog.notes)
     violations = invariants.check(catalog)
     if directory is None:
         others = cloud_offers.load_offers()
         violations += cloud_offers.check(others, today=datetime.now(UTC).date())
         click.echo(f"other clouds: {len(others.offers)} offers", err=True)
-    rows = [{"place": broken.place, "value": broken.value, "rule": broken.rule} for broken in violations]
-    if rows or output_format != "table":
+    if violations or output_format != "table":
+        rows = [broken._asdict() for broken in violations]
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
     click.echo(
         f"catalog {catalog.origin}: {len(catalog.instance_types)} types, {len(catalog.offers)} offers, "
@@ -175,10 +173,8 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     }
     write_rows(rows, columns, output_format)
     for answer in result.answers:
-        for line in (*answer.skipped, *answer.failures):
-            click.echo(f"note: {line}", err=True)
-    for dropped in result.dropped:
-        click.echo(f"note: {dropped}", err=True)
+        write_notes((*answer.skipped, *answer.failures))
+    write_notes(result.dropped)
     click.echo(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):
         click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
@@ -200,8 +196,7 @@ def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None,
     result = refresh_cloud(cloud, endpoint, progress=lambda line: click.echo(line, err=True))
     rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
     write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)
-    for line in (*result.skipped, *result.failures):
-        click.echo(f"note: {line}", err=True)
+    write_notes((*result.skipped, *result.failures))
     click.echo(f"written to {result.path}", err=True)
 
 
@@ -232,11 +227,11 @@ def _summary(catalog: Catalog) -> dict[str, Any]:
 
 
 def _source_row(source: dict[str, Any]) -> dict[str, Any]:
-    lives = ttl.source_ttl(source["name"], source["origin"])
+    ttl_days = ttl.source_ttl_days(source["name"], source["origin"])
     age = ttl.age_days(date.fromisoformat(source["as_of"]))
     return {
         **source,
         "age_days": age,
-        "ttl_days": lives.days if lives else None,
-        "stale": "yes" if lives and age > lives.days else "no",
+        "ttl_days": ttl_days,
+        "stale": "yes" if ttl_days is not None and age > ttl_days else "no",
     }

@@ -13,7 +13,7 @@ from optimizer.catalog import load, ttl
 from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.providers import CLOUDS
-from optimizer.commands.output import format_option, write_catalog_notes, write_rows
+from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.errors import DataMissingError, NothingFeasibleError
 from optimizer.hardware import HourlyPrice, Offer
 
@@ -228,11 +228,7 @@ def _next_step(cloud: str) -> str:
 
 
 def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
-    """Refuse to sort and filter by a kind of price that none of the offers has.
-
-    Raises:
-        DataMissingError: naming the kind.
-    """
+    """Refuse to sort and filter by a kind of price that none of the offers has."""
     if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
         return
     refreshable = priced_as == "spot" and cloud in CLOUDS and CLOUDS[cloud].price_api
@@ -251,19 +247,13 @@ def _join_clouds(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str,
     from optimizer.clouds.offers import join_catalog, load_offers, price_notes
 
     clouds = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
-    for note in price_notes(clouds):
-        click.echo(f"note: {note}", err=True)
+    write_notes(price_notes(clouds))
     by_place = {(other.offer.instance.name, other.offer.region): other for other in clouds.offers}
     return join_catalog(catalog, clouds, aws=cloud == "all"), by_place
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:
-    """An offer with the published field names, and "interrupted" for the table.
-
-    Args:
-        offer: facts and prices.
-        other: the same offer as another cloud's, whose disks and cards are unknown; None for AWS's.
-    """
+    """An offer by published field names, and "interrupted" for the table; ``other`` has another cloud's own facts."""
     fields = {name: read(offer) for name, read in FIELDS.items()} | {"interrupted": _band(offer.interruption_band)}
     if other:
         fields |= {"cloud": other.cloud, "fabric": other.fabric, "note": other.note or None}

@@ -8,7 +8,7 @@ import click
 
 from optimizer.clouds.compare import BASIS, Comparison, compare_clouds
 from optimizer.clouds.offers import NOT_PROVISIONED, load_offers, price_notes
-from optimizer.commands.output import write_table
+from optimizer.commands.output import write_notes, write_table
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 
@@ -36,8 +36,7 @@ LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
 def compared(answer: Recommendation) -> Comparison:
     """Compare other clouds with ``answer``; print the sources and ages of their prices on standard error."""
     clouds = load_offers()
-    for note in price_notes(clouds):
-        click.echo(f"note: {note}", err=True)
+    write_notes(price_notes(clouds))
     return compare_clouds(answer, clouds)
 
 

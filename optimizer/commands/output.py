@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -36,8 +36,13 @@ def write_catalog_notes(catalog: Catalog) -> None:
     """Warn on standard error of old prices and of a snapshot that was passed over."""
     from optimizer.catalog.ttl import stale_lines
 
-    for line in (*catalog.notes, *stale_lines(catalog)):
-        click.echo(f"note: {line}", err=True)
+    write_notes((*catalog.notes, *stale_lines(catalog)))
+
+
+def write_notes(notes: Iterable[object]) -> None:
+    """Print ``notes`` on standard error."""
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def write_json(data: Any) -> None:

@@ -37,11 +37,7 @@ class _Fields(BaseModel):
 
 
 def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
-    """Validate architecture fields and build their model.
-
-    Raises:
-        InvalidInputError: every wrong field at once, or fields that no model can have.
-    """
+    """Validate architecture fields and build their model; InvalidInputError with every wrong field at once."""
     try:
         given = _Fields.model_validate(dict(fields))
     except ValidationError as error:

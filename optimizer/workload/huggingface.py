@@ -18,13 +18,11 @@ from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, M
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
-    """Field names of one ``model_type``, and the facts it fixes without naming them.
+    """Field names of one ``model_type`` by ModelSpec's, and the facts it fixes without naming them.
 
-    Attributes:
-        names: the configuration's name of each ModelSpec field.
-        ffn_multiple: ffn_size / hidden_size where the configuration may leave ffn_size out; else 0.
-        tied: tie_word_embeddings where the configuration is silent.
-        learned_positions: max_position_embeddings counts rows of an embedding (plus ``position_offset``).
+    ``ffn_multiple`` is ffn_size / hidden_size where the configuration may leave ffn_size out, else 0; ``tied`` is
+    tie_word_embeddings where it is silent; with ``learned_positions``, max_position_embeddings counts rows of an
+    embedding (plus ``position_offset``).
     """
 
     names: Mapping[str, str]
@@ -94,11 +92,7 @@ _NEXT = "give the config.json of a Hugging Face model, a preset, or architecture
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file.
-
-    Raises:
-        InvalidInputError: it cannot be read, or is not JSON.
-    """
+    """Parse a JSON file; InvalidInputError where it cannot be read, or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -108,11 +102,7 @@ def read_json(path: Path) -> Any:
 
 
 def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
-    """Build the ModelSpec of a configuration that was read from ``origin``.
-
-    Raises:
-        InvalidInputError: not a known configuration, or a field is missing.
-    """
+    """Build the ModelSpec of a configuration; InvalidInputError where it is unknown or lacks a field."""
     if not isinstance(data, dict) or "model_type" not in data:
         kind = "an object without model_type" if isinstance(data, dict) else f"a JSON {type(data).__name__}"
         raise InvalidInputError(
@@ -159,7 +149,6 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
 
 
 def _whole(data: Mapping[str, Any], key: str, origin: str) -> int:
-    """Read the whole number at ``key``; 0 without one."""
     value = data.get(key)
     if value is None:
         return 0

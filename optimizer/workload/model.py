@@ -20,18 +20,14 @@ class ModelSpec:
     Attributes:
         architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "cnn", or "module": the
             user's own, described by ``profile`` only.
-        parameters: all parameters; a module's may be frozen in part.
         active_parameters: parameters one token passes through; fewer in a mixture of experts.
-        layers: transformer blocks.
-        hidden_size, ffn_size: width of the residual stream; inner width of the feed-forward block (of one expert).
+        ffn_size: inner width of the feed-forward block (of one expert).
         gated_mlp: the feed-forward block has a third matrix (SwiGLU, GeGLU).
-        vocab_size: rows of the embedding.
         tied_embeddings: the output projection is the embedding.
         max_seq_len: longest sequence the model was built for, tokens; 0 where unknown.
         learned_positions: rows of a learned position embedding.
-        flops_per_sample: published forward FLOPs of one image (a multiply-add counts as two), CNN only.
-        activations_per_sample: published elements of all convolution outputs of one image, CNN only.
-        source: origin of the numbers.
+        flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
+            of all convolution outputs, of one image; CNN only.
     """
 
     name: str
@@ -107,11 +103,7 @@ class ModelSpec:
 
 
 def check_shape(model: ModelSpec) -> ModelSpec:
-    """Return ``model`` if its heads and experts go together.
-
-    Raises:
-        InvalidInputError: they do not.
-    """
+    """Return ``model`` if its heads and experts go together; InvalidInputError otherwise."""
     if model.attention_heads and (not model.kv_heads or model.attention_heads % model.kv_heads):
         raise InvalidInputError(
             f"kv_heads is {model.kv_heads}",
@@ -134,7 +126,6 @@ class BiasesAndNorms:
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
         norm_bias: LayerNorm with bias (2 vectors); else RMSNorm or bias-free LayerNorm (1 vector).
-        final_norm: a norm after the last layer.
         head_norms: a norm over the head dimension of queries and of keys (Qwen 3).
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm and a vocabulary bias before the tied output projection (BERT).
@@ -164,16 +155,9 @@ def build_model(
     hidden_size: int,
     **fields: Any,
 ) -> ModelSpec:
-    """Build a ModelSpec: heads filled in, parameters counted.
+    """Build a ModelSpec: heads filled in, parameters counted unless published.
 
-    Args:
-        details: biases and norms.
-        parameters: published count, if any; it wins over the derived count.
-        attention_heads: query heads.
-        kv_heads: by default ``attention_heads``.
-        head_dim: by default ``hidden_size / attention_heads``.
-        hidden_size: width of the residual stream.
-        fields: other fields of ModelSpec.
+    ``kv_heads`` is ``attention_heads`` by default, ``head_dim`` ``hidden_size / attention_heads``.
     """
     model = ModelSpec(
         parameters=0,

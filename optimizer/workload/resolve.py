@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 
 
 def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
-    """Find the model a user means.
+    """Find the model a user means; InvalidInputError lists near names, or the missing fields.
 
-    Args:
-        spec: a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a profile,
-            a function that builds a torch module ("package.module:function"), a parameter count ("7B"), a mapping of
-            architecture fields, or the content of such a JSON file.
-
-    Raises:
-        InvalidInputError: none of these; the message lists near names, or the missing fields.
-        DataMissingError: a function without torch installed.
+    ``spec`` is a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a
+    profile, a function that builds a torch module ("package.module:function"), a parameter count ("7B"), a mapping of
+    architecture fields, or the content of such a JSON file.
     """
     if isinstance(spec, Mapping):
         return _from_mapping(spec)

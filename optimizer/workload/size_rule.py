@@ -39,11 +39,7 @@ def depth(parameters: float) -> int:
 
 
 def model_of_size(parameters: int, name: str) -> ModelSpec:
-    """Build a decoder of exactly ``parameters``, with the rule's depth and the nearest width.
-
-    Raises:
-        InvalidInputError: outside the sizes of RULE_MODELS, with a margin.
-    """
+    """Build a decoder of exactly ``parameters``, with the rule's depth and the nearest width."""
     if not SMALLEST <= parameters <= LARGEST:
         raise InvalidInputError(
             f"model is {name}, {parameters:,} parameters",

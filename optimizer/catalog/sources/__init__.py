@@ -36,14 +36,7 @@ R = TypeVar("R", bound=_Record)
 def parse_csv(
     lines: Iterable[str], source: str, parse_row: Callable[[dict[str, str]], R], *, key: str
 ) -> tuple[list[R], list[Skipped]]:
-    """Parse the rows of a CSV file; malformed and second ones are skipped with their line.
-
-    Args:
-        lines: the file.
-        source: name of the source.
-        parse_row: raises UnusableRowError, KeyError, TypeError or ValueError for an unusable row.
-        key: attribute of a record that is unique within its region.
-    """
+    """Parse a CSV file; malformed rows, and a second record of one ``key`` and region, are skipped with their line."""
     reader = csv.DictReader(lines)
     records: dict[tuple[str, str], R] = {}
     skipped = []

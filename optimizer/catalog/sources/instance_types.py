@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from optimizer.catalog.gpus import find_gpu, interconnects
 from optimizer.catalog.sources import Skipped, UnusableRowError
@@ -37,12 +37,7 @@ def fetch(client: EC2Client) -> list[dict[str, Any]]:
 def parse(
     infos: Iterable[Mapping[str, Any]], *, source: str, as_of: date
 ) -> tuple[dict[str, InstanceType], list[Skipped]]:
-    """Instance types with NVIDIA GPUs, by name, and unusable answers; other types pass silently.
-
-    Args:
-        infos: InstanceTypeInfo structures.
-        source, as_of: origin and date of the answers, kept in every row.
-    """
+    """Instance types with NVIDIA GPUs, by name, and unusable answers; other types pass silently."""
     types: dict[str, InstanceType] = {}
     skipped: list[Skipped] = []
     for info in infos:
@@ -82,6 +77,8 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
     network = info["NetworkInfo"]
     efa_cards = int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0))
     (architecture,) = info["ProcessorInfo"]["SupportedArchitectures"]
+    if architecture not in get_args(CpuArchitecture):
+        raise UnusableRowError(f"processor architecture {architecture!r}")
     return InstanceType(
         name=name,
         gpu=gpu,
@@ -94,7 +91,7 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
         network_cards=int(network["MaximumNetworkCards"]),
         efa_cards=efa_cards,
         interconnect=_interconnect(name, logical),
-        cpu_architecture=_architecture(architecture),
+        cpu_architecture=architecture,
         source=source,
         as_of=as_of,
     )
@@ -116,17 +113,8 @@ def _interconnect(name: str, gpus: int) -> Interconnect:
     if gpus == 1:
         return "none"
     family = name.split(".", maxsplit=1)[0]
-    try:
-        return interconnects()[family]
-    except KeyError:
+    if family not in interconnects():
         raise UnusableRowError(
             f"how the {gpus} GPUs of family {family} are linked is not in data/interconnects.csv; add the family there"
-        ) from None
-
-
-def _architecture(name: str) -> CpuArchitecture:
-    if name == "x86_64":
-        return "x86_64"
-    if name == "arm64":
-        return "arm64"
-    raise UnusableRowError(f"processor architecture {name!r}")
+        )
+    return interconnects()[family]

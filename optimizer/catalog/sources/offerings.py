@@ -48,12 +48,7 @@ def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
 
 
 def parse(offerings: Iterable[Mapping[str, Any]], region: str) -> dict[str, tuple[str, ...]]:
-    """Zone ids by type, sorted. Local and Wavelength Zones (usw2-lax1-az1) are left out: their prices differ.
-
-    Args:
-        offerings: InstanceTypeOffering structures with zone ids.
-        region: region of the offerings.
-    """
+    """Zone ids by type, sorted. Local and Wavelength Zones (usw2-lax1-az1) are left out: their prices differ."""
     zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
     zone_ids: defaultdict[str, set[str]] = defaultdict(set)
     for offering in offerings:

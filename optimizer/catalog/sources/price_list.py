@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.catalog.model import UnitItem
 from optimizer.catalog.sources import Skipped, UnusableRowError
@@ -40,37 +40,28 @@ class InstancePrice:
     reserved_1yr: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _UnitQuery:
-    """A unit price's products in the price list.
+class _UnitQuery(NamedTuple):
+    """A unit price's products in the price list; ``usage_type`` is a pattern without the region's prefix.
 
-    Filters are few on purpose: the API answers with nothing to a filter that AWS does not pair with the product.
-
-    Attributes:
-        service: ServiceCode.
-        usage_type: pattern of the usage type, without the region's prefix.
-        units: units of the list; empty accepts any.
-        filters: of GetProducts, beside the region.
-        per: our units in one of the list's.
-        has_region: False where the list has a single product without a region.
+    ``filters`` are few on purpose: the API answers with nothing to a filter that AWS does not pair with the product.
+    Empty ``units`` accept any; ``per`` is our units in one of the list's; ``has_region`` is False where the list has a
+    single product without a region.
     """
 
     service: str
     usage_type: str
     units: frozenset[str]
     filters: Mapping[str, str]
-    per: float = 1.0
-    has_region: bool = True
+    per: float
+    has_region: bool
 
 
-def _query(service: str, usage_type: str, units: str, family: str = "", **filters: str) -> _UnitQuery:
+def _query(
+    service: str, usage_type: str, units: str, family: str = "", per: float = 1, has_region: bool = True, **filters: str
+) -> _UnitQuery:
     """A query; ``units`` between blanks, ``family`` the filter productFamily."""
-    return _UnitQuery(
-        service=service,
-        usage_type=usage_type,
-        units=frozenset(units.split()),
-        filters=({"productFamily": family} if family else {}) | filters,
-    )
+    filters = ({"productFamily": family} if family else {}) | filters
+    return _UnitQuery(service, usage_type, frozenset(units.split()), filters, per, has_region)
 
 
 _EC2 = "AmazonEC2"
@@ -79,9 +70,8 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     "gp3-storage": _query(_EC2, r"EBS:VolumeUsage\.gp3", "GB-Mo", "Storage", volumeApiName="gp3"),
     "gp3-iops": _query(_EC2, r"EBS:VolumeP-IOPS\.gp3", "IOPS-Mo", "System Operation", volumeApiName="gp3"),
     # The list prices a GiB/s, the pricing page a MiB/s.
-    "gp3-throughput": replace(
-        _query(_EC2, r"EBS:VolumeP-Throughput\.gp3", "GiBps-mo", "Provisioned Throughput", volumeApiName="gp3"),
-        per=1024,
+    "gp3-throughput": _query(
+        _EC2, r"EBS:VolumeP-Throughput\.gp3", "GiBps-mo", "Provisioned Throughput", 1024, volumeApiName="gp3"
     ),
     "s3-standard-storage": _query("AmazonS3", "TimedStorage-ByteHrs", "GB-Mo", "Storage"),
     "vpc-endpoint": _query("AmazonVPC", "VpcEndpoint-Hours", "Hrs", "VpcEndpoint"),
@@ -97,9 +87,7 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     "custom-metric": _query(_CLOUDWATCH, "CW:MetricMonitorUsage", "Metrics", "Metric"),
     "metric-request": _query(_CLOUDWATCH, "CW:Requests", "Requests", "API Request"),
     "alarm": _query(_CLOUDWATCH, "CW:AlarmMonitorUsage", "Alarms", "Alarm"),
-    "dashboard": replace(
-        _query(_CLOUDWATCH, "DashboardsUsageHour(?:-Basic)?", "Dashboards", "Dashboard"), has_region=False
-    ),
+    "dashboard": _query(_CLOUDWATCH, "DashboardsUsageHour(?:-Basic)?", "Dashboards", "Dashboard", has_region=False),
     "lambda-request": _query("AWSLambda", "Request-ARM", "Requests", "Serverless"),
     # The list says "Lambda-GB-Second"; Lambda's GB is 2^30 bytes.
     "lambda-compute": _query("AWSLambda", "Lambda-GB-Second-ARM", "Lambda-GB-Second Second", "Serverless"),
@@ -111,10 +99,7 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
 
 
 def fetch_instances(client: PricingClient, region: str, instance_type: str | None = None) -> list[str]:
-    """Price-list documents of one Linux instance type in ``region``, or of all.
-
-    There is no filter by family: the list's name of a new family is unknown.
-    """
+    """Documents of one Linux type in ``region``, or of all: the list's name of a new family is unknown."""
     one = {"instanceType": instance_type} if instance_type else {}
     return _products(client, _EC2, {"regionCode": region, **one, **INSTANCE_ATTRIBUTES})
 
@@ -138,20 +123,13 @@ def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -
 def parse_instances(
     documents: Iterable[str], region: str, types: Collection[str]
 ) -> tuple[dict[str, InstancePrice], list[Skipped]]:
-    """Prices of ``types``, and products without a usable price; all other products pass silently.
-
-    Args:
-        documents: price-list documents, JSON.
-        region: the region asked for.
-        types: the instance types to keep.
-    """
+    """Prices of ``types``, and products without a usable price; all other products pass silently."""
     prices: dict[str, InstancePrice] = {}
     skipped: list[Skipped] = []
     for number, document in enumerate(documents, start=1):
         place = f"{region}, document {number}"
         try:
-            product = _load(document)
-            attributes = product["product"]["attributes"]
+            product, attributes = _load(document)
             name = attributes.get("instanceType")
             if name not in types or not _is_instance_hour(attributes, region):
                 continue
@@ -178,8 +156,7 @@ def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[f
     skipped: list[Skipped] = []
     for number, document in enumerate(documents, start=1):
         try:
-            product = _load(document)
-            attributes = product["product"]["attributes"]
+            product, attributes = _load(document)
             elsewhere = query.has_region and attributes.get("regionCode") != region
             if elsewhere or not pattern.fullmatch(attributes["usagetype"]):
                 continue
@@ -195,16 +172,17 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, UnusableRowError) else f"malformed document: {error!r}"
 
 
-def _load(document: str) -> dict[str, Any]:
+def _load(document: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a document with its product's attributes."""
     product = json.loads(document)
     if not isinstance(product, dict):
         raise UnusableRowError(f"a JSON {type(product).__name__}, not a product")
-    return product
+    return product, product["product"]["attributes"]
 
 
 def _is_instance_hour(attributes: Mapping[str, str], region: str) -> bool:
     return (
-        all(attributes.get(field) == value for field, value in INSTANCE_ATTRIBUTES.items())
+        INSTANCE_ATTRIBUTES.items() <= attributes.items()
         and attributes.get("regionCode") == region
         # A Capacity Block is listed at 0 USD: it is paid upfront, for a date.
         and attributes.get("marketoption", "OnDemand") == "OnDemand"
@@ -216,16 +194,12 @@ def _instance_price(name: str, terms: Mapping[str, Any]) -> InstancePrice:
     on_demand = max((_first_tier(term, {"Hrs"}) for term in terms.get("OnDemand", {}).values()), default=None)
     if on_demand is None:
         raise UnusableRowError("no on-demand term")
-    return InstancePrice(
-        instance_type=name, on_demand=on_demand, reserved_1yr=max(_reserved(terms.get("Reserved", {})), default=None)
+    reserved = (
+        _first_tier(term, {"Hrs"})
+        for term in terms.get("Reserved", {}).values()
+        if RESERVED_TERM.items() <= term.get("termAttributes", {}).items()
     )
-
-
-def _reserved(terms: Mapping[str, Any]) -> Iterator[float]:
-    for term in terms.values():
-        attributes = term.get("termAttributes", {})
-        if all(attributes.get(field) == value for field, value in RESERVED_TERM.items()):
-            yield _first_tier(term, {"Hrs"})
+    return InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=max(reserved, default=None))
 
 
 def _first_tier(term: Mapping[str, Any], units: Collection[str]) -> float:

@@ -27,12 +27,7 @@ class PublishedPrice:
 
 
 def parse(lines: Iterable[str]) -> tuple[list[PublishedPrice], list[Skipped]]:
-    """Prices by type and region, and malformed rows.
-
-    Args:
-        lines: CSV with instance_type, region, on_demand_usd_per_hour, reserved_1yr_no_upfront_usd_per_hour, as_of (of
-            the on-demand price), reserved_as_of.
-    """
+    """Prices by type and region from CSV, and malformed rows; ``as_of`` is of the on-demand price."""
     return parse_csv(lines, NAME, _parse_row, key="instance_type")
 
 

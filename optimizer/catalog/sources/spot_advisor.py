@@ -37,11 +37,7 @@ class SpotAdvice:
 
 
 def parse(lines: Iterable[str]) -> tuple[list[SpotAdvice], list[Skipped]]:
-    """Advice by type and region, and malformed rows.
-
-    Args:
-        lines: CSV with instance_type, region, savings_over_on_demand_pct, interruption_frequency_per_month, as_of.
-    """
+    """Advice by type and region from CSV, and malformed rows."""
     return parse_csv(lines, NAME, _parse_row, key="instance_type")
 
 

@@ -53,13 +53,9 @@ def parse(
     region: str,
     offered: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[dict[str, ZonePrice], list[Skipped]]:
-    """The lowest current zone price by type, without Local Zones; and unusable entries.
+    """The lowest current zone price by type, and unusable entries; the latest entry of a zone counts.
 
-    Args:
-        entries: SpotPrice structures; the latest of a zone counts.
-        zone_ids: zone id by zone name.
-        region: region of the entries.
-        offered: ids of the zones that offer each type; prices of other zones are left out.
+    Left out are Local Zones and, where ``offered`` tells the zones of each type, all others.
     """
     own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}

@@ -12,11 +12,7 @@ NAME = "unit prices"
 
 
 def parse(lines: Iterable[str]) -> tuple[list[UnitPrice], list[Skipped]]:
-    """Unit prices by item and region, and malformed rows.
-
-    Args:
-        lines: CSV with item, region, usd, source, as_of.
-    """
+    """Unit prices by item and region from CSV, and malformed rows."""
     return parse_csv(lines, NAME, _parse_row, key="item")
 
 

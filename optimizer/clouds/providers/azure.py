@@ -26,11 +26,7 @@ MAX_PAGES = 50
 
 
 def fetch(instance_type: str, endpoint: str) -> Iterator[dict[str, Any]]:
-    """Every pay-as-you-go price item of one type, page by page.
-
-    Raises:
-        PricesUnreadableError: no answer after all retries, or an answer that is not a page of prices.
-    """
+    """Every pay-as-you-go price item of one type; PricesUnreadableError without an answer, or one without prices."""
     from urllib.parse import urlencode, urlsplit  # here: commands that read no prices must not wait for it
 
     import urllib3

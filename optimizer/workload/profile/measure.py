@@ -30,19 +30,11 @@ LARGEST_BATCH = 1 << 20
 def profile_module(
     target: str, *, batch_size: int = SMALLEST_BATCH, progress: Callable[[str], None] = lambda _: None
 ) -> ModuleProfile:
-    """Profile the module that ``target`` builds.
+    """Profile the module that ``target`` ("package.module:function") builds, and check it at four times the batch.
 
-    Args:
-        target: "package.module:function"; the working directory is on the import path, as with ``python -m``.
-        batch_size: smallest batch to trace; twice and four times as much are traced as well.
-        progress: called with a line a batch size.
-
-    Returns:
-        Passes in 16-bit arithmetic and, unless the module is stored in 16 bits, in 32-bit; each without activation
-        checkpointing and, where the module has repeated blocks, with it.
-
-    Raises:
-        InvalidInputError: there is no such function, it or the module fails, or it breaks the contract.
+    Passes are in 16-bit arithmetic and, unless the module is stored in 16 bits, in 32-bit; each without activation
+    checkpointing and, where the module has repeated blocks, with it. InvalidInputError where there is no such function,
+    it or the module fails, or it breaks the contract.
     """
     function = import_function(target)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), as_on_cuda():  # user code prints no result
@@ -152,11 +144,7 @@ def _upper_envelope(fixed: Any, slopes: Any) -> tuple[BatchLine, ...]:
 
 
 def _check_linear(traced: Pass, counts: Counts, size: int, target: str) -> None:
-    """Check that memory and traffic of the third batch are on the lines.
-
-    Raises:
-        InvalidInputError: they are not.
-    """
+    """Check that memory and traffic of the third batch are on the lines."""
     for name, expected, got in (
         ("memory", traced.peak_bytes(size), max(counts.alive_bytes)),
         ("traffic", traced.traffic.evaluate(size), counts.traffic_bytes),

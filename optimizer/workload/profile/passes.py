@@ -103,11 +103,6 @@ def _checkpoint_blocks(blocks: Sequence[torch.nn.Module]) -> None:
 
 
 def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target: str) -> Counts:
-    """Run one forward and backward pass.
-
-    Raises:
-        InvalidInputError: the module or the loss fails.
-    """
     step.module.zero_grad(set_to_none=True)
     gc.collect()
     gc.disable()  # a collection in one pass only would move the peak

@@ -25,12 +25,7 @@ def is_function(text: str) -> bool:
 def profile_function(
     target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> ModuleProfile:
-    """Profile the module that a function builds.
-
-    Raises:
-        DataMissingError: torch is not installed, or broken.
-        InvalidInputError: the function breaks its contract, or the module fails.
-    """
+    """Profile the module that a function builds; DataMissingError without a working torch."""
     if importlib.util.find_spec("torch") is None:
         raise _torch_needed(target, "torch is not installed", INSTALL_TORCH)
     try:
@@ -52,11 +47,7 @@ def _torch_needed(target: str, problem: str, next_step: str) -> DataMissingError
 
 
 def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
-    """Validate ``data`` as a profile.
-
-    Raises:
-        InvalidInputError: with every wrong field.
-    """
+    """Validate ``data`` as a profile; InvalidInputError with every wrong field."""
     try:
         return ModuleProfile.model_validate(data)
     except ValidationError as error:
@@ -69,11 +60,7 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
 
 
 def check_out_path(path: Path) -> None:
-    """Check that ``write_profile`` can write to ``path``, before minutes of tracing.
-
-    Raises:
-        InvalidInputError: no .json, or no such folder.
-    """
+    """Check that ``write_profile`` can write to ``path``, before minutes of tracing."""
     if path.suffix != ".json":
         raise InvalidInputError(
             f"--out is {path}",
@@ -86,11 +73,7 @@ def check_out_path(path: Path) -> None:
 
 
 def write_profile(path: Path, profile: ModuleProfile) -> None:
-    """Write ``profile`` as JSON; ``--model PATH`` reads it.
-
-    Raises:
-        GpufleetError: the file cannot be written.
-    """
+    """Write ``profile`` as JSON; ``--model PATH`` reads it."""
     try:
         path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
     except OSError as error:

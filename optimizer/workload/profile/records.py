@@ -73,7 +73,6 @@ class Pass(_Record):
         traffic: bytes that operators other than products read and write, recomputation included.
         product_elements: elements that matrix products read and write, as a line in elements.
         flops: forward, backward and recomputed (a pass in 32 bits may have no fused attention).
-        kernels: operators launched.
     """
 
     width: ArithmeticWidth
@@ -94,13 +93,11 @@ class ModuleProfile(_Record):
     """One module, as ``gpufleet profile --format json`` prints it and ``--model FILE.json`` reads it.
 
     Attributes:
-        name: the function that built the module ("examples.profile_me:resnet50").
         inputs: shape and type of each input tensor of one sample ("float32[b, 3, 224, 224]").
         forward_flops, backward_flops: useful FLOPs: without recomputation, attention fused.
         convolution_outputs: elements of the convolutions' outputs.
         largest_unit_parameters: parameters of the largest part FSDP gathers at once: a block, or all outside blocks.
         uncounted_operators: custom operators without a FLOP formula, which the FLOPs lack.
-        torch, as_of: version, and date of the profile.
     """
 
     schema_version: Literal[1] = 1

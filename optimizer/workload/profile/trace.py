@@ -16,12 +16,6 @@ from torch.utils.flop_counter import flop_registry
 aten = torch.ops.aten
 
 _CONVOLUTION = {aten.convolution, aten.convolution_backward}
-_ATTENTION = {
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_backward,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_efficient_attention_backward,
-}
 _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 # Index of is_causal among the arguments of the attention operators (native_functions.yaml).
 _CAUSAL_INDEX = {
@@ -43,7 +37,6 @@ class Counts:
         traffic_bytes: reads and writes of operators other than products.
         product_elements: elements of operands and results of matrix products.
         convolution_outputs: elements of the results of forward convolutions.
-        kernels: operators that launch a kernel.
         uncounted: custom operators without a FLOP formula.
     """
 
@@ -138,7 +131,7 @@ def _flops(func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> tuple[st
     """Kind and useful FLOPs of one operator; no kind for operators other than products."""
     if packet in _CONVOLUTION:
         return "convolution", _convolution_flops(packet, args, out)
-    if packet in _ATTENTION:
+    if packet in _CAUSAL_INDEX:
         return "attention", _attention_flops(packet, args, kwargs)
     formula = flop_registry.get(packet)
     if formula is None:

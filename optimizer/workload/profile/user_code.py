@@ -34,26 +34,21 @@ class TrainingStep:
 
 
 def import_function(target: str) -> Callable[[int], Any]:
-    """Import the user's function.
-
-    Raises:
-        InvalidInputError: there is none, or the import fails.
-    """
+    """Import the user's function; InvalidInputError where there is none, or the import fails."""
     module_name, _, name = target.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise InvalidInputError(
-                f"there is no Python module {error.name!r} (for {target})",
+                f"there is no Python module {missing!r} (for {target})",
                 limit=f"a module that `python -m {module_name}` would find from {Path.cwd()}",
                 next_step="run gpufleet in the folder that holds it, or install it beside gpufleet",
             ) from error
-        raise _user_error(f"{module_name} cannot be imported", error) from error
-    except (Exception, SystemExit) as error:
         raise _user_error(f"{module_name} cannot be imported", error) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -67,11 +62,7 @@ def import_function(target: str) -> Callable[[int], Any]:
 
 
 def check_step(returned: Any, target: str, size: int) -> TrainingStep:
-    """Check the function's return value.
-
-    Raises:
-        InvalidInputError: it breaks the contract.
-    """
+    """Check the function's return value; InvalidInputError where it breaks the contract."""
     parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
         shown = ", ".join(type(part).__name__ for part in parts)
@@ -139,11 +130,7 @@ def describe_inputs(step: TrainingStep, size: int) -> tuple[str, ...]:
 
 
 def find_loss(output: Any, loss: Callable[[Any], Any] | None, target: str) -> torch.Tensor:
-    """The scalar to train on: ``loss`` of the output, the output's own ``loss``, or the output.
-
-    Raises:
-        InvalidInputError: not a scalar, or independent of every parameter.
-    """
+    """The scalar to train on: ``loss`` of the output, the output's own ``loss``, or the output."""
     value = output
     if loss is not None:
         value = loss(output)

@@ -5,69 +5,43 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from optimizer.catalog.model import UnitItem
+# Item, its price in our units, and products of the list: usage type, unit, USD of the first tier.
+_UNIT_PRODUCTS = """
+gp3-storage 0.08 EBS:VolumeUsage.gp3 GB-Mo 0.08
+gp3-iops 0.005 EBS:VolumeP-IOPS.gp3 IOPS-Mo 0.005
+gp3-throughput 0.04 EBS:VolumeP-Throughput.gp3 GiBps-mo 40.96
+s3-standard-storage 0.023 TimedStorage-ByteHrs GB-Mo 0.023 TimedStorage-SIA-ByteHrs GB-Mo 0.0125
+vpc-endpoint 0.01 USE1-VpcEndpoint-Hours Hrs 0.01 USE1-VpcEndpoint-GWLBE-Hours Hrs 0.0125
+vpc-endpoint-data 0.01 USE1-VpcEndpoint-Bytes GB 0.01
+kms-key 1 us-east-1-KMS-Keys Keys 1
+kms-request 3e-06 us-east-1-KMS-Requests Requests 0.000003 us-east-1-KMS-Requests-Asymmetric Requests 0.000015
+s3-write-request 5e-06 Requests-Tier1 Requests 0.000005 Requests-SIA-Tier1 Requests 0.00001
+nat-gateway 0.045 NatGateway-Hours Hrs 0.045 USE1-RegionalNatGateway-Hours Hrs 0.09
+nat-gateway-data 0.045 NatGateway-Bytes GB 0.045
+public-ipv4 0.005 USE1-PublicIPv4:InUseAddress Hrs 0.005 USE1-PublicIPv4:IdleAddress Hrs 0.006
+log-ingestion 0.5 USE1-DataProcessing-Bytes GB 0.5 USE1-DataProcessingIA-Bytes GB 0.25
+vended-log-ingestion 0.5 USE1-VendedLog-Bytes GB 0.5 USE1-VendedLog-Bytes-WAFLogs GB 0.6
+custom-metric 0.3 CW:MetricMonitorUsage Metrics 0.3
+metric-request 1e-05 CW:Requests Requests 0.00001 CW:GMD-Metrics Metrics 0.00002
+alarm 0.1 CW:AlarmMonitorUsage Alarms 0.1 CW:HighResAlarmMonitorUsage Alarms 0.3
+dashboard 3 DashboardsUsageHour Dashboards 3
+lambda-request 2e-07 USE1-Request-ARM Requests 0.0000002 USE1-Request Requests 0.0000003
+lambda-compute 1.33334e-05 USE1-Lambda-GB-Second-ARM Lambda-GB-Second 0.0000133334 \
+USE1-Lambda-GB-Second Lambda-GB-Second 0.0000166667
+sqs-request 4e-07 Requests-Tier1 Requests 0.0000004 Requests-FIFO-Tier1 Requests 0.0000005
+eks-cluster 0.1 USE1-AmazonEKS-Hours:perCluster hours 0.1 USE1-AmazonEKS-Hours:extendedSupport hours 0.5
+system-node 0.0168 BoxUsage:t4g.small Hrs 0.0168 UnusedBox:t4g.small Hrs 0.02
+"""
 
-# Item, its price in our units, and products of the list: (usage type, unit, USD of the first tier).
-UNIT_PRODUCTS: dict[UnitItem, tuple[float, list[tuple[str, str, str]]]] = {
-    "gp3-storage": (0.08, [("EBS:VolumeUsage.gp3", "GB-Mo", "0.08")]),
-    "gp3-iops": (0.005, [("EBS:VolumeP-IOPS.gp3", "IOPS-Mo", "0.005")]),
-    "gp3-throughput": (0.04, [("EBS:VolumeP-Throughput.gp3", "GiBps-mo", "40.96")]),
-    "s3-standard-storage": (
-        0.023,
-        [("TimedStorage-ByteHrs", "GB-Mo", "0.023"), ("TimedStorage-SIA-ByteHrs", "GB-Mo", "0.0125")],
-    ),
-    "vpc-endpoint": (
-        0.01,
-        [("USE1-VpcEndpoint-Hours", "Hrs", "0.01"), ("USE1-VpcEndpoint-GWLBE-Hours", "Hrs", "0.0125")],
-    ),
-    "vpc-endpoint-data": (0.01, [("USE1-VpcEndpoint-Bytes", "GB", "0.01")]),
-    "kms-key": (1, [("us-east-1-KMS-Keys", "Keys", "1")]),
-    "kms-request": (
-        3e-06,
-        [
-            ("us-east-1-KMS-Requests", "Requests", "0.000003"),
-            ("us-east-1-KMS-Requests-Asymmetric", "Requests", "0.000015"),
-        ],
-    ),
-    "s3-write-request": (
-        5e-06,
-        [("Requests-Tier1", "Requests", "0.000005"), ("Requests-SIA-Tier1", "Requests", "0.00001")],
-    ),
-    "nat-gateway": (0.045, [("NatGateway-Hours", "Hrs", "0.045"), ("USE1-RegionalNatGateway-Hours", "Hrs", "0.09")]),
-    "nat-gateway-data": (0.045, [("NatGateway-Bytes", "GB", "0.045")]),
-    "public-ipv4": (
-        0.005,
-        [("USE1-PublicIPv4:InUseAddress", "Hrs", "0.005"), ("USE1-PublicIPv4:IdleAddress", "Hrs", "0.006")],
-    ),
-    "log-ingestion": (0.5, [("USE1-DataProcessing-Bytes", "GB", "0.5"), ("USE1-DataProcessingIA-Bytes", "GB", "0.25")]),
-    "vended-log-ingestion": (
-        0.5,
-        [("USE1-VendedLog-Bytes", "GB", "0.5"), ("USE1-VendedLog-Bytes-WAFLogs", "GB", "0.6")],
-    ),
-    "custom-metric": (0.3, [("CW:MetricMonitorUsage", "Metrics", "0.3")]),
-    "metric-request": (1e-05, [("CW:Requests", "Requests", "0.00001"), ("CW:GMD-Metrics", "Metrics", "0.00002")]),
-    "alarm": (0.1, [("CW:AlarmMonitorUsage", "Alarms", "0.1"), ("CW:HighResAlarmMonitorUsage", "Alarms", "0.3")]),
-    "dashboard": (3, [("DashboardsUsageHour", "Dashboards", "3")]),
-    "lambda-request": (
-        2e-07,
-        [("USE1-Request-ARM", "Requests", "0.0000002"), ("USE1-Request", "Requests", "0.0000003")],
-    ),
-    "lambda-compute": (
-        1.33334e-05,
-        [
-            ("USE1-Lambda-GB-Second-ARM", "Lambda-GB-Second", "0.0000133334"),
-            ("USE1-Lambda-GB-Second", "Lambda-GB-Second", "0.0000166667"),
-        ],
-    ),
-    "sqs-request": (
-        4e-07,
-        [("Requests-Tier1", "Requests", "0.0000004"), ("Requests-FIFO-Tier1", "Requests", "0.0000005")],
-    ),
-    "eks-cluster": (
-        0.1,
-        [("USE1-AmazonEKS-Hours:perCluster", "hours", "0.1"), ("USE1-AmazonEKS-Hours:extendedSupport", "hours", "0.5")],
-    ),
-    "system-node": (0.0168, [("BoxUsage:t4g.small", "Hrs", "0.0168"), ("UnusedBox:t4g.small", "Hrs", "0.02")]),
+
+def _parse_products(line: str) -> tuple[float, list[tuple[str, str, str]]]:
+    usd, *products = line.split()
+    return float(usd), list(zip(products[::3], products[1::3], products[2::3], strict=True))
+
+
+UNIT_PRODUCTS: dict[Any, tuple[float, list[tuple[str, str, str]]]] = {
+    item: _parse_products(rest)
+    for item, rest in (line.split(" ", maxsplit=1) for line in _UNIT_PRODUCTS.strip().splitlines())
 }
 
 

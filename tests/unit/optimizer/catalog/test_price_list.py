@@ -32,11 +32,6 @@ def test_reads_on_demand_and_the_one_reserved_term_that_counts() -> None:
     }
 
 
-def test_a_type_without_a_reserved_term_has_none() -> None:
-    found, _ = price_list.parse_instances([instance_document()], REGION, TYPES)
-    assert found["p5.48xlarge"].reserved_1yr is None
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -84,14 +79,11 @@ def test_a_product_without_a_usable_price_is_reported_and_the_others_kept(docume
     assert len(skipped) == 1 and reason in skipped[0].reason
 
 
-def test_of_two_prices_the_higher_is_kept_and_reported() -> None:
+def test_of_two_different_prices_the_higher_is_kept_and_reported() -> None:
     documents = [instance_document(on_demand="55.04"), instance_document(on_demand="60.00"), instance_document()]
-    found, skipped = price_list.parse_instances(documents, REGION, TYPES)
-    assert found["p5.48xlarge"].on_demand == 60
+    prices, skipped = price_list.parse_instances(documents, REGION, TYPES)
+    assert (prices["p5.48xlarge"].on_demand, prices["p5.48xlarge"].reserved_1yr) == (60, None)
     assert all("two prices" in line.reason for line in skipped) and skipped
-
-
-def test_the_same_price_twice_is_no_news() -> None:
     assert price_list.parse_instances([instance_document()] * 2, REGION, TYPES)[1] == []
 
 

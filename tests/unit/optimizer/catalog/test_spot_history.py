@@ -26,19 +26,22 @@ def test_the_regions_price_is_its_lowest_zones_with_the_zones_id() -> None:
     assert (found, skipped) == ({"p5.48xlarge": (18.25, "use1-az1")}, [])
 
 
-def test_of_one_zone_the_latest_price_counts_not_the_lowest() -> None:
-    entries = [_entry(price="10", hour=1), _entry(price="22", hour=3), _entry(price="15", hour=2)]
-    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": (22, "use1-az6")}
-
-
-def test_other_systems_and_local_zones_are_left_out() -> None:
-    entries = [_entry(price="1", ProductDescription="Windows"), _entry("us-east-1-bos-1a", "1"), _entry()]
-    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": (20.5, "use1-az6")}
-
-
-def test_an_answer_that_names_the_zone_id_needs_no_map() -> None:
-    entry = _entry(AvailabilityZoneId="use1-az4")
-    assert spot_history.parse([entry], {}, "us-east-1")[0] == {"p5.48xlarge": (20.5, "use1-az4")}
+@pytest.mark.parametrize(
+    ("entries", "price"),
+    [
+        # The latest price of a zone, not the lowest.
+        ([_entry(price="10", hour=1), _entry(price="22", hour=3), _entry(price="15", hour=2)], (22, "use1-az6")),
+        # Other systems and Local Zones are left out.
+        (
+            [_entry(price="1", ProductDescription="Windows"), _entry("us-east-1-bos-1a", "1"), _entry()],
+            (20.5, "use1-az6"),
+        ),
+        # An answer that names the zone's id needs no map.
+        ([_entry("us-east-1z", AvailabilityZoneId="use1-az4")], (20.5, "use1-az4")),
+    ],
+)
+def test_entries_that_count(entries: list[dict[str, Any]], price: tuple[float, str]) -> None:
+    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": price}
 
 
 def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
@@ -48,12 +51,10 @@ def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
     assert spot_history.parse(entries, ZONES, "us-east-1", {})[0] == {}
 
 
-@pytest.mark.parametrize("price", ["0", "-1", "free", "nan", "inf", None])
-def test_a_price_that_is_none_is_reported(price: Any) -> None:
-    found, skipped = spot_history.parse([_entry(price=price)], ZONES, "us-east-1")
-    assert found == {} and "p5.48xlarge in us-east-1a" in str(skipped[0])
-
-
-def test_a_zone_the_account_does_not_list_is_reported() -> None:
-    found, skipped = spot_history.parse([_entry("us-east-1z")], ZONES, "us-east-1")
-    assert found == {} and len(skipped) == 1
+@pytest.mark.parametrize(
+    ("zone", "price"),
+    [*(("us-east-1a", price) for price in ("0", "-1", "free", "nan", "inf", None)), ("us-east-1z", "20.5")],
+)
+def test_an_unusable_price_and_an_unlisted_zone_are_reported(zone: str, price: Any) -> None:
+    prices, (skipped,) = spot_history.parse([_entry(zone, price)], ZONES, "us-east-1")
+    assert prices == {} and f"p5.48xlarge in {zone}" in str(skipped)

@@ -17,15 +17,15 @@ def catalog() -> Catalog:
 
 def test_every_source_but_a_datasheet_ages(catalog: Catalog) -> None:
     for source in catalog.sources:
-        assert (ttl.source_ttl(source.name, source.origin) is None) == (source.name == "GPU table")
+        assert (ttl.source_ttl_days(source.name, source.origin) is None) == (source.name == "GPU table")
 
 
 def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
     live, derived = (
-        ttl.source_ttl("spot prices", "spot-price-history"),
-        ttl.source_ttl("spot prices", "advisor-derived"),
+        ttl.source_ttl_days("spot prices", "spot-price-history"),
+        ttl.source_ttl_days("spot prices", "advisor-derived"),
     )
-    assert live is not None and derived is not None and live.days < derived.days
+    assert live is not None and derived is not None and live < derived
 
 
 def test_old_prices_are_said_with_age_and_dates(catalog: Catalog) -> None:
@@ -41,7 +41,7 @@ def test_old_prices_are_said_with_age_and_dates(catalog: Catalog) -> None:
 def test_a_price_is_fresh_to_the_last_day_of_its_life(catalog: Catalog) -> None:
     on_demand = next(s for s in catalog.sources if s.name == "on-demand prices")
     only = replace(catalog, sources=(on_demand,))
-    last = on_demand.as_of + timedelta(days=ttl.ON_DEMAND.days)
+    last = on_demand.as_of + timedelta(days=ttl.DAYS_BY_FACT[on_demand.name])
     assert ttl.stale_lines(only, last) == []
     assert len(ttl.stale_lines(only, last + timedelta(days=1))) == 1
 

@@ -17,7 +17,7 @@ from optimizer.clouds.cloud import PricesUnreadableError, RegionPrice
 from optimizer.clouds.offers import load_offers
 from optimizer.clouds.providers import azure
 from optimizer.clouds.providers.azure import CLOUD, fetch, parse
-from optimizer.clouds.refresh import CloudRefresh, refresh_cloud
+from optimizer.clouds.refresh import refresh_cloud
 from optimizer.clouds.tables import refreshed_directory, refreshed_file, type_names
 from optimizer.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet, gpufleet
@@ -167,10 +167,6 @@ def wanted(path: str) -> str:
     return text.split("armSkuName eq ")[1].strip("'")
 
 
-def refresh(endpoint: str) -> CloudRefresh:
-    return refresh_cloud(CLOUD, endpoint)
-
-
 def test_fetch_follows_every_page(api: Server) -> None:
     def answer(path: str) -> Answer:
         if "$skip=100" in path:
@@ -224,7 +220,7 @@ def test_refresh_replaces_what_was_read_and_keeps_the_rest(api: Server) -> None:
     spot = item(retailPrice=20.0, skuName=f"{ND} Spot")
     api.answer = lambda path: (200, {}, {"Items": [item(retailPrice=60.5), spot] if wanted(path) == ND else []})
     before = {(o.offer.instance.name, o.offer.region): o.offer for o in load_offers(["azure"]).offers}
-    result = refresh(api.url)
+    result = refresh_cloud(CLOUD, api.url)
     assert result.regions == {ND: 1}
     assert len(result.failures) == len(type_names("azure")) - 1
     assert "the API answered with no usable price; the last good data stays" in str(result.failures[0])
@@ -243,7 +239,7 @@ def test_refresh_asks_no_more_of_an_api_that_went_down(api: Server) -> None:
     api.answer = lambda path: (
         (200, {}, {"Items": [item(armSkuName=first)]}) if wanted(path) == first else (400, {}, b"")
     )
-    result = refresh(api.url)
+    result = refresh_cloud(CLOUD, api.url)
     assert result.regions == {first: 1} and len(api.seen) == 2
     assert {str(failure).split(": ")[1] for failure in result.failures} == {
         f"127.0.0.1:{api.http.server_port} answered with HTTP status 400; the last good data stays"
@@ -253,7 +249,7 @@ def test_refresh_asks_no_more_of_an_api_that_went_down(api: Server) -> None:
 def test_refresh_that_reads_nothing_changes_nothing(api: Server) -> None:
     api.answer = lambda _: (403, {}, b"")
     with pytest.raises(GpufleetError, match="nothing could be read from Azure") as raised:
-        refresh(api.url)
+        refresh_cloud(CLOUD, api.url)
     assert raised.value.exit_code == 1 and "the last good prices stay in use" in str(raised.value)
     assert not refreshed_directory().exists()
 
@@ -262,7 +258,7 @@ def test_refresh_that_breaks_a_rule_is_not_kept(api: Server, monkeypatch: pytest
     broken = {"eastus": RegionPrice(on_demand=5.0, spot=9.0)}
     monkeypatch.setattr(azure, "parse", lambda *_: (broken, []))
     with pytest.raises(GpufleetError, match="spot is at most on-demand"):
-        refresh(api.url)
+        refresh_cloud(CLOUD, api.url)
     assert not refreshed_directory().exists()
 
 

@@ -104,14 +104,21 @@ def test_a_file_that_is_no_models_config_says_what_is_missing(text: str, says: s
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="cannot be read"):
-        resolve_model(str(tmp_path / "config.json"))
-
-
-def test_an_unknown_name_lists_near_ones() -> None:
-    with pytest.raises(InvalidInputError, match=r"did you mean llama-3\.1-8b") as error:
-        resolve_model("llama3.1-8b")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("missing/config.json", "cannot be read"),
+        ("llama3.1-8b", r"did you mean llama-3\.1-8b"),
+        ("10M", "50,000,000 to"),
+        ("9000000B", "50,000,000 to"),
+        ("0", "model"),
+        ("1.5", "model"),
+        ("7B7", "model"),
+    ],
+)
+def test_a_text_that_names_no_model(text: str, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says) as error:
+        resolve_model(text)
     assert error.value.exit_code == 2
 
 
@@ -147,18 +154,6 @@ def test_the_size_rules_depth_is_near_published_depths() -> None:
     errors = [depth(count) / layers - 1 for count, layers in RULE_MODELS]
     assert sum(abs(error) for error in errors) / len(errors) < 0.17
     assert max(abs(error) for error in errors) < 0.5
-
-
-@pytest.mark.parametrize("text", ["10M", "9000000B"])
-def test_a_count_outside_the_rules_sizes_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="50,000,000 to"):
-        resolve_model(text)
-
-
-@pytest.mark.parametrize("text", ["0", "1.5", "7B7"])
-def test_a_count_that_is_none(text: str) -> None:
-    with pytest.raises(InvalidInputError):
-        resolve_model(text)
 
 
 FIELDS: dict[str, Any] = {
