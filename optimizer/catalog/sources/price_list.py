@@ -94,7 +94,9 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     # The first tier had another name.
     "sqs-request": _query("AWSQueueService", "Requests-(?:Tier1|RBP)", "Requests", "API Request", queueType="Standard"),
     "eks-cluster": _query("AmazonEKS", "AmazonEKS-Hours:perCluster", "Hours hours Hrs", "Compute"),
-    "system-node": _query(_EC2, r"BoxUsage:t4g\.small", "Hrs", instanceType="t4g.small", **INSTANCE_ATTRIBUTES),
+    "system-node": _query(_EC2, r"BoxUsage:t4g\.small", "Hrs")._replace(
+        filters={"instanceType": "t4g.small", **INSTANCE_ATTRIBUTES}
+    ),
 }
 
 
@@ -130,7 +132,7 @@ def parse_instances(
         place = f"{region}, document {number}"
         try:
             product, attributes = _load(document)
-            name = attributes.get("instanceType")
+            name = attributes.get("instanceType", "")
             if name not in types or not _is_instance_hour(attributes, region):
                 continue
             place = f"{name} in {region}"
