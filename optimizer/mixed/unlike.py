@@ -32,8 +32,7 @@ from optimizer.search.tables import take_rows
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Most mixes to work out, in the order of their bounds. An answer that stops here is sound, and may not be the cheapest
-# (docs/mixed.md says how often).
+# Most mixes to work out, in the order of their bounds; an answer that stops here may miss the cheapest mix.
 _MOST_MIXES = 64
 # Most mixes to bound by their communication too, in the order of the bounds without.
 _MOST_BOUNDED = 1024
