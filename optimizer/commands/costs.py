@@ -32,7 +32,7 @@ DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
 
 
 @dataclass(kw_only=True)
-class Bill:
+class StackBill:
     """A stack's costs from ``start`` to before ``end`` (UTC); None where they could not be read.
 
     ``untagged`` costs are those of the whole region without the tag, of any owner.
@@ -86,7 +86,7 @@ def command(stack: str, directory: Path, since: datetime | None, untagged: bool,
         click.echo(f"note: {note}", err=True)
 
 
-def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> Bill:
+def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> StackBill:
     """Read the controller's state, then Cost Explorer with as few requests as possible.
 
     Raises:
@@ -94,7 +94,7 @@ def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> 
     """
     from optimizer.aws import billing, clients, control, errors
 
-    bill = Bill(start=now.date(), end=now.date() + timedelta(days=1))
+    bill = StackBill(start=now.date(), end=now.date() + timedelta(days=1))
     try:
         bill.state = control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
         if bill.state is None:
@@ -158,7 +158,7 @@ def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
     return frame.groupby(key).agg(usd=("usd", "sum"), estimated=("estimated", "any"))
 
 
-def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
+def compare(plan: FleetPlan, bill: StackBill) -> list[dict[str, Any]]:
     """Return plan and bill of each part of the cost; the meter has the total only."""
     planned = plan.cost_usd.breakdown.model_dump()
     usd = {} if bill.billed is None else _sum_by("part", bill.billed)["usd"].to_dict()
@@ -176,7 +176,7 @@ def compare(plan: FleetPlan, bill: Bill) -> list[dict[str, Any]]:
     return [*rows, {"part": "total", "plan_usd": plan.cost_usd.expected, "billed_usd": total, "meter_usd": meter}]
 
 
-def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
+def as_json(names: Names, plan: FleetPlan, bill: StackBill) -> dict[str, Any]:
     """Return the JSON answer."""
     state = bill.state
     meter = None
@@ -201,7 +201,7 @@ def as_json(names: Names, plan: FleetPlan, bill: Bill) -> dict[str, Any]:
     }
 
 
-def _write_tables(plan: FleetPlan, bill: Bill) -> None:
+def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
     rows = [
         {key: f"{value:,.2f}" if isinstance(value, float) else value for key, value in row.items()}
         for row in compare(plan, bill)

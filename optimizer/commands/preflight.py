@@ -17,7 +17,7 @@ from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.commands.stack.file import StackFile
-    from optimizer.preflight.model import Finding, Stack, StackNames, Target
+    from optimizer.preflight.model import Finding, StackIdentity, StackNames, Target
     from optimizer.preflight.run import PreflightReport
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
@@ -150,9 +150,9 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     return [finding, other_plan]
 
 
-def _stack(plan: FleetPlan, name: str) -> Stack:
+def _stack(plan: FleetPlan, name: str) -> StackIdentity:
     from infra.naming import PROJECT, Names
-    from optimizer.preflight.model import Stack, StackNames
+    from optimizer.preflight.model import StackIdentity, StackNames
 
     def names(account: str, partition: str) -> StackNames:
         own = Names(stack=name, account_id=account, region=plan.region, partition=partition)
@@ -160,7 +160,7 @@ def _stack(plan: FleetPlan, name: str) -> Stack:
         arn = f"arn:{partition}:iam::{account}:role/{role}"
         return StackNames(bucket=own.bucket, key_alias=own.key_alias, service_role_arn=arn)
 
-    return Stack(name=name, tag=f"{PROJECT}:stack", names=names)
+    return StackIdentity(name=name, tag=f"{PROJECT}:stack", names=names)
 
 
 def _row(finding: Finding) -> dict[str, Any]:

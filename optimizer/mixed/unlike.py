@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 _MOST_MIXES = 64
 # Most mixes to bound by their communication too, in the order of the bounds without.
 _MOST_BOUNDED = 1024
-# As good as infinitely many ranks: each holds least of a sharded state.
+# Stands for infinitely many ranks: each holds least of a sharded state.
 _MANY_RANKS = 1e9
 _DATA_ONLY = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "sequence_parallel": 0, "virtual_stages": 1}
 

@@ -75,7 +75,7 @@ class StackNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class StackIdentity:
     """The plan's Pulumi stack; the value of tag ``tag`` is ``name``, ``names`` takes account id and partition."""
 
     name: str
@@ -97,7 +97,7 @@ class Target:
     """
 
     plan: FleetPlan
-    stack: Stack | None
+    stack: StackIdentity | None
     gang: bool
     zone_id: str
     vpc_id: str

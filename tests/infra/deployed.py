@@ -91,7 +91,7 @@ class Deployed:
 
 
 def deploy(changes: Mapping[str, Any] | None = None, config: Mapping[str, str] | None = None) -> Deployed:
-    """As ``deploy_anew``; tests that declare the same stack share one run, which takes a second."""
+    """Do ``deploy_anew`` once: tests that declare the same stack share one run, which takes a second."""
     return _deployed(json.dumps(changes or {}, sort_keys=True), json.dumps(config or {}, sort_keys=True))
 
 

@@ -41,7 +41,7 @@ ARGUMENTS = {
     ("ServiceLinkedRole", "customSuffix"): ("iam", "CreateServiceLinkedRole", "CustomSuffix"),
     ("ServiceLinkedRole", "description"): ("iam", "CreateServiceLinkedRole", "Description"),
 }
-# What EC2's model does not say: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
+# Limit that EC2's model lacks: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_SecurityGroupRuleRequest.html
 RULE_TEXT = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 RULES = ("SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule")
@@ -56,7 +56,7 @@ TRUST_SIZE = 2_048
 VARIABLES_BYTES = 4_096
 
 LONG: dict[str, Any] = {"job": {"model": "an/organisation/" + 30 * "long-model-name-"}}
-# As long as Pulumi allows, with every kind of character.
+# The longest name Pulumi allows, with every kind of character.
 STACK = "Team_A.Llama-" + 87 * "x"
 
 

@@ -81,7 +81,7 @@ def running(settings: ControllerSettings, lifecycle: Lifecycle, spent_usd: float
 
 
 def phase_at(settings: ControllerSettings, spent_usd: float) -> str:
-    """What the controller does a second after so much was spent on nodes at the dearest prices that the limits bind."""
+    """Action of the controller a second after so much was spent on nodes at the dearest prices that the limits bind."""
     lifecycle: Lifecycle = "on-demand" if "on-demand" in settings.prices else "spot"
     state = running(settings, lifecycle, spent_usd)
     machines = tuple(

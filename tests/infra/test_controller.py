@@ -35,7 +35,7 @@ def stack() -> Deployed:
 
 
 def told(deployed: Deployed) -> ControllerSettings:
-    """What the function is told, read as it reads it."""
+    """Settings of the function, read by its own code."""
     variables = deployed.one("Function")["environment"]["variables"]
     return ControllerSettings.from_environment(variables)
 

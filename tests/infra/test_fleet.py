@@ -254,7 +254,7 @@ def test_a_warm_pool_has_the_size_that_was_asked_for_whatever_the_groups() -> No
 
 
 def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
-    """What the group's ``ignore_changes`` says; Pulumi's stand-in engine does not tell."""
+    """The group's ``ignore_changes``, which Pulumi's stand-in engine does not tell."""
     seen: list[str] = []
     real = Fleet._left_to_others
 

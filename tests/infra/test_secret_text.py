@@ -37,7 +37,7 @@ def test_a_secret_is_seen_and_not_printed(text: str) -> None:
 
 
 def test_a_random_token_without_a_name_is_seen() -> None:
-    """Of 32 random letters and digits 99 of 100; of base64, whose "+" and "/" cut it into runs, half at the least."""
+    """99 of 100 tokens of 32 letters and digits are seen; half of base64 at least, which "+" and "/" split."""
     chance = random.Random(0)  # noqa: S311  the same ones each time
     tokens = ["".join(chance.choices(string.ascii_letters + string.digits, k=32)) for _ in range(1000)]
     assert sum(bool(secrets_in(f"login {token}")) for token in tokens) >= 990

@@ -26,7 +26,7 @@ __all__ = ["gpufleet"]  # a fixture
 
 ND = "Standard_ND96isr_H100_v5"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-# What a test's server answers: (status, headers, body) for a path with its query.
+# Answer of a test's server: (status, headers, body) for a path with its query.
 Answer = tuple[int, dict[str, str], Any]
 
 

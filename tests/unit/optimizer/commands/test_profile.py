@@ -97,7 +97,7 @@ def test_an_estimate_has_the_profiles_memory_and_flops(gpufleet: Gpufleet, model
 def test_fsdp_gathers_the_largest_block_in_place_of_16_bit_copies(gpufleet: Gpufleet, model: Path) -> None:
     found = estimated(gpufleet, model, "--sharding", "zero3", "--activation-checkpointing", "full")
     assert found["memory_gib"]["weights"] * 2**30 == pytest.approx(4e8 / 8 + 2 * 2 * 8e6)
-    # Of the 2 GB whatever the batch, 0.2 were copies of the weights.
+    # 2 GB do not depend on the batch; 0.2 of them were copies of the weights.
     assert found["memory_gib"]["activations"] * 2**30 == pytest.approx(1.8e9 + 64 * 20e6)
 
 

@@ -22,7 +22,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
 from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
-from optimizer.preflight.model import Account, Context, Finding, Stack, StackNames, Target, Unknown
+from optimizer.preflight.model import Account, Context, Finding, StackIdentity, StackNames, Target, Unknown
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
@@ -254,7 +254,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     return fake
 
 
-STACK = Stack(
+STACK = StackIdentity(
     name="dev",
     tag="gpufleet:stack",
     names=lambda account, partition: StackNames(

@@ -145,7 +145,7 @@ def test_the_search_finds_what_brute_force_finds(
     assert asked.recipe == recipe
     (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
-    # Where the GPU has no measured run, or is known no better for a mixture than one without, every split is unsure.
+    # Every split is unmeasured on a GPU without measured runs, or with no better error for a mixture than such a GPU.
     residual = calibration().residual(
         instance.gpu, recipe.precision, framework, kind=MIXTURE if model.experts else None
     )

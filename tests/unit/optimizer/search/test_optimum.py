@@ -85,7 +85,7 @@ def test_best_plan_is_the_best_of_all(objective: str) -> None:
     assert len(everything) > 400
     value = best.cost_usd.expected if objective == "cost" else best.hours.expected
     least = min(usd if objective == "cost" else hours for hours, usd in everything)
-    # Of tied configurations, the simplest; four parts of a cost are rounded to cents.
+    # The simplest of tied configurations wins; four parts of a cost are rounded to cents.
     assert least * (1 - 1e-4) - 0.02 <= value <= least * (1 + TIE) + 0.02
 
 

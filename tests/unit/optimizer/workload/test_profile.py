@@ -81,7 +81,7 @@ def test_the_backward_pass_of_a_depthwise_convolution_is_two_forward_passes() ->
     profile = of("depthwise")
     once = 2 * 64 * 3 * 3 * 16 * 16
     assert profile.forward_flops.convolution == once
-    # Of the weight alone: the data needs no gradient. torch's counter says 64 times as much.
+    # Gradient of the weight alone: the data needs none. torch's counter says 64 times as much.
     assert profile.backward_flops.convolution == once
     assert profile.convolution_outputs == 64 * 16 * 16
 
@@ -200,7 +200,7 @@ def _kernels(key: str) -> set[str]:
     return {name.removeprefix("aten::") for name in names if has(name, key)}
 
 
-# What autocast casts on CUDA and not on the CPU, and is no fp32 operator: lower precision, and promoted to the widest.
+# Operators outside the fp32 ones that autocast casts on CUDA and not on the CPU: lower precision, or the widest.
 OTHERWISE = {
     "_convolution", "_cudnn_rnn", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
     "_thnn_fused_lstm_cell", "addcdiv", "addcmul", "addmv", "addr", "atan2", "bilinear", "chain_matmul",
