@@ -112,7 +112,6 @@ def _shipped(*, needed: bool) -> Calibration | None:
 
 
 def _template() -> str:
-    """Read header and first row of the shipped runs."""
     from optimizer.performance.measured_runs import RUNS
 
     with RUNS.open(encoding="utf-8") as file:
@@ -190,7 +189,7 @@ def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _as_json(report: CalibrationReport, out: Path | None) -> dict[str, Any]:
     rows = _rows(report)
     return {
-        "written": None if out is None else str(out),
+        "written": out and str(out),
         "left_out_by": report.left_out_by,
         "throughput_error_percent": _groups(rows),
         "memory": _memory(rows),
@@ -215,7 +214,6 @@ def _print(report: CalibrationReport) -> None:
 
 
 def _remarks(report: CalibrationReport, out: Path | None) -> None:
-    """Write refused lines, limits of the result and next steps to standard error."""
     for refused in report.refused:
         click.echo(f"line {refused.line} refused: {refused.reason}", err=True)
     if report.unread_columns:

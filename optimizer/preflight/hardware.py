@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from optimizer.catalog.sources import instance_types
@@ -65,10 +66,9 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
 
 
 def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> Iterator[Finding]:
-    name = actual.name
+    name, error = actual.name, partial(failure, check)
     for words, is_, planned in _differences(context, actual):
-        yield failure(
-            check,
+        yield error(
             f"{name} has {is_} {words}, the plan {planned}",
             value=is_,
             limit=planned,
@@ -80,8 +80,7 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
     wanted = "on-demand" if option == "reserved" else option
     sold = ", ".join(info["SupportedUsageClasses"])
     if wanted not in info["SupportedUsageClasses"]:
-        yield failure(
-            check,
+        yield error(
             f"{name} is sold as {sold}, and the plan buys {option}",
             value=sold,
             limit=wanted,
@@ -89,8 +88,7 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
             next_step="gpufleet recommend --purchase OPTION",
         )
     if context.target.gang and "cluster" not in info["PlacementGroupInfo"]["SupportedStrategies"]:
-        yield failure(
-            check,
+        yield error(
             f"{name} cannot be in a cluster placement group",
             why="the stack puts a gang's nodes into one, and AWS refuses the launch",
             next_step="gpufleet recommend --instance-type TYPE",

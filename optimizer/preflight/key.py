@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.aws import clients
-from optimizer.preflight.model import (
-    Context,
-    Finding,
-    StackNames,
-    Unknown,
-    ask,
-    failure,
-    find,
-    passed,
-    unknown,
-    warning,
-)
+from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, find, passed, unknown, warning
 
 _CHECK = "KMS key"
 # Auto Scaling needs these actions on the key to start a node with an encrypted volume:
@@ -63,7 +52,9 @@ def check_key(context: Context) -> Iterator[Finding]:
     else:
         yield passed(_CHECK, f"{names.key_alias} is enabled", value="Enabled", limit="Enabled")
     yield _check_rotation(ask(lambda: kms.get_key_rotation_status(KeyId=key["KeyId"])["KeyRotationEnabled"]))
-    yield _check_policy(ask(lambda: kms.get_key_policy(KeyId=key["KeyId"], PolicyName="default")["Policy"]), names)
+    yield _check_policy(
+        ask(lambda: kms.get_key_policy(KeyId=key["KeyId"], PolicyName="default")["Policy"]), names.service_role_arn
+    )
 
 
 def _check_rotation(rotated: bool | Unknown) -> Finding:
@@ -80,8 +71,8 @@ def _check_rotation(rotated: bool | Unknown) -> Finding:
     )
 
 
-def _check_policy(policy: str | Unknown, names: StackNames) -> Finding:
-    check, role = "KMS grants", names.service_role_arn
+def _check_policy(policy: str | Unknown, role: str) -> Finding:
+    check = "KMS grants"
     why = f"without {', '.join(_NEEDED)} every launch of a node with an encrypted volume fails"
     if isinstance(policy, Unknown):
         return policy.finding(check, why=why)

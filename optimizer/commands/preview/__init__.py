@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -199,11 +200,10 @@ def _document(
 
 
 def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict[str, Any]]:
-    usd_per_hour: dict[tuple[str, str], float] = {}
+    usd_per_hour: dict[tuple[str, str], float] = defaultdict(float)
     for line in lines:
         if line.usd_per_hour is not None:
-            key = (line.type, line.name)
-            usd_per_hour[key] = usd_per_hour.get(key, 0.0) + line.usd_per_hour
+            usd_per_hour[line.type, line.name] += line.usd_per_hour
     rows = []
     for resource in resources:
         row = {name: getattr(resource, name) for name in RESOURCE_COLUMNS[:5]}
@@ -219,11 +219,7 @@ def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[lis
         return rows, RESOURCE_COLUMNS
     kinds = {(change.type, change.name): change.kind for change in difference.changes}
     changed = [{**row, "change": kinds.get((row["type"], row["name"]), "")} for row in rows]
-    removed = [
-        {"type": change.type, "name": change.name, "change": change.kind}
-        for change in difference.changes
-        if change.kind == "removed"
-    ]
+    removed = [asdict(change) | {"change": change.kind} for change in difference.changes if change.kind == "removed"]
     return changed + removed, (*RESOURCE_COLUMNS, "change")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     return None if value is None else [kind.strip() for kind in value.split(",")]
 
 
+_kinds_option = partial(click.option, metavar="KIND,...", callback=_split)
+_repeatable_option = partial(click.option, multiple=True)
+
+
 @click.command(
     epilog="""\b
 Example:
@@ -40,16 +45,12 @@ Example:
 @click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
 @click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
 @click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
-@click.option(
+@_kinds_option(
     "--parallelism",
-    metavar="KIND,...",
-    callback=_split,
     help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: all]",
 )
-@click.option(
+@_kinds_option(
     "--sharding",
-    metavar="KIND,...",
-    callback=_split,
     help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: all]",
 )
 @click.option(
@@ -58,11 +59,10 @@ Example:
 @click.option(
     "--deadline", "deadline_hours", metavar="48h|3d", help="Longest the run may take, at the 95th percentile."
 )
-@click.option("--region", "regions", multiple=True, metavar="R", help="Region or pattern (us-*); repeatable.")
-@click.option(
+@_repeatable_option("--region", "regions", metavar="R", help="Region or pattern (us-*); repeatable.")
+@_repeatable_option(
     "--purchase",
     "purchase_options",
-    multiple=True,
     metavar="OPTION",
     help="on-demand, spot, reserved or capacity-block; repeatable.  [default: on-demand, spot]",
 )
@@ -76,10 +76,9 @@ Example:
     type=float,
     help="Highest extra price of a spot fleet's further types (0.5: by half).  [default: 0.1]",
 )
-@click.option(
+@_repeatable_option(
     "--instance-type",
     "instance_types",
-    multiple=True,
     metavar="T",
     help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable.",
 )
