@@ -26,7 +26,11 @@ NODES_AT_HALF_BANDWIDTH = 200.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communicator:
-    """Ranks that communicate: all, of one node, and nodes; ``piece_s`` is of a transfer inside a node."""
+    """Ranks that communicate: all, of one node (``members``), and nodes (``spans``).
+
+    ``byte_per_s`` is the bus bandwidth of a ring through all, ``network_byte_per_s`` one rank's share of its node's
+    network, ``piece_s`` the time of one piece of a transfer inside a node (0 between nodes).
+    """
 
     ranks: Number
     members: Number

@@ -39,7 +39,10 @@ ELEMENTWISE_PASSES = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
-    """One micro-batch, forward, backward and recomputation; ``layers`` is host time in transformer layers."""
+    """One micro-batch, forward, backward and recomputation.
+
+    ``traffic_bytes`` is of kernels other than products and attention, ``layers`` host time in transformer layers.
+    """
 
     product_flops: Number = 0.0
     convolution_flops: Number = 0.0
