@@ -60,7 +60,7 @@ class GpuReader:
             process.kill()
             self._stuck = process
             raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s") from None
-        # One lost GPU makes the status 15 or so; the other GPUs' lines still count.
+        # A lost GPU sets the status; the other GPUs' lines still count.
         if process.returncode and not output.strip():
             raise RuntimeError(f"nvidia-smi ended with {process.returncode}")
         return output

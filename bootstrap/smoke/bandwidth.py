@@ -20,13 +20,13 @@ SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
 GPU_MEMORY_PER_SIZE = 8
 WARM_UP = 5
 ITERATIONS = 20
-# Elements count up to this prime and start again: every rank and chunk has another phase, and sums stay below 2**24, up
-# to which float32 holds every integer.
+# Elements count up to this prime and start again: every rank and chunk has another phase, and sums stay below 2**24,
+# exact in float32.
 PERIOD = 8191
 
 
 def default_sizes_mib(device_type: str) -> tuple[int, ...]:
-    """Buffer sizes for this kind of device, MiB, as far as the GPUs' memory allows."""
+    """Buffer sizes of this kind of device that its memory allows, MiB."""
     if device_type != "cuda":
         return SIZES_MIB[device_type]
     memory_mib = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())) / 2**20
@@ -34,16 +34,15 @@ def default_sizes_mib(device_type: str) -> tuple[int, ...]:
 
 
 def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s: float | None) -> list[Result]:
-    """All-reduce float32 buffers of each size: exact sums, and the largest size's bandwidth against the limit."""
+    """All-reduce float32 buffers: exact sums, and the largest size's bandwidth against the limit."""
     rows = [_measure(ranks, size_mib) for size_mib in sizes_mib]
     largest = rows[-1]
     alone = ranks.world_size == 1
-    wrong_note = ""
-    if wrong := [row for row in rows if row["wrong_elements"]]:
-        first = wrong[0]
-        wrong_note = (
-            f"rank {first['wrong_ranks'][0]} has {first['wrong_elements']} wrong sums at {first['size_mib']} MiB"
-        )
+    wrong_notes = [
+        f"rank {row['wrong_ranks'][0]} has {row['wrong_elements']} wrong sums at {row['size_mib']} MiB"
+        for row in rows
+        if row["wrong_elements"]
+    ]
     return [
         Result(
             name="all_reduce_sum",
@@ -51,7 +50,7 @@ def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s:
             unit="wrong elements",
             limit=0,
             must_be="at_most",
-            note=wrong_note,
+            note=wrong_notes[0] if wrong_notes else "",
         ),
         Result(
             name="all_reduce_bus_bandwidth",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("torch") is None:
         sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
         return 1
-    # torch takes seconds to import; --help and wrong usage do not wait for it.
+    # Imported here: torch takes seconds, and --help does not wait.
     import torch
 
     from bootstrap.smoke import bandwidth, supervisor, worker

@@ -1,4 +1,4 @@
-"""Gradient test: after a DDP backward the same bits on every rank, and the gradients of one process on all data."""
+"""Gradient test: DDP's gradients between ranks, and against one process's on all data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bootstrap.smoke import models
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import Result
 
-# 1.9 million parameters in buckets of 2 MB make several all-reduces, as in a real run.
+# 1.9 million parameters in buckets of 2 MB make several all-reduces.
 SHAPE = models.Shape(layers=2, hidden=256, heads=4, vocabulary=512, seq_len=32, batch=2)
 BUCKET_MB = 2
 SEED = 20260101
 
-# DDP and one process add the same terms in another order, so they differ by rounding: measured 8 epsilon (2.2e-16 for
-# float64, 1.2e-7 for float32) on two H200, 5 on two CPU ranks. One wrong term among N ranks is an error of about 1/N.
+# DDP adds the same terms in another order: measured 8 epsilon (2.2e-16 for float64, 1.2e-7 for float32) on two H200,
+# 5 on two CPU ranks. One wrong term among N ranks is an error of about 1/N.
 LIMIT_EPSILONS = 1000
 
 

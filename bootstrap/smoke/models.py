@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A GPT-2-like decoder without dropout, so that two runs on the same data can be compared."""
+    """GPT-2-like decoder without dropout: runs on the same data can be compared."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -62,8 +62,7 @@ class Decoder(nn.Module):
         x = self.token(inputs) + self.position(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def build(shape: Shape, *, seed: int, device: torch.device, dtype: torch.dtype) -> Decoder:

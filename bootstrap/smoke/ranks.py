@@ -1,4 +1,4 @@
-"""This process among its ranks: device, process group, and exchanges that use neither GPU nor NCCL."""
+"""This process among its ranks: device, process group, and exchanges without GPU and NCCL."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-# Variables that change NCCL, EFA or gloo: the report alone must explain a slow result.
+# Variables that may explain a slow result.
 _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 @dataclass(kw_only=True)
 class Ranks:
-    """This rank and its peers.
-
-    Exchanges use the rendezvous store: a waiting GPU stays idle (NCCL would spin a kernel), and errors name a rank.
-    """
+    """This rank and its peers; exchanges use the rendezvous store, as NCCL would spin a kernel while waiting."""
 
     rank: int
     world_size: int
@@ -80,21 +77,21 @@ def join(device_type: str, *, timeout_s: float) -> Ranks:
     store = PrefixStore("gpufleet_smoke", root)
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if device_type == "cuda":
+    if on_gpu := device_type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        # The ranks of a node share its cores, also while one trains alone: the scaling test compares both speeds.
+        # Also while one rank trains alone: the scaling test compares both speeds.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
     dist.init_process_group(
-        backend="nccl" if device_type == "cuda" else "gloo",
+        backend="nccl" if on_gpu else "gloo",
         store=PrefixStore("process_group", store),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
         # With its device named, NCCL connects now and a bad link fails here, not in the first collective.
-        device_id=device if device_type == "cuda" else None,
+        device_id=device if on_gpu else None,
     )
     return Ranks(
         rank=rank,
@@ -127,17 +124,12 @@ def facts(ranks: Ranks) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda if on_gpu else None,
-            "nccl": _nccl_version() if on_gpu else None,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,  # type: ignore[no-untyped-call]
             "driver": _driver_version() if on_gpu else None,
             "kernel": platform.release(),
         },
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_REPORTED_PREFIXES)},
     }
-
-
-def _nccl_version() -> str:
-    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(map(str, version))
 
 
 def _driver_version() -> str | None:

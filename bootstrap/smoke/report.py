@@ -1,4 +1,4 @@
-"""Report of the smoke test: its fields, the verdict on a value, and its output. No torch in here."""
+"""Report of the smoke test, without torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One measured value and its verdict.
-
-    ``value`` is None where the test does not apply; measurements may share ``duration_s``; ``note`` is for people.
-    """
+    """One measured value and its verdict; ``value`` is None where the test does not apply."""
 
     name: str
     value: float | None
@@ -32,10 +29,9 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """True where the value keeps its limit; a value that is not a number keeps none."""
+        """True where the value keeps its limit; NaN keeps none."""
         if self.value is None or self.limit is None:
             return self.value is None or math.isfinite(self.value)
-        # Written so that NaN fails: every comparison with NaN is false.
         return self.value <= self.limit if self.must_be == "at_most" else self.value >= self.limit
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,7 +55,7 @@ def build(
     facts: dict[str, Any] | None = None,
     results: Sequence[Result] = (),
 ) -> dict[str, Any]:
-    """Report as a dictionary; it passes with at least one result, only passed results and no error."""
+    """Report as a dictionary; passes with results, all passed, and no error."""
     return {
         "schema_version": SCHEMA_VERSION,
         "passed": error is None and bool(results) and all(result.passed for result in results),
@@ -73,7 +69,7 @@ def build(
 
 
 def to_json(report: dict[str, Any]) -> str:
-    """JSON text of the report; a number that JSON cannot hold becomes text ("nan", "inf")."""
+    """JSON text; numbers that JSON cannot hold become text ("nan", "inf")."""
     return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
 
 

@@ -20,7 +20,7 @@ from bootstrap.smoke.timing import seconds_each, slowest_rank
 SEED = 20260102
 WARM_UP = 5
 STEPS = {"cuda": 20, "cpu": 10}
-# (least GPU memory in GiB, sequences): a step computes longer than it communicates, in less than half of the memory.
+# (least GPU memory in GiB, sequences): a step computes longer than it communicates, in under half of the memory.
 GPU_BATCH = ((70, 32), (30, 16), (14, 8))
 
 
@@ -34,10 +34,7 @@ def shape_for(device: torch.device) -> models.Shape:
 
 
 def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]:
-    """Compare the speed of all ranks under DDP with each rank's alone, the same batch a rank.
-
-    Ranks of one node train alone one after the other, as they share processors and power; nodes do so side by side.
-    """
+    """Compare the speed of all ranks under DDP with each rank's alone (one at a time a node), the same batch a rank."""
     shape = shape_for(ranks.device)
     alone: dict[str, Any] = {}
     for turn in range(ranks.local_world_size):
@@ -111,8 +108,7 @@ def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, An
     if together:
         model = DistributedDataParallel(model, [device] if on_gpu else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=on_gpu)
-    seed = SEED + ranks.rank if together else SEED
-    tokens = models.random_tokens(shape, shape.batch, seed=seed).to(device)
+    tokens = models.random_tokens(shape, shape.batch, seed=SEED + (ranks.rank if together else 0)).to(device)
     # bf16 on GPUs that have it (Ampere and later), fp16 before; the weights are thrown away, so no loss scaler.
     precision = torch.bfloat16 if on_gpu and torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     autocast = torch.autocast("cuda", dtype=precision) if on_gpu else contextlib.nullcontext()
@@ -136,7 +132,5 @@ def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, An
         "first_loss": losses[0].item(),
         "last_loss": losses[-1].item(),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if on_gpu else None,
-        "digests": {name.removeprefix("module."): digest(p) for name, p in model.named_parameters()}
-        if together
-        else {},
+        "digests": {n.removeprefix("module."): digest(p) for n, p in model.named_parameters()} if together else {},
     }

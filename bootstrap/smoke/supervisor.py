@@ -41,13 +41,12 @@ def run(options: worker.Options, nproc: int) -> int:
         for process in processes:
             process.kill()
             process.wait()
-    errors = [error, *(_read(store, f"{worker.ERROR_KEY}/{rank}") for rank in range(nproc))]
+    errors = "; ".join(filter(None, [error, *(_read(store, f"{worker.ERROR_KEY}/{i}") for i in range(nproc))]))
     final: dict[str, Any] = report.build(started_at=started_at, arguments=options.as_dict(), error="no rank reported")
     if text := _read(store, worker.REPORT_KEY):
         final = json.loads(text)
-    if any(errors):
-        final["passed"] = False
-        final["error"] = "; ".join(filter(None, errors))
+    if errors:
+        final |= {"passed": False, "error": errors}
     final["duration_s"] = round(time.monotonic() - began, 3)
     report.write(final, options.out)
     if final["error"]:
@@ -73,21 +72,19 @@ def _start(rank: int, nproc: int, port: int, arguments: Sequence[str]) -> subpro
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], *, deadline: float) -> str | None:
-    """Wait until all ranks are done, or one failed and its peers had their grace; return how ranks ended, or None."""
+    """Wait until all ranks are done, or one failed and its peers had their grace; return the failures, or None."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
         if now > deadline:
-            return "; ".join(
-                f"rank {rank} still ran after the time limit and was killed" for rank in _running(processes)
-            )
+            return "; ".join(f"rank {i} still ran after the time limit and was killed" for i in _running(processes))
         if failed_at is None and any(process.poll() for process in processes):
             failed_at = now
         if failed_at is not None and now > failed_at + GRACE_S:
             break
         time.sleep(POLL_S)
     hanging = [f"rank {rank} still ran after the first failure and was killed" for rank in _running(processes)]
-    # Code 1 is a rank's own verdict, which is in the report; a rank with another code could not report.
+    # Code 1 is a rank's verdict, in the report; a rank with another code could not report.
     odd = [_ending(rank, p.returncode) for rank, p in enumerate(processes) if p.returncode not in (None, 0, 1)]
     return "; ".join([*odd, *hanging]) or None
 

@@ -9,10 +9,7 @@ import torch
 
 
 def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: int, iterations: int) -> list[float]:
-    """Seconds of each of ``iterations`` calls after ``warm_up`` untimed calls.
-
-    On a GPU, CUDA events measure and the host waits at the end only, so kernel launches overlap with running kernels.
-    """
+    """Seconds of each of ``iterations`` runs after ``warm_up`` untimed; on a GPU the host waits only at the end."""
     for _ in range(warm_up):
         work()
     if device.type != "cuda":

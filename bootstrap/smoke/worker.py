@@ -19,16 +19,13 @@ from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
 SUPERVISED = "GPUFLEET_SMOKE_SUPERVISED"
 REPORT_KEY = "gpufleet_smoke_report"
 ERROR_KEY = "gpufleet_smoke_error"
-# Limit of one exchange: a turn of the scaling test on a slow CPU takes a few seconds, loading CUDA's libraries from a
-# cold EBS volume up to a minute.
+# Limit of one exchange: loading CUDA's libraries from a cold EBS volume takes up to a minute.
 COLLECTIVE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Device, all-reduce buffers (ascending), lower limits (None for none), limit of the whole run, and the report
-    file (None for stdout).
-    """
+    """Options of the test; ``sizes_mib`` ascend, None is no limit, ``out`` None is stdout."""
 
     device: Literal["cpu", "cuda"]
     sizes_mib: tuple[int, ...]
@@ -39,19 +36,17 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """The report's ``arguments``."""
-        arguments = asdict(self) | {"sizes_mib": list(self.sizes_mib)}
-        del arguments["out"]
-        return arguments
+        return {k: list(v) if k == "sizes_mib" else v for k, v in asdict(self).items() if k != "out"}
 
     def as_arguments(self) -> list[str]:
         """Command line that gives a rank these options (without ``out``: the supervisor writes)."""
-        flags = {f"--{name.replace('_', '-')}": value for name, value in self.as_dict().items()}
-        flags["--sizes-mib"] = ",".join(map(str, self.sizes_mib))
-        return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
+        values = self.as_dict() | {"sizes_mib": ",".join(map(str, self.sizes_mib))}
+        flags = {f"--{name.replace('_', '-')}": str(value) for name, value in values.items() if value is not None}
+        return [text for pair in flags.items() for text in pair]
 
 
 class _Reporter:
-    """Growing report: after each measurement the file holds the results so far, marked as unfinished."""
+    """Growing report, marked as unfinished until the last measurement."""
 
     def __init__(self, options: Options, rank: int) -> None:
         self.options, self.rank = options, rank
@@ -69,7 +64,7 @@ class _Reporter:
         self.publish("the run ended before its last test", final=False)
 
     def publish(self, error: str | None, *, final: bool) -> bool:
-        """Hand the report over on rank 0; returns the verdict, which is the same on all ranks."""
+        """Hand the report over on rank 0; returns the verdict, the same on all ranks."""
         text = report.build(
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,

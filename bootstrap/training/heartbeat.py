@@ -48,6 +48,6 @@ class Heartbeat:
 
 
 def _exit_now(reason: str) -> NoReturn:
-    """Exit without waiting for a lock that a stuck thread may hold."""
+    # Without a lock that a stuck thread may hold.
     os.write(2, f"rank {os.environ.get('RANK', '0')}: {reason}\n".encode())
     os._exit(EXIT_HUNG)

@@ -16,8 +16,8 @@ from pathlib import Path
 from bootstrap.training.environment import positive_number
 
 DRAIN_FILE_VARIABLE = "GPUFLEET_DRAIN_FILE"
-# Of systemd's 110 s (TimeoutStopSec), up to 5 s pass before the watcher sees the notice (at most 120 s ahead), and
-# torchrun takes up to 30 s to end its workers.
+# systemd's 110 s (TimeoutStopSec), less up to 5 s until the watcher sees the notice (at most 120 s ahead) and up to
+# 30 s in which torchrun ends its workers.
 NOTICE_LIMIT_VARIABLE = "GPUFLEET_DRAIN_LIMIT_S"
 NOTICE_LIMIT_S = 75.0
 # Kept after the save: torchrun's 30 s, the terminate hook, the shutdown.

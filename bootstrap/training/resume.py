@@ -98,7 +98,7 @@ def _adopt(
         restore_buffers(state.model, own["buffers"])
         random = own["random"]
     else:
-        # No saved generator belongs to this rank, and equal generators on all ranks would be wrong.
+        # No saved generator belongs to this rank.
         logger.warning(
             "checkpoint of %d ranks, now %d: same samples a step, new random generators",
             checkpoint.manifest.world_size,

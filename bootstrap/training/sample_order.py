@@ -16,10 +16,7 @@ _ROUNDS = 6
 
 
 def _hash32(value: torch.Tensor) -> torch.Tensor:
-    """32-bit integer hash "lowbias32", https://nullprogram.com/blog/2018/07/31/ (public domain).
-
-    A product of two 32-bit values may wrap in int64; its low 32 bits stay right.
-    """
+    """Hash "lowbias32", https://nullprogram.com/blog/2018/07/31/ (public domain); int64 products may wrap."""
     value = value ^ (value >> 16)
     value = (value * 0x7FEB352D) & _LOW_32
     value = value ^ (value >> 15)

@@ -21,7 +21,7 @@ SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 
 
 class S3Store:
-    """Objects under a prefix of a bucket; the methods are ``Store``'s. Without a key the bucket's default encrypts.
+    """``Store`` under a prefix of a bucket; without a key the bucket's default encrypts.
 
     Needs s3:PutObject, s3:GetObject, s3:DeleteObject, s3:AbortMultipartUpload on the prefix, s3:ListBucket on the
     bucket, and kms:GenerateDataKey, kms:Decrypt on the key.
@@ -52,7 +52,7 @@ class S3Store:
         from boto3.exceptions import S3UploadFailedError
         from botocore.exceptions import BotoCoreError, ClientError
 
-        # The digest tells an object of our own earlier attempt, whose answer was lost, from another writer's.
+        # The digest tells our own earlier attempt, whose answer was lost, from another writer's object.
         extra: dict[str, Any] = {"Metadata": {"sha256": digest.sha256}}
         if self._kms_key_id:
             extra |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self._kms_key_id}
