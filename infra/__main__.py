@@ -23,14 +23,7 @@ from infra.storage import Storage, StorageArgs
 
 
 def main(*, starts_nodes: bool = True) -> None:
-    """Declare every resource of the stack.
-
-    Args:
-        starts_nodes: as ``configuration.load``; false for a preview.
-
-    Raises:
-        infra.settings.ConfigError: the configuration or plan cannot be carried out.
-    """
+    """Declare every resource of the stack; ``starts_nodes`` and errors as ``configuration.load``."""
     settings = load(starts_nodes=starts_nodes)
     plan = settings.plan
     image = images.look_up(settings)
@@ -40,8 +33,7 @@ def main(*, starts_nodes: bool = True) -> None:
         region=plan.region,
         partition=aws.get_partition().partition,
     )
-    labels = tags(settings.stack, plan.job.model, settings.tags)
-    stack = Stack(settings=settings, names=names, tags=labels)
+    stack = Stack(settings=settings, names=names, tags=tags(settings.stack, plan.job.model, settings.tags))
     archive = bundle.build()
 
     network = Network(stack)
@@ -79,7 +71,7 @@ def main(*, starts_nodes: bool = True) -> None:
     profile_arn = cluster.instance_profile_arn if cluster else security.instance_profile_arn
     assert profile_arn is not None
     fleet = Fleet(
-        replace(stack, tags=labels | cluster.node_tags) if cluster else stack,
+        replace(stack, tags=stack.tags | cluster.node_tags) if cluster else stack,
         FleetArgs(
             image=image,
             bundle_sha256=archive.sha256,
@@ -114,32 +106,18 @@ def main(*, starts_nodes: bool = True) -> None:
         pulumi.ResourceOptions(depends_on=[fleet, observability]),
     )
 
-    pulumi.export("region", plan.region)
-    pulumi.export("group_name", fleet.group_name)
-    pulumi.export("launch_template_id", fleet.launch_template_id)
-    pulumi.export("capacity_reservation_id", fleet.capacity_reservation_id)
-    pulumi.export("bucket", storage.bucket)
-    pulumi.export("checkpoints", storage.bucket.apply(lambda name: f"s3://{name}/{names.checkpoint_prefix}/"))
-    pulumi.export("key_arn", security.key_arn)
-    pulumi.export("queue_url", observability.queue_url)
-    pulumi.export("log_group", observability.log_group)
-    pulumi.export("image", {"id": image.id, "name": image.name})
-    if cluster:
-        # infra.kubernetes.cluster_facts.ClusterFacts, for `gpufleet manifest`.
-        pulumi.export(
-            "kubernetes",
-            {
-                "cluster": cluster.name,
-                "environment": fleet.environment,
-                "bundle_key": storage.bundle_key,
-                "bundle_sha256": archive.sha256,
-                "registry": settings.eks.registry,
-                "plan_sha256": plan_digest(plan),
-            },
-        )
-    pulumi.export(
-        "plan",
-        {
+    exports = {
+        "region": plan.region,
+        "group_name": fleet.group_name,
+        "launch_template_id": fleet.launch_template_id,
+        "capacity_reservation_id": fleet.capacity_reservation_id,
+        "bucket": storage.bucket,
+        "checkpoints": storage.bucket.apply(lambda name: f"s3://{name}/{names.checkpoint_prefix}/"),
+        "key_arn": security.key_arn,
+        "queue_url": observability.queue_url,
+        "log_group": observability.log_group,
+        "image": {"id": image.id, "name": image.name},
+        "plan": {
             "model": plan.job.model,
             "nodes": f"{plan.node_count} x {plan.instance_type}",
             "purchase": plan.purchase.option,
@@ -147,7 +125,19 @@ def main(*, starts_nodes: bool = True) -> None:
             "expected_cost_usd": plan.cost_usd.expected,
             "p95_cost_usd": plan.cost_usd.p95,
         },
-    )
+    }
+    if cluster:
+        # infra.kubernetes.cluster_facts.ClusterFacts, for `gpufleet manifest`.
+        exports["kubernetes"] = {
+            "cluster": cluster.name,
+            "environment": fleet.environment,
+            "bundle_key": storage.bundle_key,
+            "bundle_sha256": archive.sha256,
+            "registry": settings.eks.registry,
+            "plan_sha256": plan_digest(plan),
+        }
+    for name, value in exports.items():
+        pulumi.export(name, value)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,12 @@ def build(source: Path = SOURCE) -> Bundle:
 
 def files_of(source: Path) -> list[Path]:
     """The files of a folder that belong into an archive: no caches, nothing hidden (.git, .env), no links."""
-    files = []
-    for path in sorted(source.rglob("*")):
-        inside = path.relative_to(source).parts
-        hidden = any(part.startswith(".") for part in inside)
-        if path.is_file() and not path.is_symlink() and not hidden and "__pycache__" not in inside:
-            files.append(path)
-    return files
+    return [
+        path
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+        if not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(source).parts)
+    ]
 
 
 def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:

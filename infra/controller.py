@@ -65,11 +65,10 @@ class Controller(Component):
         # Lambda would make the log group itself, unencrypted and kept for ever.
         log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
 
-        def variable(known: dict[str, str]) -> str:
-            return json.dumps(to_json(control_settings(self._settings, names, **known)), separators=(",", ":"))
-
-        known: pulumi.Output[dict[str, str]] = pulumi.Output.all(
+        variable: pulumi.Output[str] = pulumi.Output.all(
             bucket=args.bucket, queue_url=args.queue_url, group=args.group_name, train_archive=args.train_archive
+        ).apply(
+            lambda known: json.dumps(to_json(control_settings(self._settings, names, **known)), separators=(",", ":"))
         )
         return aws.lambda_.Function(
             self._name,
@@ -83,7 +82,7 @@ class Controller(Component):
             memory_size=256,
             timeout=TIMEOUT_S,
             role=role.arn,
-            environment=aws.lambda_.FunctionEnvironmentArgs(variables={VARIABLE: known.apply(variable)}),
+            environment=aws.lambda_.FunctionEnvironmentArgs(variables={VARIABLE: variable}),
             kms_key_arn=args.key_arn,
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=log_group.name),
             tags=self._tags,

@@ -94,8 +94,7 @@ class Fleet(Component):
         ).apply(facts)
         self.environment = node_facts.apply(lambda known: environment(settings, names, known))
         template = self._template(pulumi.Output.all(node_facts, args.node_config).apply(encoded))
-        group = self._group(template)
-        self.group_name = group.name
+        self.group_name = self._group(template).name
         self.launch_template_id = template.id
         self.register_outputs({"group_name": self.group_name})
 
@@ -177,11 +176,21 @@ class Fleet(Component):
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         args, plan, workers = self._args, self._plan, self._settings.mode == "workers"
-        hooks = (
-            (self._names.launch_hook, "autoscaling:EC2_INSTANCE_LAUNCHING", LAUNCH_TIMEOUT_S),
-            (self._names.terminate_hook, "autoscaling:EC2_INSTANCE_TERMINATING", plan.terminate_timeout_s),
-        )
-        spot = plan.purchase.option == "spot"
+        hooks: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "lifecycle_transition": f"autoscaling:EC2_INSTANCE_{phase}",
+                "heartbeat_timeout": timeout,
+                "default_result": "ABANDON",
+            }
+            for name, phase, timeout in (
+                (self._names.launch_hook, "LAUNCHING", LAUNCH_TIMEOUT_S),
+                (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
+            )
+        ]
+        spot, pool = plan.purchase.option == "spot", self._settings.warm_pool
+        # Not "$Latest": the group's state then says which template its next node gets.
+        version = template.latest_version.apply(str)
         group = aws.autoscaling.Group(
             f"{self._prefix}-nodes",
             name=self._names.group,
@@ -189,16 +198,26 @@ class Fleet(Component):
             min_size=0,
             max_size=plan.node_count,
             vpc_zone_identifiers=args.subnet_ids,
-            launch_template=None if spot else self._plain(template),
-            mixed_instances_policy=self._mixed(template) if spot else None,
-            warm_pool=self._warm_pool() if self._settings.warm_pool else None,
+            launch_template=None if spot else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
+            mixed_instances_policy=self._mixed(template.id, version) if spot else None,
+            warm_pool=aws.autoscaling.GroupWarmPoolArgs(
+                pool_state="Stopped",
+                min_size=pool,
+                # Unset means as many as the group could grow by:
+                # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
+                max_group_prepared_capacity=pool,
+            )
+            if pool
+            else None,
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",
             # A rebalance recommendation is a sign of risk only, and replacing a node kills the running step of all:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
             capacity_rebalance=False,
-            protect_from_scale_in=self._protected,
+            # Workers protect themselves while they work (bootstrap/launch.sh); a scheduled action must be able to drain
+            # the nodes of a Capacity Block.
+            protect_from_scale_in=not workers and plan.purchase.option != "capacity-block",
             # AZRebalance would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
             # No maximum lifetime, which would end a node that trains.
@@ -215,36 +234,19 @@ class Fleet(Component):
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
             ],
             # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
-            initial_lifecycle_hooks=[
-                aws.autoscaling.GroupInitialLifecycleHookArgs(
-                    name=name, lifecycle_transition=transition, heartbeat_timeout=timeout, default_result="ABANDON"
-                )
-                for name, transition, timeout in hooks
-            ],
+            initial_lifecycle_hooks=[aws.autoscaling.GroupInitialLifecycleHookArgs(**hook) for hook in hooks],
             tags=[
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in sorted(self._tags.items())
             ],
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=self._left_to_others()),
         )
-        for name, transition, timeout in hooks:
+        for hook in hooks:
             # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).
             aws.autoscaling.LifecycleHook(
-                f"{self._prefix}-{name}",
-                name=name,
-                autoscaling_group_name=group.name,
-                lifecycle_transition=transition,
-                heartbeat_timeout=timeout,
-                default_result="ABANDON",
-                opts=self._own,
+                f"{self._prefix}-{hook['name']}", autoscaling_group_name=group.name, opts=self._own, **hook
             )
         return group
-
-    @property
-    def _protected(self) -> bool:
-        # Workers protect themselves while they work (bootstrap/launch.sh); a scheduled action must be able to drain the
-        # nodes of a Capacity Block.
-        return self._settings.mode == "training" and self._plan.purchase.option != "capacity-block"
 
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
         """A changed template replaces idle workers; protected nodes keep theirs until their next start.
@@ -260,16 +262,6 @@ class Fleet(Component):
             ),
         )
 
-    def _warm_pool(self) -> aws.autoscaling.GroupWarmPoolArgs:
-        nodes = self._settings.warm_pool
-        return aws.autoscaling.GroupWarmPoolArgs(
-            pool_state="Stopped",
-            min_size=nodes,
-            # Unset means as many as the group could grow by:
-            # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
-            max_group_prepared_capacity=nodes,
-        )
-
     def _left_to_others(self) -> list[str]:
         """Properties that `up` does not set back, because others change them."""
         # The provider reads and updates the hooks only as resources of their own.
@@ -282,10 +274,9 @@ class Fleet(Component):
             left.append("mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity")
         return left
 
-    def _plain(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.GroupLaunchTemplateArgs:
-        return aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=_version(template))
-
-    def _mixed(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
+    def _mixed(
+        self, template_id: pulumi.Output[str], version: pulumi.Output[str]
+    ) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
         plan = self._plan
         return aws.autoscaling.GroupMixedInstancesPolicyArgs(
             instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
@@ -297,7 +288,7 @@ class Fleet(Component):
             launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
                 launch_template_specification=(
                     aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
-                        launch_template_id=template.id, version=_version(template)
+                        launch_template_id=template_id, version=version
                     )
                 ),
                 # Nodes on demand take the types in this order.
@@ -307,8 +298,3 @@ class Fleet(Component):
                 ],
             ),
         )
-
-
-def _version(template: aws.ec2.LaunchTemplate) -> pulumi.Output[str]:
-    # Not "$Latest": the group's state then says which template its next node gets.
-    return template.latest_version.apply(str)

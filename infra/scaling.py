@@ -49,9 +49,8 @@ class Scaling(Component):
             if scaling.queue:
                 self._follow_queue(scaling.queue)
             for number, schedule in enumerate(scaling.schedules, start=1):
-                self._schedule(
-                    f"schedule-{number}", schedule.nodes, recurrence=schedule.cron, time_zone=schedule.timezone
-                )
+                time = {"recurrence": schedule.cron, "time_zone": schedule.timezone}
+                self._schedule(f"schedule-{number}", schedule.nodes, **time)
         self._drain_before_the_block_ends()
         self.register_outputs({})
 
@@ -81,23 +80,19 @@ class Scaling(Component):
         The alarms look at the missing nodes: wanted less desired. Nodes in service come minutes later: with their
         number the group would grow again each minute.
         """
-        sizes = steps(self._settings.plan.node_count)
-        self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES, sizes)
-        self._step("queue-down", queue, "LessThanOrEqualToThreshold", -1, DOWN_AFTER_MINUTES, sizes)
+        self._step("queue-up", queue, "GreaterThanOrEqualToThreshold", 1, UP_AFTER_MINUTES)
+        self._step("queue-down", queue, "LessThanOrEqualToThreshold", -1, DOWN_AFTER_MINUTES)
 
-    def _step(self, name: str, queue: Queue, comparison: str, sign: int, minutes: int, sizes: list[int]) -> None:
+    def _step(self, name: str, queue: Queue, comparison: str, sign: int, minutes: int) -> None:
         """Policy and alarm for one direction; ``sign`` is 1 for missing nodes, -1 for nodes too many."""
-        prefix = self._prefix
-        adjustments = []
+        prefix, sizes, adjustments = self._prefix, steps(self._settings.plan.node_count), []
         for size, following in zip(sizes, [*sizes[1:], None], strict=True):
             # Bounds are relative to the alarm's threshold, one node.
-            near = f"{sign * (size - 1)}"
-            far = None if following is None else f"{sign * (following - 1)}"
+            bounds = [f"{sign * (size - 1)}", None if following is None else f"{sign * (following - 1)}"]
+            lower, upper = bounds[::sign]
             adjustments.append(
                 aws.autoscaling.PolicyStepAdjustmentArgs(
-                    scaling_adjustment=sign * size,
-                    metric_interval_lower_bound=near if sign > 0 else far,
-                    metric_interval_upper_bound=far if sign > 0 else near,
+                    scaling_adjustment=sign * size, metric_interval_lower_bound=lower, metric_interval_upper_bound=upper
                 )
             )
         policy = aws.autoscaling.Policy(
