@@ -59,6 +59,5 @@ def service_ranges(vpc: ipaddress.IPv4Network, zones: int, count: int) -> list[i
             f"gpufleet:vpcCidr {vpc} split over {zones} zones leaves {free} ranges of /{_SMALLEST_PREFIX} for subnets "
             f"without nodes, and {count} are needed: set a larger range"
         )
-    size = 2 ** (32 - _SMALLEST_PREFIX)
-    end = int(vpc.broadcast_address) + 1
+    size, end = 2 ** (32 - _SMALLEST_PREFIX), int(vpc.broadcast_address) + 1
     return [ipaddress.IPv4Network((end - size * number, _SMALLEST_PREFIX)) for number in range(count, 0, -1)]

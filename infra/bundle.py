@@ -24,14 +24,14 @@ class Bundle:
     sha256: str
 
 
-def build(source: Path = SOURCE) -> Bundle:
-    """Pack the nodes' part of the bootstrap package as ``bootstrap/``; a new controller or README.md changes no node.
+def _require(file: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: install gpufleet with its bootstrap package")
 
-    Raises:
-        FileNotFoundError: ``source`` has no node_init.sh, so a node would have nothing to run.
-    """
-    if not (source / "node_init.sh").is_file():
-        raise FileNotFoundError(f"{source}/node_init.sh is missing: install gpufleet with its bootstrap package")
+
+def build(source: Path = SOURCE) -> Bundle:
+    """Pack the nodes' part of the bootstrap package; a new controller or README.md changes no node."""
+    _require(source / "node_init.sh")
     return pack(source, "bootstrap", without=("controller", "README.md"))
 
 
@@ -66,15 +66,8 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
 
 
 def controller(source: Path = SOURCE) -> Bundle:
-    """The controller's Python code as a zip for Lambda: the same files give the same bytes.
-
-    Raises:
-        FileNotFoundError: ``source`` has no controller.
-    """
-    if not (source / "controller" / "handler.py").is_file():
-        raise FileNotFoundError(
-            f"{source}/controller/handler.py is missing: install gpufleet with its bootstrap package"
-        )
+    """The controller's Python code as a zip for Lambda: the same files give the same bytes."""
+    _require(source / "controller" / "handler.py")
     files = [source / "__init__.py", *files_of(source / "contract"), *files_of(source / "controller")]
     packed = io.BytesIO()
     # Stored, because a compressor's output depends on its version; ZipInfo's time is 1980 unless told.

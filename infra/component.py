@@ -116,19 +116,17 @@ class Component(pulumi.ComponentResource):
         name: str,
         key: str,
         *,
-        bucket: pulumi.Input[str],
         key_arn: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
-        **content: Any,
+        **options: Any,
     ) -> aws.s3.BucketObjectv2:
-        """An object under the stack's key; ``content`` are the provider's further arguments."""
+        """An object under the stack's key; ``options`` are the provider's further arguments."""
         return aws.s3.BucketObjectv2(
             name,
-            bucket=bucket,
             key=key,
             server_side_encryption="aws:kms",
             kms_key_id=key_arn,
             tags=self._tags,
             opts=opts or self._own,
-            **content,
+            **options,
         )

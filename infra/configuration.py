@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pulumi
@@ -14,9 +15,7 @@ from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
 
 def load(*, starts_nodes: bool) -> Settings:
-    """Read and check the current stack's configuration.
-
-    ``starts_nodes`` also refuses problems that show only once nodes start (``start_refusals``).
+    """Read and check the current stack's configuration; ``starts_nodes`` adds ``start_refusals``.
 
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
@@ -56,19 +55,13 @@ def _values() -> dict[str, Any]:
             continue
         if entry.get("type") != "string":
             # Text that is no JSON stays, and the model refuses it.
-            value = _json(value)
+            with suppress(ValueError):
+                value = json.loads(value)
         elif not value:
             continue
         if value == "" or value:
             values[key] = value
     return values
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _unknown_keys() -> list[str]:

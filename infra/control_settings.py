@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 
 from bootstrap.contract.settings import BlockTimes, ControllerSettings
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
@@ -28,15 +27,15 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
         ConfigError: the plan lacks a price of its nodes: they could not be metered.
     """
     purchase = plan.purchase
-    markets: list[Market]
-    # A reservation without a price of its own is billed at the on-demand price.
-    markets = ["owned-reservation", "reserved-1yr", "on-demand"] if purchase.option == "reserved" else [purchase.option]
-    # An instance in a reservation has no lifecycle and reads as on-demand:
-    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-    lifecycle: str = "on-demand" if purchase.option == "reserved" else purchase.option
-    by_lifecycle: dict[str, dict[str, float]] = {lifecycle: _first_priced(plan, markets)}
+    if purchase.option == "reserved":
+        # An instance in a reservation has no lifecycle and reads as on-demand:
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
+        # A reservation without a price of its own is billed at the on-demand price.
+        by_lifecycle = {"on-demand": _first_priced(plan, "owned-reservation", "reserved-1yr", "on-demand")}
+    else:
+        by_lifecycle = {str(purchase.option): _first_priced(plan, purchase.option)}
     if purchase.on_demand_base or purchase.fallback == "on-demand":
-        by_lifecycle["on-demand"] = _first_priced(plan, ("on-demand",))
+        by_lifecycle["on-demand"] = _first_priced(plan, "on-demand")
     for lifecycle, by_type in by_lifecycle.items():
         if plan.instance_type not in by_type:
             raise ConfigError(
@@ -46,15 +45,11 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
     return dict(sorted(by_lifecycle.items()))
 
 
-def _first_priced(plan: FleetPlan, markets: Sequence[Market]) -> dict[str, float]:
+def _first_priced(plan: FleetPlan, *markets: Market) -> dict[str, float]:
     """Prices by instance type, USD per hour, of the first of ``markets`` that the plan has prices of."""
-    for market in markets:
-        by_type = {
-            node.instance_type: usd for node, usd in plan.node_prices_usd_per_hour.items() if node.market == market
-        }
-        if by_type:
-            return by_type
-    return {}
+    prices = plan.node_prices_usd_per_hour.items()
+    by_market = ({node.instance_type: usd for node, usd in prices if node.market == market} for market in markets)
+    return next(filter(None, by_market), {})
 
 
 def job_id(plan: FleetPlan) -> str:
@@ -66,14 +61,9 @@ def job_id(plan: FleetPlan) -> str:
 def control_settings(
     settings: Settings, names: Names, *, bucket: str, queue_url: str, group: str, train_archive: str
 ) -> ControllerSettings:
-    """Build the controller's settings.
-
-    Raises:
-        ConfigError: as ``node_prices``.
-    """
-    plan, scaling = settings.plan, settings.scaling
-    cost, purchase = plan.cost_usd.breakdown, plan.purchase
-    hours, block = plan.hours.expected, plan.purchase.capacity_block
+    """Build the controller's settings; errors as ``node_prices``."""
+    plan, purchase, block = settings.plan, settings.plan.purchase, settings.plan.purchase.capacity_block
+    cost, hours = plan.cost_usd.breakdown, plan.hours.expected
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
     return ControllerSettings(
@@ -103,7 +93,7 @@ def control_settings(
         drain_s=plan.terminate_timeout_s,
         fallback_on_demand=purchase.fallback == "on-demand",
         on_demand_base=purchase.on_demand_base,
-        scheduled=bool(settings.mode == "training" and scaling and scaling.schedules),
+        scheduled=bool(settings.mode == "training" and settings.scaling and settings.scaling.schedules),
         block=BlockTimes(start=block.start, end=block.end) if block else None,
     )
 

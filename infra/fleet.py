@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +77,6 @@ class Fleet(Component):
         self.capacity_reservation_id = self._reservation()
         settings, names = stack.settings, stack.names
 
-        def facts(known: Mapping[str, str]) -> NodeFacts:
-            return NodeFacts(ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, **known)
-
         def encoded(known: list[Any]) -> str:
             known_facts, node_config = known
             return base64.b64encode(user_data(settings, names, known_facts, node_config).encode()).decode()
@@ -91,7 +87,7 @@ class Fleet(Component):
             train_archive=args.train_archive,
             key_arn=args.key_arn,
             log_group=args.log_group,
-        ).apply(facts)
+        ).apply(lambda known: NodeFacts(ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, **known))
         self.environment = node_facts.apply(lambda known: environment(settings, names, known))
         template = self._template(pulumi.Output.all(node_facts, args.node_config).apply(encoded))
         self.group_name = self._group(template).name
@@ -124,17 +120,12 @@ class Fleet(Component):
     def _template(self, user_data: pulumi.Output[str]) -> aws.ec2.LaunchTemplate:
         args, plan = self._args, self._plan
         tags = self._named(self._names.group)
-        placement = reservation = market = None
+        reservation: aws.ec2.LaunchTemplateCapacityReservationSpecificationArgsDict | None = None
+        placement = market = None
         if args.placement_group:
             placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
         if self.capacity_reservation_id is not None:
-            reservation = aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-                capacity_reservation_target=(
-                    aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
-                        capacity_reservation_id=self.capacity_reservation_id
-                    )
-                )
-            )
+            reservation = {"capacity_reservation_target": {"capacity_reservation_id": self.capacity_reservation_id}}
         if plan.purchase.option == "capacity-block":
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
@@ -276,25 +267,18 @@ class Fleet(Component):
 
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]
-    ) -> aws.autoscaling.GroupMixedInstancesPolicyArgs:
+    ) -> aws.autoscaling.GroupMixedInstancesPolicyArgsDict:
         plan = self._plan
-        return aws.autoscaling.GroupMixedInstancesPolicyArgs(
-            instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
-                on_demand_base_capacity=plan.purchase.on_demand_base,
-                on_demand_percentage_above_base_capacity=0,
+        return {
+            "instances_distribution": {
+                "on_demand_base_capacity": plan.purchase.on_demand_base,
+                "on_demand_percentage_above_base_capacity": 0,
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-fleet-allocation-strategy.html
-                spot_allocation_strategy="price-capacity-optimized",
-            ),
-            launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
-                launch_template_specification=(
-                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
-                        launch_template_id=template_id, version=version
-                    )
-                ),
+                "spot_allocation_strategy": "price-capacity-optimized",
+            },
+            "launch_template": {
+                "launch_template_specification": {"launch_template_id": template_id, "version": version},
                 # Nodes on demand take the types in this order.
-                overrides=[
-                    aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=instance_type)
-                    for instance_type in (plan.instance_type, *plan.purchase.spot_types)
-                ],
-            ),
-        )
+                "overrides": [{"instance_type": name} for name in (plan.instance_type, *plan.purchase.spot_types)],
+            },
+        }

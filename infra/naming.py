@@ -66,8 +66,7 @@ class Names:
     region: str
     partition: str
 
-    # Start of every name, like "gpufleet-dev"; logical names begin with it too.
-    prefix = _Name("{prefix}")
+    prefix = _Name("{prefix}")  # "gpufleet-dev"; logical names begin with it too
     # Nodes, with the number of characters that AWS takes.
     group = _Name("{prefix}-nodes")  # 255
     bucket = _Name("{prefix}-{account}-{region}")  # 63

@@ -63,14 +63,14 @@ class Scaling(Component):
             f"{self._prefix}-gpu-utilization",
             autoscaling_group_name=self._group_name,
             policy_type="TargetTrackingScaling",
-            target_tracking_configuration=aws.autoscaling.PolicyTargetTrackingConfigurationArgs(
-                target_value=percent,
-                customized_metric_specification=(
-                    aws.autoscaling.PolicyTargetTrackingConfigurationCustomizedMetricSpecificationArgs(
-                        namespace=self._names.metric_namespace, metric_name=GPU_UTILIZATION, statistic="Average"
-                    )
-                ),
-            ),
+            target_tracking_configuration={
+                "target_value": percent,
+                "customized_metric_specification": {
+                    "namespace": self._names.metric_namespace,
+                    "metric_name": GPU_UTILIZATION,
+                    "statistic": "Average",
+                },
+            },
             opts=self._own,
         )
 
@@ -117,11 +117,9 @@ class Scaling(Component):
                     label="Nodes that lack",
                     return_data=True,
                 ),
-                _metric("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue.name}),
-                _metric("working", "AWS/SQS", "ApproximateNumberOfMessagesNotVisible", {"QueueName": queue.name}),
-                _metric(
-                    "desired", "AWS/AutoScaling", "GroupDesiredCapacity", {"AutoScalingGroupName": self._names.group}
-                ),
+                _metric("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", QueueName=queue.name),
+                _metric("working", "AWS/SQS", "ApproximateNumberOfMessagesNotVisible", QueueName=queue.name),
+                _metric("desired", "AWS/AutoScaling", "GroupDesiredCapacity", AutoScalingGroupName=self._names.group),
             ],
             # Without data nothing changes. SQS is silent for a queue that nobody touched for six hours:
             # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-monitoring-using-cloudwatch.html
@@ -157,12 +155,10 @@ class Scaling(Component):
             self._schedule("block-end", 0, start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
 
 
-def _metric(
-    identifier: str, namespace: str, metric_name: str, dimensions: dict[str, str]
-) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
+def _metric(key: str, namespace: str, name: str, **dimensions: str) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
     return aws.cloudwatch.MetricAlarmMetricQueryArgs(
-        id=identifier,
+        id=key,
         metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-            namespace=namespace, metric_name=metric_name, period=PERIOD_S, stat="Average", dimensions=dimensions
+            namespace=namespace, metric_name=name, period=PERIOD_S, stat="Average", dimensions=dimensions
         ),
     )

@@ -188,10 +188,9 @@ class Settings(_Model):
 
     def run_id(self, train_archive: str) -> str:
         """12 hex digits that name a run: other code, command, amount or layout is another run."""
-        plan = self.plan.model_dump(mode="json", include={"job", "parallelism"})
         # A raised budget or a later deadline continues the same run.
-        for limit in ("budget_usd", "deadline_hours"):
-            del plan["job"][limit]
+        limits = {"job": {"budget_usd", "deadline_hours"}}
+        plan = self.plan.model_dump(mode="json", include={"job", "parallelism"}, exclude=limits)
         text = json.dumps([train_archive, self.train_command, plan], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -95,11 +95,7 @@ chmod 0755 /var/lib/cloud/scripts/per-boot/gpufleet.sh
 
 
 def environment_file(variables: Mapping[str, object]) -> str:
-    """Lines that a shell reads back exactly, whatever the values hold.
-
-    Raises:
-        ValueError: a value has a line break or another control character.
-    """
+    """Lines that a shell reads back exactly; a value with a control character raises ValueError."""
     texts = {name: str(value) for name, value in variables.items()}
     for name, text in texts.items():
         if not text.isprintable():
@@ -108,11 +104,7 @@ def environment_file(variables: Mapping[str, object]) -> str:
 
 
 def user_data(settings: Settings, names: Names, facts: NodeFacts, node_config: str = "") -> str:
-    """Script of a node's first boot, at most 16 KiB; on platform eks together with ``node_config`` for nodeadm.
-
-    Raises:
-        ValueError: a value has a control character, or the script is too long.
-    """
+    """Script of a node's first boot, at most 16 KiB, else ValueError; on platform eks with ``node_config`` for nodeadm."""
     quote = shlex.quote
     text = f"""#!/bin/bash
 # Written by gpufleet; a change takes effect on nodes launched afterwards. Log: /var/log/cloud-init-output.log

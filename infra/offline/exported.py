@@ -80,16 +80,12 @@ def read_export(data: Mapping[str, Any]) -> Export:
     )
 
 
-def _name(urn: str) -> str:
-    return urn.rpartition("::")[2]
-
-
 def _resource(entry: Mapping[str, Any]) -> Resource:
     parent = entry.get("parent", "")
     return Resource(
         type=entry["type"],
-        name=_name(entry["urn"]),
-        parent="" if "pulumi:pulumi:Stack::" in parent else _name(parent),
+        name=entry["urn"].rpartition("::")[2],
+        parent="" if "pulumi:pulumi:Stack::" in parent else parent.rpartition("::")[2],
         inputs=_declared(entry.get("inputs", {})),
         protected=bool(entry.get("protect")),
         physical_id=str(entry.get("id", "")),

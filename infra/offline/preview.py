@@ -27,20 +27,14 @@ PLACEHOLDERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
-    """One declared resource.
+    """One declared resource; a component has no parent, inputs and physical id."""
 
-    Attributes:
-        type: Pulumi's type token, like "aws:ec2/launchTemplate:LaunchTemplate".
-        parent: logical name of its component; empty for a component.
-        physical_id: id by AWS or the stand-in; empty for a component.
-    """
-
-    type: str
+    type: str  # Pulumi's token, like "aws:ec2/launchTemplate:LaunchTemplate"
     name: str
-    parent: str
+    parent: str  # logical name of its component
     inputs: Mapping[str, Any]
     protected: bool
-    physical_id: str = ""
+    physical_id: str = ""  # by AWS or the stand-in
 
     @property
     def kind(self) -> str:
@@ -58,16 +52,12 @@ _STACK = "pulumi:pulumi:Stack"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """Answers of AWS for a deployed stack; the defaults are a preview's placeholders.
-
-    Attributes:
-        zones: zone id to its name in this account.
-        attributes: attributes of a resource, "id" among them, by its type and name.
-    """
+    """Answers of AWS for a deployed stack; the defaults are a preview's placeholders."""
 
     account: str = PLACEHOLDER_ACCOUNT
-    zones: Mapping[str, str] = field(default_factory=dict)
+    zones: Mapping[str, str] = field(default_factory=dict)  # zone id to its name in this account
     image: str = "ami-00000000000000000"
+    # Attributes of a resource, "id" among them, by its type and name.
     attributes: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -28,39 +28,26 @@ _PART = "part of a resource that is billed itself"
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One item that AWS bills for each resource of a type.
-
-    Attributes:
-        unit: item of the catalog's unit prices; empty where no price is known.
-        every: time that the unit price is for; "usage" where nobody knows the quantity before.
-    """
+    """One item that AWS bills for each resource of a type."""
 
     item: str
-    unit: str
-    every: Literal["hour", "month", "usage"]
+    unit: str  # item of the catalog's unit prices; empty where no price is known
+    every: Literal["hour", "month", "usage"]  # time of the unit price; "usage": nobody knows the quantity before
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceType:
-    """One type of resource.
+    """One type of resource."""
 
-    Attributes:
-        encryption: ``NO_DATA``, ``OWN_RULE``, or the argument that names the KMS key.
-        free: page that says that AWS does not bill the type; empty for a billed type.
-        bills: items on the bill; empty where they depend on the arguments (optimizer/commands/preview/cost.py).
-        replacing: arguments whose change makes the provider delete the resource and make another ("Forces new resource"
-            in https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
-        protected: it guards checkpoints, so `pulumi destroy` must refuse to delete it.
-        words: the arguments for a reader, in words.
-    """
-
-    encryption: str
-    free: str = ""
-    bills: tuple[Bill, ...] = ()
+    encryption: str  # NO_DATA, OWN_RULE, or the argument that names the KMS key
+    free: str = ""  # page that says that AWS does not bill the type; empty for a billed type
+    bills: tuple[Bill, ...] = ()  # empty where they depend on the arguments (optimizer/commands/preview/cost.py)
+    # Arguments whose change makes the provider delete the resource and make another ("Forces new resource" in
+    # https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
     replacing: str = ""
-    protected: bool = False
-    words: Callable[[Inputs], str] = lambda given: ""
+    protected: bool = False  # it guards checkpoints, so `pulumi destroy` must refuse to delete it
+    words: Callable[[Inputs], str] = lambda given: ""  # the arguments for a reader
 
 
 def _values(*keys: str) -> Callable[[Inputs], str]:

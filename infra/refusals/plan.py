@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.control_settings import node_prices
-from infra.settings import ConfigError
 from optimizer.plan import FleetPlan
 
 
@@ -38,11 +36,3 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
             f"node.efa_cards is {node.efa_cards} of {node.network_cards} network cards: which cards have EFA is known "
             "only when all have it, or all but the first"
         )
-
-
-def price_refusals(plan: FleetPlan) -> Iterator[str]:
-    """Nodes that the controller could not meter."""
-    try:
-        node_prices(plan)
-    except ConfigError as error:
-        yield str(error)

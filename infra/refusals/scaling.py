@@ -56,13 +56,12 @@ def _layout_refusals(plan: FleetPlan) -> Iterator[str]:
     split, nodes = plan.parallelism, plan.node_count
     model_ranks = split.tensor * split.pipeline * split.context
     whole = plan.node.ranks % model_ranks == 0 and (split.data // nodes) % split.expert == 0
-    if nodes == 1 or (split.sharding == "ddp" and whole):
-        return
-    yield (
-        f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
-        f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
-        "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
-    )
+    if nodes > 1 and not (split.sharding == "ddp" and whole):
+        yield (
+            f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
+            f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
+            "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
+        )
 
 
 def _gang_refusals(settings: Settings) -> Iterator[str]:

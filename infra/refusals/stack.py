@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator
 
 from infra import clock
+from infra.control_settings import node_prices
 from infra.naming import slug
 from infra.refusals.files import train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
-from infra.refusals.plan import plan_refusals, price_refusals
+from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
 from infra.secret_text import secrets_in
-from infra.settings import Settings
+from infra.settings import ConfigError, Settings
 
 
 def refusals(settings: Settings, *, region: str) -> Iterator[str]:
@@ -43,7 +44,10 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
     yield from wheels_refusals(settings.wheels, plan.node.cpu_architecture)
     yield from train_dir_refusals(settings.train_dir)
     yield from tag_refusals(settings.tags)
-    yield from price_refusals(plan)
+    try:
+        node_prices(plan)
+    except ConfigError as error:
+        yield str(error)
     # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
     if block and clock.now() >= block.end and not settings.force_destroy:
         yield (

@@ -14,7 +14,17 @@ TAGS_LIMIT = 6
 def tag_refusals(given: Mapping[str, str]) -> Iterator[str]:
     """Problems of the user's own tags."""
     for key, text in given.items():
-        yield from _tag_refusals(key, text)
+        # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+        if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(text) > TAG_VALUE_LENGTH:
+            yield (
+                f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to {TAG_VALUE_LENGTH}, and no aws: "
+                "prefix"
+            )
+        if NOT_IN_TAGS.search(key + text):
+            yield (
+                f"gpufleet:tags {key!r}: {text!r} has a character that AWS refuses in tags: use letters, digits, "
+                "spaces and _ . : / = + - @"
+            )
     # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
     for key in given:
         twins = sorted(other for other in tags("", "", dict(given)) if other.lower() == key.lower() and other != key)
@@ -27,18 +37,4 @@ def tag_refusals(given: Mapping[str, str]) -> Iterator[str]:
         yield (
             f"gpufleet:tags has {len(given)} tags: the limit is {TAGS_LIMIT}, as an S3 object takes 10 with gpufleet's "
             "own"
-        )
-
-
-def _tag_refusals(key: str, text: str) -> Iterator[str]:
-    # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
-    if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(text) > TAG_VALUE_LENGTH:
-        yield (
-            f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to {TAG_VALUE_LENGTH}, and no aws: "
-            "prefix"
-        )
-    if NOT_IN_TAGS.search(key + text):
-        yield (
-            f"gpufleet:tags {key!r}: {text!r} has a character that AWS refuses in tags: use letters, digits, spaces "
-            "and _ . : / = + - @"
         )
