@@ -104,7 +104,7 @@ def environment_file(variables: Mapping[str, object]) -> str:
 
 
 def user_data(settings: Settings, names: Names, facts: NodeFacts, node_config: str = "") -> str:
-    """Script of a node's first boot, at most 16 KiB, else ValueError; on platform eks with ``node_config`` for nodeadm."""
+    """Script of a node's first boot, at most 16 KiB (else ValueError); on eks with ``node_config`` for nodeadm."""
     quote = shlex.quote
     text = f"""#!/bin/bash
 # Written by gpufleet; a change takes effect on nodes launched afterwards. Log: /var/log/cloud-init-output.log
