@@ -1,0 +1,153 @@
+"""A measured run: ``measured/RUN-WRITER.json`` beside the checkpoints, one object a start of the reference trainer.
+
+bootstrap/trainer writes it after the first steps; `gpufleet status` and `gpufleet calibrate --from-stack` read it. Its
+flat keys are columns of optimizer/performance/data/measured_runs.csv, so that a row of that table is made of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json, to_json
+
+# Prefix in the checkpoints' store.
+FOLDER = "measured/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Measurements of all ranks over ``steps`` steady steps, the first ones and checkpoints left out."""
+
+    steps: int
+    step_time_s: float  # median
+    step_time_p95_s: float
+    tokens_per_second: float  # all GPUs; samples of a CNN
+    data_wait_share: float  # of the step time, 0 to 1
+    peak_allocated_gib: float  # fullest rank, torch.cuda.max_memory_allocated
+    peak_reserved_gib: float  # fullest rank, torch.cuda.max_memory_reserved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """The plan's estimate of the same."""
+
+    step_time_s: float
+    step_time_p95_s: float
+    tokens_per_second: float  # all GPUs
+    peak_memory_gib: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRow:
+    """One measured run. None: not given; a CNN has no shape."""
+
+    schema_version: Literal[1] = 1
+    run_id: str = field(metadata=as_key("run"))
+    at: datetime
+    stack: str
+    instance_type: str
+    nodes: int
+    optimizer: str
+    versions: dict[str, str]  # torch, cuda, transformers, driver, gpufleet
+    measured: Measured
+    predicted: Predicted | None = None
+
+    # Columns of measured_runs.csv, from here on.
+    model: str  # for a CNN torchvision's name
+    architecture: Literal["decoder", "llama", "encoder", "cnn"]
+    parameters: int
+    layers: int | None = None
+    hidden_size: int | None = None
+    ffn_size: int | None = None
+    gated_mlp: Literal[0, 1] | None = None
+    attention_heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None  # where it is not hidden_size / attention_heads
+    vocab_size: int | None = None
+    seq_len: int  # 1 for a CNN
+    gpu: str  # GPU model (A100), GPUFLEET_GPU
+    gpu_memory_gib: float  # total memory of one; an A100 has 40 or 80 GB
+    gpus: int
+    gpus_per_node: int
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"]
+    tensor_parallel: int
+    pipeline_parallel: int
+    context_parallel: int
+    sequence_parallel: Literal[0, 1]
+    activation_checkpointing: Literal["none", "selective", "full"]
+    micro_batch: int
+    grad_accum: int
+    framework: str  # "transformers", "torchvision"
+    attention: Literal["flash", "unfused"]
+    compiled: Literal[0, 1]
+    tokens_per_second_per_gpu: float
+    peak_memory_gib: float
+    reserved_memory_gib: float
+
+    def __post_init__(self) -> None:
+        """Refuse measurements that no run can have."""
+        measured = self.measured
+        positive = {
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "measured.step_time_s": measured.step_time_s,
+            "measured.step_time_p95_s": measured.step_time_p95_s,
+            "measured.tokens_per_second": measured.tokens_per_second,
+            "measured.steps": measured.steps,
+            "gpus": self.gpus,
+        }
+        for name, value in positive.items():
+            if not (math.isfinite(value) and value > 0):
+                raise FormatError(f"{name} is {value}, and must be above 0: no step was measured")
+
+    def to_text(self) -> str:
+        """Format the object."""
+        return json.dumps(to_json(self), indent=1) + "\n"
+
+    def columns(self) -> dict[str, Any]:
+        """Return the cells of measured_runs.csv; None is an empty cell."""
+        own = {"schema_version", "run_id", "at", "stack", "instance_type", "nodes", "versions", "measured", "predicted"}
+        own |= {"gpu_memory_gib"}
+        cells = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in own}
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        return {
+            "row_id": f"{self.run_id}-{self.at:%Y%m%dT%H%M%SZ}",
+            "suite": self.stack,
+            **cells,
+            "memory_kind": "allocated",
+            "source": f"stack {self.stack}, run {self.run_id}, {self.instance_type}, {self.at:%Y-%m-%d}, {versions}",
+        }
+
+
+def object_name(run_id: str, writer_id: str) -> str:
+    """Name of a row's object in the checkpoints' store; each start is a writer of its own."""
+    return f"{FOLDER}{run_id}-{writer_id}.json"
+
+
+def predicted_from(environment: Mapping[str, str]) -> Predicted | None:
+    """Read the plan's estimate from the node's variables; None where a variable is empty."""
+    names = ("STEP_TIME_S", "STEP_TIME_P95_S", "TOKENS_PER_SECOND", "PEAK_MEMORY_GIB")
+    values = [environment.get(f"GPUFLEET_{name}", "") for name in names]
+    if not all(values):
+        return None
+    try:
+        step_time_s, p95_s, tokens_per_second, memory_gib = map(float, values)
+    except ValueError as error:
+        raise FormatError(f"the plan's estimate in node.env is {values}, and must be numbers: {error}") from error
+    return Predicted(
+        step_time_s=step_time_s,
+        step_time_p95_s=p95_s,
+        tokens_per_second=tokens_per_second,
+        peak_memory_gib=memory_gib,
+    )
+
+
+def parse(text: str, place: str) -> MeasuredRow:
+    """Parse an object, or raise a FormatError; fields of a newer version are skipped."""
+    return from_json(MeasuredRow, parse_json(text, place), place, lenient=True)
