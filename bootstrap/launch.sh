@@ -182,18 +182,20 @@ resolve_peers() {
   done
 }
 
-# The plan's layout; torchrun's workers inherit it, and the training command follows it.
-readonly PARALLELISM=(
+# The plan's job and layout; torchrun's workers inherit them, and the training command follows them.
+readonly PLANNED=(
+  GPUFLEET_ARCHITECTURE GPUFLEET_PRECISION GPUFLEET_OPTIMIZER GPUFLEET_COMPILED GPUFLEET_GLOBAL_BATCH GPUFLEET_STEPS
+  GPUFLEET_TRAIN_DATA
   GPUFLEET_DATA_PARALLEL GPUFLEET_SHARDING GPUFLEET_TENSOR_PARALLEL GPUFLEET_PIPELINE_PARALLEL
   GPUFLEET_CONTEXT_PARALLEL GPUFLEET_EXPERT_PARALLEL GPUFLEET_SEQUENCE_PARALLEL GPUFLEET_VIRTUAL_STAGES
   GPUFLEET_MICRO_BATCH GPUFLEET_GRAD_ACCUM GPUFLEET_ACTIVATION_CHECKPOINTING
 )
 
-# version: print a digest of code, command and layout. Nodes of two versions never meet at the rendezvous, where they
+# version: print a digest of code, command, job and layout. Nodes of two versions never meet at the rendezvous, where they
 # would silently compute different things in one job.
 version() {
   local name layout=""
-  for name in "${PARALLELISM[@]}"; do
+  for name in "${PLANNED[@]}"; do
     layout+="${!name:+ $name=${!name}}"
   done
   sha256sum <<<"$GPUFLEET_TRAIN_ARCHIVE $GPUFLEET_TRAIN_COMMAND$layout" | cut -c 1-12
@@ -427,7 +429,7 @@ export_settings() {
   export GPUFLEET_DRAIN_FILE="$DRAIN_FILE" GPUFLEET_REGION
   export GPUFLEET_PROGRESS_FILE="${GPUFLEET_PROGRESS_FILE:-$PROGRESS_FILE}"
   local name
-  for name in "${PARALLELISM[@]}"; do
+  for name in "${PLANNED[@]}"; do
     [[ -z "${!name:-}" ]] || export "${name?}"
   done
   if [[ -n "$GPUFLEET_REGION" ]]; then

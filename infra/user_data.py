@@ -5,6 +5,7 @@ Every process on the node, and everyone who may describe the launch template, ca
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,14 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
+        "GPUFLEET_INSTANCE_TYPE": plan.instance_type,
         "GPUFLEET_GPU": plan.node.gpu,
+        "GPUFLEET_ARCHITECTURE": _compact_json(plan.job.architecture) if plan.job.architecture else "",
+        "GPUFLEET_PRECISION": plan.job.precision,
+        "GPUFLEET_OPTIMIZER": plan.job.optimizer,
+        "GPUFLEET_COMPILED": str(int(plan.job.compiled)),
+        "GPUFLEET_GLOBAL_BATCH": str(plan.job.global_batch // jobs),
+        "GPUFLEET_STEPS": str(plan.job.steps),
         "GPUFLEET_DATA_PARALLEL": str(split.data // jobs),
         "GPUFLEET_SHARDING": split.sharding,
         "GPUFLEET_TENSOR_PARALLEL": str(split.tensor),
@@ -67,6 +75,10 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_MICRO_BATCH": str(split.micro_batch),
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
+        "GPUFLEET_STEP_TIME_S": _number(plan.step_time_s),
+        "GPUFLEET_STEP_TIME_P95_S": _number(plan.step_time_p95_s),
+        "GPUFLEET_TOKENS_PER_SECOND": _number(plan.tokens_per_second / jobs),
+        "GPUFLEET_PEAK_MEMORY_GIB": _number(plan.memory.peak_gib),
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
         "GPUFLEET_SCALE_IN_LIMIT_S": str(plan.save_limit_s),
         "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
@@ -74,6 +86,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.train_command,
+        "GPUFLEET_TRAIN_DATA": "",
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }
 
@@ -162,6 +175,11 @@ def _multipart(parts: Mapping[str, str]) -> str:
         part.set_payload(content)
         whole.attach(part)
     return whole.as_string()
+
+
+def _compact_json(value: Mapping[str, object]) -> str:
+    # Escaped to ASCII: a line break within a name would end the variable.
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 def _number(value: float) -> str:

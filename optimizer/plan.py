@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -33,6 +34,10 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+# 95th percentile of the standard normal distribution.
+_NORMAL_P95 = 1.6449
 
 
 class PlanError(ValueError):
@@ -254,6 +259,18 @@ class Job(_Model):
     steps: Count
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
     optimizer: str
+    # Left out of the JSON at their defaults: a run's id is a digest of the job, and older plans have none of them.
+    compiled: bool = Field(default=False, exclude_if=lambda value: value is False, description="torch.compile.")
+    framework: str = Field(
+        default="torch",
+        exclude_if=lambda value: value == "torch",
+        description="Profile of the training code that speed and memory are estimated for.",
+    )
+    architecture: dict[str, Any] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Hugging Face config of the model, or {torchvision: NAME}; null where the trainer cannot build it.",
+    )
     checkpoint_gib: NonNegative = Field(description="Size of one checkpoint (parameters and optimizer state).")
     checkpoints_kept: Count = 3
     budget_usd: Positive | None = None
@@ -355,6 +372,34 @@ class FleetPlan(_Model):
     def gpus(self) -> int:
         """Ranks of the whole fleet."""
         return self.node_count * self.node.ranks
+
+    @cached_property
+    def beyond_trainer(self) -> tuple[str, ...]:
+        """Parts that the reference trainer does not carry out, each with its reason; empty where it trains the plan."""
+        job, split = self.job, self.parallelism
+        return tuple(
+            trainer.unsupported(
+                trainer.TrainerJob(
+                    architecture=job.architecture,
+                    seq_len=job.seq_len,
+                    precision=job.precision,
+                    optimizer=job.optimizer,
+                    framework=job.framework,
+                    gpus_per_node=self.node.ranks,
+                    sharding=split.sharding,
+                    tensor=split.tensor,
+                    pipeline=split.pipeline,
+                    context=split.context,
+                    expert=split.expert,
+                    activation_checkpointing=split.activation_checkpointing,
+                )
+            )
+        )
+
+    @property
+    def step_time_p95_s(self) -> float:
+        """95th percentile of the step time, s: log-normal with the estimate's relative error."""
+        return self.step_time_s * math.exp(_NORMAL_P95 * self.calibration.relative_error)
 
     @cached_property
     def node_prices_usd_per_hour(self) -> dict[NodeItem, float]:

@@ -26,7 +26,14 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_NODE_COUNT: str  # 1 in mode workers
     GPUFLEET_GPUS_PER_NODE: str  # a fraction of a GPU counts as 1
     GPUFLEET_EFA_CARDS: str  # EFA interfaces of a node
+    GPUFLEET_INSTANCE_TYPE: str  # the plan's; a spot fleet may hold others with the same GPUs
     GPUFLEET_GPU: str  # GPU model (A100)
+    GPUFLEET_ARCHITECTURE: str  # JSON: a Hugging Face config or {"torchvision": NAME}; empty for code of the user's own
+    GPUFLEET_PRECISION: str  # fp32, tf32, fp16, bf16 or fp8
+    GPUFLEET_OPTIMIZER: str  # adamw, adam, sgd or adafactor
+    GPUFLEET_COMPILED: str  # 1 for torch.compile, else 0
+    GPUFLEET_GLOBAL_BATCH: str  # samples of a step; a worker's share in mode workers, like the ranks
+    GPUFLEET_STEPS: str  # optimizer steps of the run
     GPUFLEET_DATA_PARALLEL: str  # ranks; the product of the four kinds is the number of GPUs
     GPUFLEET_SHARDING: str  # ddp, zero1, zero2, zero3 over data-parallel and context ranks
     GPUFLEET_TENSOR_PARALLEL: str
@@ -39,6 +46,10 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_MICRO_BATCH: str  # samples of a data-parallel rank's forward pass
     GPUFLEET_GRAD_ACCUM: str  # forward passes of a step
     GPUFLEET_ACTIVATION_CHECKPOINTING: str  # none, selective or full
+    GPUFLEET_STEP_TIME_S: str  # predicted, s
+    GPUFLEET_STEP_TIME_P95_S: str  # predicted 95th percentile, s
+    GPUFLEET_TOKENS_PER_SECOND: str  # predicted for all ranks; samples per second of a CNN
+    GPUFLEET_PEAK_MEMORY_GIB: str  # predicted for the fullest rank, GiB
     GPUFLEET_CHECKPOINT_INTERVAL_S: str  # planned, s
     GPUFLEET_SCALE_IN_LIMIT_S: str  # of the last checkpoint, s
     GPUFLEET_DEADLINE_HOURS: str  # empty for none
@@ -46,4 +57,5 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_PRICE_USD_PER_HOUR: str  # expected compute price of the nodes that train together
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
+    GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for synthetic data
     GPUFLEET_AMI_KIND: str  # dlami, custom; eks on a Kubernetes node, where nothing is installed

@@ -78,6 +78,9 @@ def test_the_environment_is_the_contract() -> None:
     assert given.keys() == NodeEnvironment.__annotations__.keys()
     expected = {"NODE_COUNT": "2", "GPUS_PER_NODE": "8", "EFA_CARDS": "4", "CHECKPOINT_INTERVAL_S": "600"}
     expected |= {"DEADLINE_HOURS": "48", "BUDGET_USD": "3000"}
+    # Predictions: p95 is e^(1.645 x relative error) times the step time.
+    expected |= {"STEP_TIME_S": "7.2", "STEP_TIME_P95_S": "8.487300827", "TOKENS_PER_SECOND": "36408.9"}
+    expected |= {"STEPS": "2000", "GLOBAL_BATCH": "128", "PRECISION": "bf16", "ARCHITECTURE": "", "COMPILED": "0"}
     assert {name: given[f"GPUFLEET_{name}"] for name in expected} == expected
     # 95 USD of compute over 4.5 expected hours.
     assert float(given["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
@@ -278,3 +281,8 @@ def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path
     (node / "etc/systemd/system/gpufleet-train.service").touch()
     subprocess.run([at_boot], check=True, timeout=120)
     assert (node / "ran").read_text() == "booted\nbooted\n"
+
+
+def test_the_run_of_an_older_plan_goes_on() -> None:
+    """The id that a stack of an earlier version has in its bucket: fields that came later do not change it."""
+    assert settings_of(sample_plan()).run_id("x/train-1.tar.gz") == "c5a1c01885d3"

@@ -143,3 +143,20 @@ def test_the_text_of_a_node_s_price_is_read_back(market: Market) -> None:
 @pytest.mark.parametrize("item", ["gp3-storage us-east-1", "kms-key us-east-1", "spot", "Spot p5.48xlarge us-east-1"])
 def test_other_texts_name_no_node(item: str) -> None:
     assert NodeItem.parse(item) is None
+
+
+def test_an_older_plan_keeps_its_json_and_is_for_code_of_the_users_own() -> None:
+    """Fields that came later are left out at their defaults: a run's id is a digest of the job."""
+    plan = sample_plan()
+    assert plan.model_dump(mode="json")["job"] == SPOT_P4D["job"]
+    assert len(plan.beyond_trainer) == 1
+
+
+def test_a_plan_says_what_the_trainer_lacks() -> None:
+    llama = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
+    plan = sample_plan(job={"architecture": llama})
+    assert plan.beyond_trainer == ()
+    assert read_plan(plan.to_json()).job.architecture == llama
+    stages = {"data": 8, "pipeline": 2, "grad_accum": 4}
+    staged = sample_plan(job={"architecture": llama, "framework": "megatron"}, parallelism=stages)
+    assert [reason.split()[0] for reason in staged.beyond_trainer] == ["framework", "pipeline"]

@@ -1,0 +1,149 @@
+"""The reach of the reference trainer (``bootstrap.trainer``): models, layouts, precisions, optimizers it carries out.
+
+``gpufleet recommend`` offers these by default. The plan, the Pulumi program and the trainer itself ask ``unsupported``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
+# Mesh dimensions; "data" is always there.
+SPLITS = ("data", "tensor", "context")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+CHECKPOINTINGS = ("none", "selective", "full")
+# Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
+FRAMEWORKS = ("torch", "torchvision")
+
+# Key of an architecture that names a torchvision model; any other architecture is a Hugging Face config.
+TORCHVISION = "torchvision"
+CNNS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
+ENCODERS = ("bert", "roberta")
+# Decoders whose projections are separate matrices: the trainer gives each tensor rank whole heads of them. Fused
+# projections (phi3's qkv_proj, gpt2's c_attn, mpt's Wqkv, gpt_neox's query_key_value) mix queries, keys and values.
+TENSOR_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
+# Decoders with rotary positions and causal scaled_dot_product_attention, which torch's context parallelism replaces.
+CONTEXT_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerJob:
+    """A job as far as the trainer's reach depends on it.
+
+    Attributes:
+        architecture: ``model_type`` and the other fields of a Hugging Face config, or {"torchvision": name}; None where
+            nothing says how the model is built.
+        framework: profile of the training code that the plan's estimate is of.
+        gpus_per_node: ranks of one node.
+    """
+
+    architecture: Mapping[str, Any] | None
+    seq_len: int
+    precision: str
+    optimizer: str
+    sharding: str
+    gpus_per_node: int
+    framework: str = "torch"
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    activation_checkpointing: str = "none"
+
+
+def unsupported(job: TrainerJob) -> list[str]:
+    """List the parts of a job that the trainer does not carry out, each with value and limit; empty for none."""
+    model = _model_problem(job.architecture)
+    if model:
+        return [model]
+    assert job.architecture is not None  # _model_problem names it
+    reasons = [
+        f"{name} {value} is not one of {', '.join(known)}"
+        for name, value, known in (
+            ("framework", job.framework, FRAMEWORKS),
+            ("precision", job.precision, PRECISIONS),
+            ("optimizer", job.optimizer, OPTIMIZERS),
+            ("sharding", job.sharding, SHARDINGS),
+            ("activation checkpointing", job.activation_checkpointing, CHECKPOINTINGS),
+        )
+        if value not in known
+    ]
+    if job.sharding not in shardings(job.optimizer):
+        reasons.append(f"optimizer {job.optimizer} has no sharded form, and sharding is {job.sharding}")
+    for name, ranks in (("pipeline", job.pipeline), ("expert", job.expert)):
+        if ranks > 1:
+            reasons.append(f"{name} parallelism is {ranks}, and the trainer has none")
+    if job.tensor > 1:
+        reasons += _tensor_problems(job, job.architecture)
+    if job.context > 1 and "context" not in splits(job.architecture, job.seq_len, job.optimizer):
+        reasons.append(
+            f"context parallelism is {job.context}: {model_kind(job.architecture)} over {job.seq_len} tokens has no "
+            f"full causal attention that the trainer splits (it does {', '.join(CONTEXT_PARALLEL)})"
+        )
+    return reasons
+
+
+def shardings(optimizer: str) -> tuple[str, ...]:
+    """Shardings that go with an optimizer: Adafactor's factored moments need whole matrices."""
+    return SHARDINGS[:1] if optimizer == "adafactor" else SHARDINGS
+
+
+def splits(architecture: Mapping[str, Any] | None, seq_len: int, optimizer: str) -> tuple[str, ...]:
+    """Mesh dimensions that the trainer can have above 1 for a model and its sequence length."""
+    kind = model_kind(architecture)
+    # Adafactor's factored moments need whole matrices.
+    tensor = kind in TENSOR_PARALLEL and optimizer != "adafactor"
+    context = kind in CONTEXT_PARALLEL and architecture is not None and _attends_fully(architecture, seq_len)
+    allowed = {"data": True, "tensor": tensor, "context": context}
+    return tuple(name for name in SPLITS if allowed[name])
+
+
+def model_kind(architecture: Mapping[str, Any] | None) -> str:
+    """Hugging Face's model_type, or the name of a torchvision model; empty for none."""
+    if architecture is None:
+        return ""
+    return str(architecture.get(TORCHVISION) or architecture.get("model_type") or "")
+
+
+def _model_problem(architecture: Mapping[str, Any] | None) -> str:
+    if architecture is None:
+        return "the model is not given as a config.json or preset that the trainer could build"
+    kind = model_kind(architecture)
+    if TORCHVISION in architecture:
+        return "" if kind in CNNS else f"model {kind} is not one of {', '.join(CNNS)}"
+    if kind not in DECODERS + ENCODERS:
+        why = ": it does not train mixtures of experts" if architecture.get("num_local_experts") else ""
+        return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}{why}"
+    return ""
+
+
+def _tensor_problems(job: TrainerJob, architecture: Mapping[str, Any]) -> list[str]:
+    kind = model_kind(architecture)
+    if kind not in TENSOR_PARALLEL:
+        return [f"tensor parallelism is {job.tensor}, and the trainer does {', '.join(TENSOR_PARALLEL)}, not {kind}"]
+    reasons = []
+    if job.optimizer == "adafactor":
+        reasons.append(f"optimizer adafactor has no sharded form, and tensor parallelism is {job.tensor}")
+    if job.gpus_per_node % job.tensor:
+        reasons.append(f"tensor parallelism is {job.tensor}, and a node's {job.gpus_per_node} GPUs are no multiple")
+    heads = architecture.get("num_attention_heads")
+    counts = {
+        "attention heads": heads,
+        "key-value heads": architecture.get("num_key_value_heads") or heads,
+        "feed-forward width": architecture.get("intermediate_size"),
+    }
+    for name, count in counts.items():
+        if not isinstance(count, int) or count % job.tensor:
+            reasons.append(f"tensor parallelism is {job.tensor}, which does not divide the {name}, {count}")
+    return reasons
+
+
+def _attends_fully(architecture: Mapping[str, Any], seq_len: int) -> bool:
+    """True where every token attends to all before it; qwen's window is off unless use_sliding_window."""
+    window = architecture.get("sliding_window")
+    uses_window = architecture.get("use_sliding_window", not model_kind(architecture).startswith("qwen"))
+    return not (window and uses_window and window < seq_len)

@@ -1,0 +1,69 @@
+"""The reach of the reference trainer: what it carries out, and the reason of each part that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bootstrap.contract.trainer import TrainerJob, shardings, splits, unsupported
+
+LLAMA = {
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+}
+JOB = TrainerJob(
+    architecture=LLAMA, seq_len=8192, precision="bf16", optimizer="adamw", sharding="zero3", gpus_per_node=8
+)
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tensor": 8, "sharding": "zero2", "activation_checkpointing": "selective"},
+        {"context": 4, "tensor": 2},
+        {"architecture": {"torchvision": "resnet50"}, "sharding": "ddp", "framework": "torchvision"},
+        {"architecture": {"model_type": "bert"}, "precision": "fp16"},
+        {"architecture": MISTRAL, "context": 2, "seq_len": 4096},
+        {"architecture": {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, "context": 2},
+        {"optimizer": "adafactor", "sharding": "ddp"},
+    ],
+)
+def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
+    assert unsupported(replace(JOB, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architecture": None}, "not given as a config.json"),
+        ({"architecture": LLAMA | {"model_type": "mixtral", "num_local_experts": 8}}, "mixtures of experts"),
+        ({"architecture": {"torchvision": "vgg16"}}, "model vgg16 is not one of resnet18"),
+        ({"pipeline": 4}, "pipeline parallelism is 4"),
+        ({"expert": 8}, "expert parallelism is 8"),
+        ({"precision": "fp8"}, "precision fp8"),
+        ({"framework": "megatron-core"}, "framework megatron-core"),
+        ({"optimizer": "adafactor"}, "adafactor has no sharded form, and sharding is zero3"),
+        ({"optimizer": "adafactor", "sharding": "ddp", "tensor": 2}, "adafactor has no sharded form, and tensor"),
+        ({"architecture": {"model_type": "gpt2"}, "tensor": 2}, "tensor parallelism is 2, and the trainer does llama"),
+        ({"tensor": 16}, "8 GPUs are no multiple"),
+        ({"tensor": 16}, "does not divide the key-value heads, 8"),
+        ({"architecture": MISTRAL, "context": 2}, "mistral over 8192 tokens has no full causal attention"),
+        ({"architecture": {"model_type": "bert"}, "context": 2}, "bert over"),
+    ],
+)
+def test_a_part_beyond_it_is_named_with_its_value(changes: dict[str, Any], reason: str) -> None:
+    assert reason in "; ".join(unsupported(replace(JOB, **changes)))
+
+
+def test_dimensions_and_shardings_of_a_search() -> None:
+    assert splits(LLAMA, 8192, "adamw") == ("data", "tensor", "context")
+    assert splits(MISTRAL, 8192, "adamw") == ("data", "tensor")
+    assert splits(LLAMA, 8192, "adafactor") == ("data", "context")
+    assert splits(None, 1, "adamw") == ("data",)
+    assert shardings("adafactor") == ("ddp",)
