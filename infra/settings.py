@@ -148,14 +148,14 @@ class Settings(_Model):
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
     gang_window_minutes: int = 45
-    """How long an incomplete fleet is paid before all of it is given back, 15 to 1440."""
+    """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440."""
     scaling: ScalingSettings | None = None
-    """How a group of workers scales, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
+    """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
     warm_pool: int = 0
     """Stopped nodes kept ready for a group of workers that is bought on demand; their volumes are billed."""
     eks: EksSettings = EksSettings()
-    """What platform eks needs besides, like {adminArns [arn:aws:iam::111122223333:role/ml], publicAccessCidrs
+    """Further settings of platform eks, like {adminArns [arn:aws:iam::111122223333:role/ml], publicAccessCidrs
     [203.0.113.0/24], registry mirror.example.com, subnetIds [subnet-...]}."""
 
     @field_validator("ceiling_usd")

@@ -16,21 +16,20 @@ from optimizer.hardware import Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
-from optimizer.performance.frameworks import DEFAULT, check_framework, fp8_note, framework_name, frameworks
+from optimizer.performance.frameworks import DEFAULT, fp8_note, frameworks
 from optimizer.performance.inputs_builder import OPTIMIZERS
-from optimizer.performance.legality import check_precision
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
     Setup,
     build_hardware,
+    build_recipe,
     data_ranks,
     default_sharding,
     find_gpu,
-    resolve_seq_len,
 )
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Grid, Hardware, OptimizerName, Recipe
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Grid, Hardware, OptimizerName
 from optimizer.search.confidence import speed_source
 from optimizer.units import parse_count
 from optimizer.workload.presets import presets
@@ -186,9 +185,17 @@ def _estimate_one(
 ) -> dict[str, Any]:
     """Estimate one configuration: the JSON object that the command prints."""
     spec = resolve_model(model)
-    check_framework(framework, spec)
     hardware, gpus, name = _hardware(**hardware_options)
-    check_precision(hardware.gpu, precision)
+    recipe = build_recipe(
+        spec,
+        seq_len=seq_len,
+        framework=framework,
+        gpu=hardware.gpu,
+        precision=precision,
+        optimizer=optimizer,
+        attention=attention,
+        compiled=compiled,
+    )
     data = data_ranks(gpus, tensor, pipeline, context)
     if global_batch is not None:
         if grad_accum is not None:
@@ -203,14 +210,6 @@ def _estimate_one(
                 why="every rank has the same number of sequences",
             )
     grad_accum = grad_accum or 1
-    recipe = Recipe(
-        seq_len=resolve_seq_len(spec, seq_len),
-        precision=precision,
-        optimizer=optimizer,
-        attention=attention,
-        compiled=compiled,
-        framework=framework_name(framework, cnn=spec.convolutional),
-    )
     sharding = sharding or default_sharding(spec, data * context)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence

@@ -164,13 +164,7 @@ def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> tuple[Bools, Codes]:
 
 
 def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Refuse an illegal configuration, or a sequence longer than the model's positions."""
-    if model.learned_positions and recipe.seq_len > model.learned_positions:
-        raise InvalidInputError(
-            f"seq_len is {recipe.seq_len}",
-            limit=f"at most {model.learned_positions} for {model.name}",
-            why="its position embedding has no more rows",
-        )
+    """Refuse an illegal configuration."""
     _, code = legal(model, recipe, grid)
     if code:
         raise refusal(model, recipe, grid, RULES[int(code) - 1])

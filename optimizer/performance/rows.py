@@ -15,12 +15,12 @@ from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     Setup,
     build_hardware,
+    build_recipe,
     data_ranks,
     default_sharding,
     find_gpu,
-    resolve_seq_len,
 )
-from optimizer.performance.types import Grid, Recipe
+from optimizer.performance.types import Grid
 
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
@@ -53,27 +53,28 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
     hardware = build_hardware(gpu, per_node, network)
     sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context))
-    seq_len = 1 if cnn else row.count("seq_len", default=resolve_seq_len(model, None))
+    attention = row.word("attention", ATTENTIONS, default="flash")
+    framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
+    recipe = build_recipe(
+        model,
+        seq_len=None if cnn else row.count("seq_len", default=0) or None,
+        framework=framework,
+        gpu=gpu,
+        precision=row.word("precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
+        optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        compiled=row.flag("compiled"),
+        experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
+    )
     micro_batch = row.count("micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
         least = 8 * pipeline if pipeline > 1 else 1
-        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * micro_batch * seq_len)))
+        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * micro_batch * recipe.seq_len)))
         if virtual_stages > 1:
             usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
-    attention = row.word("attention", ATTENTIONS, default="flash")
-    framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
-    recipe = Recipe(
-        seq_len=seq_len,
-        precision=row.word("precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
-        optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        compiled=row.flag("compiled"),
-        framework=framework,
-        experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
-    )
     grid = Grid(
         nodes=math.ceil(count / per_node),
         data=data,

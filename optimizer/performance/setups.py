@@ -1,4 +1,4 @@
-"""Training set-ups: flags of `estimate` and rows of a table get the same defaults and checks."""
+"""Recipes and set-ups: a request, the flags of `estimate` and rows of a table get the same defaults and checks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optimizer.errors import InvalidInputError
-from optimizer.hardware import Gpu
+from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
-from optimizer.performance.legality import check_legal
+from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.rates import default_network_gbit_per_s
-from optimizer.performance.types import Grid, Hardware, Recipe
+from optimizer.performance.types import SHARDINGS, Attention, ExpertsKind, Grid, Hardware, OptimizerName, Recipe
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
@@ -36,6 +37,39 @@ class Setup:
     def inputs(self, calibration: Calibration | None) -> Inputs:
         """Build the set-up's inputs; without a calibration coefficients are 1."""
         return build_inputs(self.model, self.recipe, self.hardware, self.grid, calibration)
+
+
+def build_recipe(
+    model: ModelSpec,
+    *,
+    seq_len: int | None,
+    framework: str,
+    gpu: Gpu | None = None,
+    precision: Precision = "bf16",
+    optimizer: OptimizerName = "adamw",
+    attention: Attention = "flash",
+    compiled: bool = False,
+    experts: ExpertsKind | None = None,
+    shardings: tuple[str, ...] = SHARDINGS,
+) -> Recipe:
+    """Build the recipe of training ``model``, or raise InvalidInputError.
+
+    ``seq_len`` None is the usual one; without ``gpu`` the precision is not checked (a search rejects GPU by GPU).
+    """
+    framework = framework_name(framework, cnn=model.convolutional)
+    check_framework(framework, model)
+    if gpu is not None:
+        check_precision(gpu, precision)
+    return Recipe(
+        seq_len=_resolve_seq_len(model, seq_len),
+        precision=precision,
+        optimizer=optimizer,
+        attention=attention,
+        compiled=compiled,
+        framework=framework,
+        experts=experts,
+        shardings=shardings,
+    )
 
 
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
@@ -76,11 +110,19 @@ def default_sharding(model: ModelSpec, ranks: int) -> str:
     return "zero3" if model.architecture == "decoder" and ranks > 1 else "ddp"
 
 
-def resolve_seq_len(model: ModelSpec, given: int | None) -> int:
-    """Tokens of one sequence: as given, else at most USUAL_SEQ_LEN; 1 for a CNN."""
+def _resolve_seq_len(model: ModelSpec, given: int | None) -> int:
+    """Tokens of one sequence: as given, else at most USUAL_SEQ_LEN; 1 for a CNN and a module."""
     if model.counts_samples:
         if given not in (None, 1):
             takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"
             raise InvalidInputError(f"seq_len is {given}", limit=f"none: {model.name} takes {takes}")
         return 1
-    return given or min(USUAL_SEQ_LEN, model.max_seq_len or USUAL_SEQ_LEN)
+    seq_len = given or min(USUAL_SEQ_LEN, model.max_seq_len or USUAL_SEQ_LEN)
+    if model.learned_positions and seq_len > model.learned_positions:
+        raise InvalidInputError(
+            f"seq_len is {seq_len}",
+            limit=f"at most {model.learned_positions} for {model.name}",
+            why="its position embedding has no more rows",
+            next_step=f"--seq-len {model.learned_positions}",
+        )
+    return seq_len

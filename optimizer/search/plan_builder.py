@@ -108,13 +108,14 @@ class PlanBuilder:
         )
 
     def _describe_job(self, global_batch: int, steps: int) -> Job:
-        request, model, amount = self._problem.request, self._problem.model, self._problem.amount
+        request, model, recipe = self._problem.request, self._problem.model, self._problem.recipe
+        samples = self._problem.amount.samples
         return Job(
             model=model.name,
             parameters=model.parameters,
-            samples=amount.samples,
-            tokens=amount.samples * amount.seq_len,
-            seq_len=amount.seq_len,
+            samples=samples,
+            tokens=samples * recipe.seq_len,
+            seq_len=recipe.seq_len,
             global_batch=global_batch,
             steps=steps,
             precision=request.workload.precision,

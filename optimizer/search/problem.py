@@ -1,4 +1,4 @@
-"""``Problem``: a request with its model, training amount, catalog and calibration."""
+"""``Problem``: a request with its model, recipe, training amount, catalog and calibration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.frameworks import check_framework
+from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.workload.model import ModelSpec
@@ -33,12 +33,10 @@ class Amount:
     """The training to do.
 
     Attributes:
-        seq_len: tokens of one sample; 1 for a CNN and a module.
         global_batch, batch_limit: samples of one step; without the first, the search stays within the second.
     """
 
     samples: int
-    seq_len: int
     global_batch: int | None
     batch_limit: int
 
@@ -48,25 +46,8 @@ class Amount:
         return self.global_batch or self.batch_limit
 
     @classmethod
-    def resolve(cls, request: FleetRequest, model: ModelSpec) -> Self:
-        """Resolve a request's workload for its model, or raise InvalidInputError."""
-        work = request.workload
-        if model.architecture == "module":
-            _check_module(work, model)
-        seq_len = 1 if model.counts_samples else work.seq_len
-        if seq_len is None:
-            raise InvalidInputError(
-                f"{model.name} is a transformer, and seq_len is missing",
-                why="time and memory of a step depend on the sequence length",
-                next_step=f"--seq-len {model.max_seq_len or 2048}",
-            )
-        if model.learned_positions and seq_len > model.learned_positions:
-            raise InvalidInputError(
-                f"seq_len is {seq_len}",
-                limit=f"at most {model.learned_positions} for {model.name}",
-                why="its position embedding has no more rows",
-                next_step=f"--seq-len {model.learned_positions}",
-            )
+    def resolve(cls, work: Workload, model: ModelSpec, seq_len: int) -> Self:
+        """Resolve a workload for its model, with ``seq_len`` tokens a sample (1 for a CNN and a module)."""
         if work.steps is not None:
             assert work.global_batch is not None  # checked by Workload
             samples = work.steps * work.global_batch
@@ -80,7 +61,29 @@ class Amount:
         else:
             tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
             limit = max(1, int(tokens) // seq_len)
-        return cls(samples=samples, seq_len=seq_len, global_batch=work.global_batch, batch_limit=min(limit, samples))
+        return cls(samples=samples, global_batch=work.global_batch, batch_limit=min(limit, samples))
+
+
+def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
+    """Build the recipe that all configurations share; a plan needs the sequence length that the run will have."""
+    work = request.workload
+    if model.architecture == "module":
+        _check_module(work, model)
+    elif work.seq_len is None and not model.counts_samples:
+        raise InvalidInputError(
+            f"{model.name} is a transformer, and seq_len is missing",
+            why="time and memory of a step depend on the sequence length",
+            next_step=f"--seq-len {model.max_seq_len or USUAL_SEQ_LEN}",
+        )
+    return build_recipe(
+        model,
+        seq_len=None if model.counts_samples else work.seq_len,
+        framework=work.framework,
+        precision=work.precision,
+        optimizer=work.optimizer,
+        compiled=work.compiled,
+        shardings=request.constraints.sharding,
+    )
 
 
 def _check_module(work: Workload, model: ModelSpec) -> None:
@@ -106,6 +109,7 @@ class Problem:
 
     request: FleetRequest
     model: ModelSpec
+    recipe: Recipe
     amount: Amount
     catalog: Catalog
     calibration: Calibration
@@ -116,8 +120,8 @@ class Problem:
     def resolve(cls, request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Self:
         """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have."""
         model = resolve_model(request.model)
-        check_framework(request.workload.framework, model)
-        amount = Amount.resolve(request, model)
+        recipe = _build_recipe(request, model)
+        amount = Amount.resolve(request.workload, model, recipe.seq_len)
         limits = request.constraints
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
@@ -128,24 +132,12 @@ class Problem:
         return cls(
             request=request,
             model=model,
+            recipe=recipe,
             amount=amount,
             catalog=catalog,
             calibration=calibration,
             regions=tuple(regions),
             instance_types=tuple(catalog.instance_type(name) for name in types),
-        )
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """Settings that all configurations share."""
-        work = self.request.workload
-        return Recipe(
-            seq_len=self.amount.seq_len,
-            precision=work.precision,
-            optimizer=work.optimizer,
-            framework=work.framework,
-            compiled=work.compiled,
-            shardings=self.request.constraints.sharding,
         )
 
     @cached_property

@@ -66,11 +66,6 @@ def test_a_legal_configuration_is_accepted(model, layout) -> None:  # type: igno
     check_legal(model, replace(RECIPE, seq_len=1 if model is RESNET else 1024), grid(**layout))
 
 
-def test_a_sequence_is_no_longer_than_the_learned_positions() -> None:
-    with pytest.raises(InvalidInputError, match="seq_len is 4096\n  limit: at most 1024 for gpt2-xl"):
-        check_legal(GPT2_XL, RECIPE, grid())
-
-
 def test_a_framework_that_splits_the_sequence_satisfies_experts_without_a_flag() -> None:
     layout = grid(expert=8, tensor=2)
     assert legal(MIXTRAL, replace(RECIPE, framework="megatron-core"), layout)[0]

@@ -124,6 +124,9 @@ def test_megatron_with_flash_attention_is_megatron_core() -> None:
         ({"layers_per_virtual_stage": "two"}, "layers_per_virtual_stage is 'two'"),
         ({"layers_per_virtual_stage": "0"}, "layers_per_virtual_stage is '0'"),
         ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"model": "gpt2-xl", "layers": "", "hidden_size": "", "seq_len": 4096}, "at most 1024 for gpt2-xl"),
+        ({"gpu": "v100-32gb", "precision": "bf16"}, "V100 does not compute in bf16"),
+        ({"framework": "torchvision"}, "framework is torchvision"),
     ],
 )
 def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: str) -> None:

@@ -60,7 +60,8 @@ def make_problem(
     return Problem(
         request=request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits}),
         model=model,
-        amount=Amount(samples=samples, seq_len=recipe.seq_len, global_batch=global_batch, batch_limit=batch_limit),
+        recipe=recipe,
+        amount=Amount(samples=samples, global_batch=global_batch, batch_limit=batch_limit),
         catalog=catalog(),
         calibration=calibration(),
         regions=(),

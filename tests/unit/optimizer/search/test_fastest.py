@@ -142,7 +142,6 @@ def test_the_search_finds_what_brute_force_finds(
     instance = catalog().instance_type(name)
     most = nodes if instance.gpu_count >= 1 else 1
     asked = make_problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
-    assert asked.recipe == recipe
     (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
     # Every split is unmeasured on a GPU without measured runs, or with no better error for a mixture than such a GPU.
