@@ -128,7 +128,7 @@ class Settings(_Model):
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
     for an image that has the code."""
     train_command: str = ""
-    """What every node runs under torchrun once healthy, a script or "-m module" with its arguments; empty leaves the
+    """Command of every node under torchrun once healthy, a script or "-m module" with its arguments; empty leaves the
     nodes ready and idle."""
     alarm_email: str = ""
     """Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) and of the
