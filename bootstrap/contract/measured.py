@@ -127,7 +127,12 @@ class MeasuredRow:
 
 def object_name(run_id: str, writer_id: str) -> str:
     """Name of a row's object in the checkpoints' store; each start is a writer of its own."""
-    return f"{FOLDER}{run_id}-{writer_id}.json"
+    return f"{run_prefix(run_id)}{writer_id}.json"
+
+
+def run_prefix(run_id: str) -> str:
+    """Prefix of the names of one run's rows."""
+    return f"{FOLDER}{run_id}-"
 
 
 def predicted_from(environment: Mapping[str, str]) -> Predicted | None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.measured import FOLDER
+from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
+    from bootstrap.contract.measured import MeasuredRow
     from optimizer.performance.calibration import Calibration
     from optimizer.performance.user_runs import CalibrationReport
 
@@ -34,6 +40,7 @@ COLUMNS = {
 Examples:
   gpufleet calibrate --template > my_runs.csv
   gpufleet calibrate my_runs.csv --out my_calibration.json
+  gpufleet calibrate --from-stack --stack dev --out my_calibration.json
   gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --calibration my_calibration.json
 """
 )
@@ -43,10 +50,22 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the calibration here.  [default: only show what it is worth]",
 )
+@click.option("--from-stack", is_flag=True, help="Read the runs that a stack measured, instead of RUNS.csv.")
+@click.option("--stack", metavar="NAME", help="Stack of --from-stack.  [default: the only one of the folder]")
+@directory_option
 @click.option("--without-shipped", is_flag=True, help="Fit to these runs alone, not to the shipped ones as well.")
 @click.option("--template", is_flag=True, help="Print the columns of RUNS.csv and one published run.")
 @format_option
-def command(runs: Path | None, out: Path | None, without_shipped: bool, template: bool, output_format: str) -> None:
+def command(
+    runs: Path | None,
+    out: Path | None,
+    from_stack: bool,
+    stack: str | None,
+    directory: Path,
+    without_shipped: bool,
+    template: bool,
+    output_format: str,
+) -> None:
     """Fit the speed model to your own measured runs.
 
     RUNS.csv has one run a row, with the columns of --template; a model (preset or shape), a gpu and the measured
@@ -55,31 +74,26 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
     (or the row, where there is one model): that last figure is the one to expect of the next run. Rows that cannot be
     used are listed with their lines and left out.
 
+    --from-stack takes the rows that the reference trainer writes to a stack's bucket after its first steps, the newest
+    of each layout; it needs s3:ListBucket and s3:GetObject on the bucket and kms:Decrypt on its key.
+
     recommend and estimate take the file written with --calibration. Peak memory is compared, not fitted.
     """
     if template:
-        if runs or out:
+        if runs or out or from_stack:
             raise click.UsageError("--template goes alone")
         click.echo(_template(), nl=False)
         return
-    if runs is None:
-        raise click.UsageError("Missing argument '[RUNS.csv]' (or '--template').")
+    if stack and not from_stack:
+        raise click.UsageError("--stack goes with --from-stack")
+    if from_stack == (runs is not None):
+        raise click.UsageError("give RUNS.csv, or --from-stack, or --template")
     if out is not None and out.exists():
-        if runs.exists() and out.samefile(runs):
+        if runs is not None and runs.exists() and out.samefile(runs):
             raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
-    from optimizer.catalog.gpus import gpu_table
-    from optimizer.performance.user_runs import calibrate
-
-    report = calibrate(
-        runs,
-        gpu_table(),
-        _shipped(needed=not without_shipped),
-        alone=without_shipped,
-        as_of=datetime.now(UTC).date(),
-        command=f"gpufleet calibrate {runs.name}{' --without-shipped' if without_shipped else ''}",
-    )
+    report = _calibrate(runs, without_shipped) if runs else _calibrate_stack(stack, directory, without_shipped)
     if out is not None:
         text = report.calibration.model_dump_json(indent=2) + "\n"
         try:
@@ -96,6 +110,66 @@ def command(runs: Path | None, out: Path | None, without_shipped: bool, template
     else:
         _print(report)
     _remarks(report, out)
+
+
+def _calibrate(runs: Path, without_shipped: bool, *, origin: str = "", arguments: str = "") -> CalibrationReport:
+    from optimizer.catalog.gpus import gpu_table
+    from optimizer.performance.user_runs import calibrate
+
+    return calibrate(
+        runs,
+        gpu_table(),
+        _shipped(needed=not without_shipped),
+        alone=without_shipped,
+        as_of=datetime.now(UTC).date(),
+        command=f"gpufleet calibrate {arguments or runs.name}{' --without-shipped' if without_shipped else ''}",
+        origin=origin,
+    )
+
+
+def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) -> CalibrationReport:
+    """Calibrate to the runs that a stack's trainer measured."""
+    from optimizer.catalog.gpus import gpu_table
+    from optimizer.catalog.snapshot import load
+    from optimizer.performance.stack_runs import newest_by_layout, table_text
+
+    name = stack or only_stack(directory)
+    rows = newest_by_layout(_read_rows(name, directory))
+    instance_types = {instance.name: instance for instance in load().instance_types}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs.csv"
+        runs.write_text(table_text(rows, gpu_table(), instance_types), encoding="utf-8")
+        origin = (
+            f"stack {name}, measured {min(row.at for row in rows):%Y-%m-%d} to {max(row.at for row in rows):%Y-%m-%d}"
+        )
+        return _calibrate(runs, without_shipped, origin=origin, arguments=f"--from-stack --stack {name}")
+
+
+def _read_rows(stack: str, directory: Path) -> list[MeasuredRow]:
+    """Read all rows of a stack; DataMissingError without one."""
+    from optimizer.aws import clients, errors
+    from optimizer.aws.measured import read_measured
+
+    names, _ = resolve_names(read_stack(stack, directory))
+    place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
+    try:
+        runs = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"{place} cannot be read: {errors.reason(error)}",
+            next_step=f"gpufleet status --stack {stack} tells what the credentials may read",
+        ) from error
+    for reason in runs.unread.values():
+        click.echo(f"refused: {reason}", err=True)
+    if not runs.rows:
+        raise DataMissingError(
+            f"{place} holds no measured run",
+            why="the reference trainer writes one after its first steps; code of your own writes none",
+            next_step=f"gpufleet status --stack {stack}; for code of your own: gpufleet calibrate --template",
+        )
+    return runs.rows
 
 
 def _shipped(*, needed: bool) -> Calibration | None:
@@ -194,7 +268,7 @@ def _as_json(report: CalibrationReport, out: Path | None) -> dict[str, Any]:
         "throughput_error_percent": _groups(rows),
         "memory": _memory(rows),
         "runs": rows,
-        "refused": [{"line": refused.line, "reason": refused.reason} for refused in report.refused],
+        "refused": [asdict(refused) for refused in report.refused],
         "unread_columns": report.unread_columns,
         "calibration": report.calibration.model_dump(mode="json"),
     }
@@ -215,7 +289,9 @@ def _print(report: CalibrationReport) -> None:
 
 def _remarks(report: CalibrationReport, out: Path | None) -> None:
     for refused in report.refused:
-        click.echo(f"line {refused.line} refused: {refused.reason}", err=True)
+        click.echo(
+            f"line {refused.line}{refused.row_id and f' ({refused.row_id})'} refused: {refused.reason}", err=True
+        )
     if report.unread_columns:
         click.echo(f"note: nothing reads the columns {', '.join(report.unread_columns)}", err=True)
     unfit = [str(row.line) for row, fits in zip(report.rows, report.fits, strict=True) if not fits]

@@ -48,8 +48,8 @@ class Provenance(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    file: str = Field(description="Name of the file of runs.")
-    sha256: str = Field(description="Of that file, hexadecimal.")
+    file: str = Field(description="Name of the file of runs, or the stack that measured them.")
+    sha256: str = Field(description="Of the table of runs, hexadecimal.")
     rows: int = Field(ge=0, description="Its rows that were used.")
     refused: int = Field(ge=0, description="Its rows that were not.")
     base: str | None = Field(description="Source of the calibration it started from; null where it was fitted anew.")

@@ -53,6 +53,7 @@ class Refused:
     """A line that no fit can use."""
 
     line: int
+    row_id: str
     reason: str
 
 
@@ -88,7 +89,9 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
                     filled |= {name for name, cell in cells.items() if cell}
                     read |= row.read
                 except GpufleetError as error:
-                    refused.append(Refused(line=reader.line_num, reason=row_error(error)))
+                    refused.append(
+                        Refused(line=reader.line_num, row_id=cells.get("row_id") or "", reason=row_error(error))
+                    )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInputError(
             f"{path} cannot be read: {error}",

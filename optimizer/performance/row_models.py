@@ -55,6 +55,7 @@ def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
     # One head is 128 wide in most published models (64 below 1024).
     heads = row.count("attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
     kv_heads = row.count("kv_heads", default=heads)
+    head_dim = row.count("head_dim", default=max(1, hidden // heads))
     gated = row.flag("gated_mlp", default=row.text("architecture").lower() == "llama")
     gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
     ffn = row.count("ffn_size", default=gated_ffn if gated else 4 * hidden)
@@ -68,7 +69,7 @@ def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
         return build_model(
             BiasesAndNorms(norm_bias=not gated), name=name,
             architecture="encoder" if architecture == "encoder" else "decoder", layers=layers, hidden_size=hidden,
-            ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads, head_dim=max(1, hidden // heads),
+            ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             vocab_size=vocab, tied_embeddings=tied, experts=experts, experts_per_token=used,
             source="columns of the row",
         )  # fmt: skip

@@ -49,9 +49,17 @@ class CalibrationReport:
 
 
 def calibrate(
-    path: Path, gpus: Mapping[str, Gpu], base: Calibration | None, *, as_of: date, command: str, alone: bool = False
+    path: Path,
+    gpus: Mapping[str, Gpu],
+    base: Calibration | None,
+    *,
+    as_of: date,
+    command: str,
+    alone: bool = False,
+    origin: str = "",
 ) -> CalibrationReport:
-    """Fit a calibration to the runs of ``path``, from ``base`` or ``alone``."""
+    """Fit a calibration to the runs of ``path``, from ``base`` or ``alone``; ``origin`` names them, else the file."""
+    origin = origin or path.name
     rows, refused, unread = read_usable_runs(path, gpus)
     rows, impossible = _possible(rows, base)
     refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)
@@ -59,7 +67,7 @@ def calibrate(
     if len(rows) < least:
         first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
         raise InvalidInputError(
-            f"{path} holds {len(rows)} runs that can be used and {len(refused)} that cannot{first}",
+            f"{origin} holds {len(rows)} runs that can be used and {len(refused)} that cannot{first}",
             limit=f"at least {least}",
             why="a fit from nothing needs runs to tell its parts apart" if rows else "",
             next_step="gpufleet calibrate --template prints the columns and an example",
@@ -67,7 +75,7 @@ def calibrate(
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     suites = ", ".join(sorted({row.suite for row in rows} - {""}))
     count = f"{len(rows)} measured run{'s' if len(rows) > 1 else ''}"
-    source = f"{count}{f' of {suites}' if suites else ''} ({path.name}, sha256 {digest[:12]})"
+    source = f"{count}{f' of {suites}' if suites else ''} ({origin}, sha256 {digest[:12]})"
     if alone or base is None:
         fitted = fit(rows, source=source, as_of=as_of, command=command)
         left_out = left_out_errors(rows, fit_rows)
@@ -82,7 +90,7 @@ def calibrate(
         }
         fitted = adapt(rows, base).model_copy(update=update)
     provenance = Provenance(
-        file=path.name,
+        file=origin,
         sha256=digest,
         rows=len(rows),
         refused=len(refused),
@@ -122,5 +130,5 @@ def _possible(rows: list[MeasuredRun], base: Calibration | None) -> tuple[list[M
             f"{row.setup.hardware.gpu.name}'s {row.setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
             + ("is it of all GPUs together?" if share > 1 else "is it a row of this model and GPU?")
         )
-        refused.append(Refused(line=row.line, reason=reason))
+        refused.append(Refused(line=row.line, row_id=row.row_id, reason=reason))
     return possible, refused

@@ -52,6 +52,16 @@ def read_stack(stack: str, directory: Path) -> StackFile:
     return read_stack_file(directory / f"Pulumi.{stack}.yaml", stack=stack)
 
 
+def only_stack(directory: Path) -> str:
+    """Return the name of the only Pulumi.NAME.yaml in a folder; InvalidInputError for none or several."""
+    names = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in directory.glob("Pulumi.?*.yaml"))
+    if len(names) != 1:
+        raise InvalidInputError(
+            f"{directory.resolve()} has {', '.join(names) or 'no stack'}", limit="one stack", next_step="--stack NAME"
+        )
+    return names[0]
+
+
 def read_stack_file(path: Path, *, stack: str) -> StackFile:
     """Read a stack's configuration from a file.
 
