@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+Buffer = bytes | bytearray | memoryview
 # Writes an object's content into a file.
 Fill = Callable[[BinaryIO], object]
 
@@ -23,17 +24,29 @@ class Digest:
 
 
 class Store(Protocol):
-    """Named immutable objects, with ``/`` in names; a failed write, read or listing raises CheckpointError."""
+    """Named immutable objects, with ``/`` in names; a failed write, read or listing raises CheckpointError.
+
+    ``write`` and ``read_into`` may be called from several threads at once. ``buffer_bytes`` is the most host memory
+    that they take beside the caller's buffers, in one process.
+    """
+
+    buffer_bytes: int
 
     @property
     def uri(self) -> str:
         """Address for messages."""
 
-    def write(self, name: str, fill: Fill) -> Digest:
-        """Write an object, all or nothing, durably; AlreadyExistsError where ``name`` is taken."""
+    def write(self, name: str, parts: Any) -> Digest:
+        """Write an object, all or nothing, durably; AlreadyExistsError where ``name`` is taken.
+
+        ``parts``: contiguous buffers, one after the other, which must not change until the call returns.
+        """
 
     def read(self, name: str) -> bytes:
         """Whole content of a small object; FileNotFoundError where there is none."""
+
+    def read_into(self, name: str, offset: int, into: memoryview) -> None:
+        """Fill ``into`` with the object's bytes from ``offset``; raises as ``read``; CheckpointError where short."""
 
     def fetch(self, name: str) -> AbstractContextManager[Path]:
         """Context manager of a local path with the content; raises as ``read``."""
@@ -75,3 +88,9 @@ def file_digest(path: Path) -> Digest:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return Digest(bytes=file.tell(), sha256=sha256)
+
+
+def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
+    """Parts that are not empty, as views of bytes."""
+    views = [memoryview(part).cast("B") for part in parts]
+    return [view for view in views if view.nbytes]

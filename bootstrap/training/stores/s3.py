@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError
-from bootstrap.training.stores.base import Digest, Fill, fill_file
+from bootstrap.training.stores.base import Digest, byte_views, fill_file
+from bootstrap.training.stores.crt import MEMORY_LIMIT_BYTES, CrtClient, CrtError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 # Local NVMe for files on their way to and from S3; default: the system's temporary folder.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
+# User metadata of an object: the call that wrote it.
+WRITE_METADATA = "write"
 
 
 class S3Store:
@@ -34,19 +40,60 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._kms_key_id = kms_key_id
+        self.buffer_bytes = MEMORY_LIMIT_BYTES
         self._client = client or _s3_client()
         for operation in ("PutObject", "CompleteMultipartUpload"):
             self._client.meta.events.register(f"provide-client-params.s3.{operation}", _only_if_absent)
 
-    def write(self, name: str, fill: Fill) -> Digest:
-        """See ``Store.write``; uses a scratch file, as S3 needs a part's size before the part."""
+    @cached_property
+    def _crt(self) -> CrtClient:
+        import boto3
+
+        credentials = boto3.Session().get_credentials()
+        if credentials is None:
+            raise ConfigurationError(f"no AWS credentials for {self.uri}: give the node a role, or set AWS_PROFILE")
+
+        def frozen() -> tuple[str, str, str | None]:
+            keys = credentials.get_frozen_credentials()
+            return str(keys.access_key), str(keys.secret_key), keys.token
+
+        region = self._client.meta.region_name
+        return CrtClient(region=region, is_tls=self._url("").scheme == "https", credentials=frozen)
+
+    def _url(self, name: str) -> SplitResult:
+        """URL of an object without its query, from boto3, which knows endpoints, partitions and addressing styles."""
+        parameters = {"Bucket": self._bucket, "Key": self._prefix + name or "-"}
+        return urlsplit(self._client.generate_presigned_url("get_object", Params=parameters))
+
+    def write(self, name: str, parts: Any) -> Digest:
+        """See ``Store.write``; a scratch file for a ``Fill``, as S3 needs a part's size before the part."""
+        if not callable(parts):
+            self._write_parts(name, byte_views(parts))
+            return Digest(bytes=0, sha256="")
         with _scratch_file() as path:
             try:
-                digest = fill_file(path, fill)
+                digest = fill_file(path, parts)
                 self._upload(name, path, digest)
             except OSError as error:
                 raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
         return digest
+
+    def _write_parts(self, name: str, views: list[memoryview]) -> None:
+        # The token tells our own earlier attempt, whose answer was lost, from another writer's object.
+        token = uuid.uuid4().hex
+        headers = {"If-None-Match": "*", f"x-amz-meta-{WRITE_METADATA}": token}
+        if self._kms_key_id:
+            headers["x-amz-server-side-encryption"] = "aws:kms"
+            headers["x-amz-server-side-encryption-aws-kms-key-id"] = self._kms_key_id
+        try:
+            self._crt.put(self._url(name), views, headers)
+        except CrtError as error:
+            stored = self._stored_metadata(name).get(WRITE_METADATA)
+            if stored == token:
+                return
+            if error.status == 412:
+                raise AlreadyExistsError(f"{self.uri}/{name} exists, and a checkpoint is never overwritten") from error
+            raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
 
     def _upload(self, name: str, path: Path, digest: Digest) -> None:
         from boto3.exceptions import S3UploadFailedError
@@ -61,22 +108,32 @@ class S3Store:
         except (BotoCoreError, ClientError, S3UploadFailedError) as error:
             if "PreconditionFailed" not in str(error):
                 raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
-            if self._stored_sha256(name) != digest.sha256:
+            if self._stored_metadata(name).get("sha256") != digest.sha256:
                 raise AlreadyExistsError(f"{self.uri}/{name} exists, and a checkpoint is never overwritten") from error
 
-    def _stored_sha256(self, name: str) -> str | None:
+    def _stored_metadata(self, name: str) -> dict[str, str]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            return self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)["Metadata"].get("sha256")
+            return self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)["Metadata"]
         except (BotoCoreError, ClientError):
-            return None
+            return {}
 
     def read(self, name: str) -> bytes:
         """See ``Store.read``."""
         # The transfer manager draws from Python's random generator, which would shift the training's numbers.
         with self._errors("read", name):
             return self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"].read()
+
+    def read_into(self, name: str, offset: int, into: memoryview) -> None:
+        """See ``Store.read_into``."""
+        try:
+            self._crt.get(self._url(name), offset, into.cast("B"))
+        except CrtError as error:
+            if error.status == 404:
+                raise FileNotFoundError(name) from None
+            place = f"{self.uri}/{name}"
+            raise CheckpointError(f"cannot read {into.nbytes} bytes at {offset} of {place}: {error}") from error
 
     @contextmanager
     def fetch(self, name: str) -> Iterator[Path]:

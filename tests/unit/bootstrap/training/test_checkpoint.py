@@ -34,7 +34,7 @@ def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, co
     shards = []
     for rank, name in enumerate(("replicated.pt", "rank-00000.pt")):
         data = os.urandom(500)
-        written = store.write(f"{prefix}/{name}", lambda file, data=data: file.write(data) and None)  # type: ignore[misc]
+        written = store.write(f"{prefix}/{name}", lambda file, data=data: file.write(data) and None)
         shards.append(Shard(name=name, kind="replicated", rank=rank, bytes=written.bytes, sha256=written.sha256))
     if commit:
         Checkpoints(store).commit(prefix, manifest(step, shards))

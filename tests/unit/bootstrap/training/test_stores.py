@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,26 @@ def test_writes_and_reads_back(store: Store) -> None:
     assert store.read("step-1/a.pt") == data
     with store.fetch("step-1/a.pt") as path:
         assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [0, 5, 40_000_003], ids=["empty", "small", "in-blocks"])
+def test_parts_are_one_object(store: Store, size: int) -> None:
+    data = os.urandom(size)
+    cuts = sorted([0, 1, size // 3, size // 3, size])
+    parts = [memoryview(data)[start:end] for start, end in pairwise(cuts)]
+    store.write("step-1/a", [bytearray(parts[0]), *parts[1:]])
+    assert store.read("step-1/a") == data
+    into = bytearray(size // 2)
+    store.read_into("step-1/a", size // 4, memoryview(into))
+    assert into == data[size // 4 : size // 4 + size // 2]
+    with pytest.raises(CheckpointError, match=f"ends at byte {size}|416"):
+        store.read_into("step-1/a", size, memoryview(bytearray(1)))
+    with pytest.raises(CheckpointError, match=f"ends at byte {size}|416"):
+        store.read_into("step-1/a", 0, memoryview(bytearray(size + 1)))
+    with pytest.raises(AlreadyExistsError, match="never overwritten"):
+        store.write("step-1/a", parts)
+    with pytest.raises(FileNotFoundError, match="step-1/none"):
+        store.read_into("step-1/none", 0, memoryview(bytearray(1)))
 
 
 def test_never_overwrites(store: Store) -> None:
