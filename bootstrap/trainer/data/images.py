@@ -1,0 +1,110 @@
+"""Image folders, one folder a class (torchvision's ImageFolder layout), decoded and augmented by sample number."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from bootstrap.trainer.data.dataset import Batch, Dataset, hash64
+from bootstrap.training.errors import ConfigurationError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+# https://docs.pytorch.org/vision/stable/models.html, "the inference transforms" (read 2026-11).
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
+# A validation image is resized to this multiple of the crop (256 for 224).
+RESIZE = 256 / 224
+
+
+def normalise(raw: Batch) -> Batch:
+    """Images as float32 in channels_last, by ImageNet's mean and deviation; uint8 until here: a quarter of the copy."""
+    images = raw["images"].contiguous(memory_format=torch.channels_last).float()
+    mean, deviation = (
+        torch.tensor(values, device=images.device).view(1, 3, 1, 1) * 255 for values in (MEAN, DEVIATION)
+    )
+    return {**raw, "images": images.sub_(mean).div_(deviation)}
+
+
+class ImageFolder(Dataset):
+    """Images under ``folder/CLASS/``; classes are numbered by name.
+
+    Training images get a random crop and flip drawn from (seed, step, sample), validation images the central crop.
+    """
+
+    needs_workers: ClassVar[bool] = True
+
+    def __init__(self, folder: Path, *, image_size: int, classes: int, augment: bool, seed: int) -> None:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        if not 1 <= len(names) <= classes:
+            raise ConfigurationError(
+                f"{folder} has {len(names)} class folders, and the model has {classes} classes; expected "
+                "FOLDER/CLASS/IMAGE.jpg with at most as many classes as the model"
+            )
+        self._folder = folder
+        self._size = image_size
+        self._augment = augment
+        self._seed = seed
+        # One bytes object instead of a list of a million strings, which each worker process would copy.
+        files = [
+            (f"{name}/{file}", label)
+            for label, name in enumerate(names)
+            for file in sorted(entry.name for entry in os.scandir(folder / name))
+            if file.lower().endswith(SUFFIXES)
+        ]
+        if not files:
+            raise ConfigurationError(f"{folder}: no image ({', '.join(SUFFIXES)}) in its {len(names)} class folders")
+        encoded = [path.encode() for path, _ in files]
+        self._paths = b"".join(encoded)
+        self._ends = torch.tensor([len(path) for path in encoded]).cumsum(0)
+        self._labels = torch.tensor([label for _, label in files])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
+        """See ``Dataset.fetch``; uint8 images on the CPU."""
+        images = torch.stack([self._image(index, step) for index in indices.tolist()])
+        return {"images": images, "labels": self._labels[indices]}
+
+    def finish(self, raw: Batch) -> Batch:
+        """See ``Dataset.finish``."""
+        return normalise(raw)
+
+    def _image(self, index: int, step: int) -> torch.Tensor:
+        from torchvision.io import ImageReadMode, decode_image
+        from torchvision.transforms.v2 import functional
+
+        first = int(self._ends[index - 1]) if index else 0
+        path = self._folder / os.fsdecode(self._paths[first : int(self._ends[index])])
+        try:
+            image: torch.Tensor = decode_image(str(path), mode=ImageReadMode.RGB, apply_exif_orientation=True)
+        except RuntimeError as error:
+            raise ConfigurationError(f"{path} cannot be decoded ({error}); remove it or copy it again") from error
+        height, width = image.shape[-2:]
+        size = [self._size, self._size]
+        if not self._augment:
+            scaled = functional.resize(image, [math.ceil(self._size * RESIZE)], antialias=True)
+            cropped: torch.Tensor = functional.center_crop(scaled, size)
+            return cropped
+        draw = torch.rand(42, generator=torch.Generator().manual_seed(hash64((self._seed, step, index)))).tolist()
+        top, left, rows, columns = random_crop(height, width, draw[2:])
+        image = functional.resized_crop(image, top, left, rows, columns, size, antialias=True)
+        if draw[0] < 0.5:
+            image = functional.horizontal_flip(image)
+        return image
+
+
+def random_crop(height: int, width: int, draw: list[float]) -> tuple[int, int, int, int]:
+    """Top, left, height and width of torchvision's RandomResizedCrop (area 8 to 100%, 3:4 to 4:3), from 40 draws."""
+    for area_draw, ratio_draw, top_draw, left_draw in zip(*[iter(draw)] * 4, strict=True):
+        area = height * width * (0.08 + 0.92 * area_draw)
+        ratio = math.exp((2 * ratio_draw - 1) * math.log(4 / 3))
+        columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < columns <= width and 0 < rows <= height:
+            return int(top_draw * (height - rows + 1)), int(left_draw * (width - columns + 1)), rows, columns
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side

@@ -1,0 +1,196 @@
+"""Prefetching loader: micro-batches of the coming steps are fetched and copied to the device while the step runs."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import torch
+from torch.utils.data import DataLoader
+
+from bootstrap.trainer.data.dataset import Batch, Dataset
+
+# Micro-batches on the device beside the one in use: one hides the copy, the second evens out slow reads.
+DEPTH = 2
+# Decoding a 500 × 375 JPEG and cropping it takes about 4 ms of a core; a GPU trains at most some 3,000 images/s.
+MAX_WORKERS = 16
+WORKER_BATCHES = 4
+
+Work = tuple[int, torch.Tensor]
+
+
+class Loader:
+    """Micro-batches of one rank, in the order of the steps.
+
+    Args:
+        sample_indices: the rank's samples of a step, ``SpotTolerantRun.sample_indices``.
+        micro_batch: samples of one forward pass; assign it to change it, and ask for the step again.
+        workers: processes for a data set that needs them; default: the rank's part of the CPU cores.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        sample_indices: Callable[[int], torch.Tensor],
+        *,
+        micro_batch: int,
+        device: torch.device,
+        workers: int | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._sample_indices = sample_indices
+        self._micro_batch = micro_batch
+        self._device = device
+        self._workers = (default_workers() if workers is None else workers) if dataset.needs_workers else 0
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._background: _Background | None = None
+        self._next_step = -1
+        self.wait_s = 0.0
+        """Seconds that steps waited for data so far; a growing share of the step time names a loader-bound run."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one forward pass."""
+        return self._micro_batch
+
+    @micro_batch.setter
+    def micro_batch(self, samples: int) -> None:
+        self.close()
+        self._micro_batch = samples
+
+    def step(self, step: int) -> Iterator[Batch]:
+        """Micro-batches of ``step`` as model inputs; steps after one another are fetched ahead."""
+        if self._background is None or step != self._next_step:
+            self.close()
+            self._background = _Background(self._device_batches(self._work_from(step)))
+        count = -(-len(self._sample_indices(step)) // self._micro_batch)
+        background, self._next_step = self._background, step + 1
+        for _ in range(count):
+            started = time.perf_counter()
+            raw, ready = background.get()
+            self.wait_s += time.perf_counter() - started
+            if ready is not None:
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(ready)
+                for tensor in raw.values():
+                    tensor.record_stream(current)
+            yield self._dataset.finish(raw)
+
+    def close(self) -> None:
+        """Stop fetching, before the process ends at the latest; ``step`` starts again."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work_from(self, step: int) -> Iterator[Work]:
+        while True:
+            for indices in torch.split(self._sample_indices(step), self._micro_batch):
+                yield step, indices
+            step += 1
+
+    def _device_batches(self, work: Iterator[Work]) -> Iterator[tuple[Batch, torch.cuda.Event | None]]:
+        """Batches on the device, each with the event after its copy."""
+        if self._workers:
+            raws = _worker_batches(self._dataset, work, self._workers, pin=self._stream is not None)
+        else:
+            raws = (self._dataset.fetch(indices, step=step, device=self._device) for step, indices in work)
+        if self._stream is None:
+            yield from ((raw, None) for raw in raws)
+            return
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            for raw in raws:
+                copied = {
+                    name: (tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()).to(
+                        self._device, non_blocking=True
+                    )
+                    for name, tensor in raw.items()
+                }
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+                yield copied, event
+
+
+def default_workers() -> int:
+    """The rank's part of the CPU cores, one left for the training process."""
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MAX_WORKERS, cores - 1))
+
+
+class _Background:
+    """Thread that keeps ``DEPTH`` items of an iterator ready; its error is raised where the item was due."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(DEPTH)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(items,), name="data-loader", daemon=True)
+        self._thread.start()
+
+    def get(self) -> Any:
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        return item
+
+    def close(self) -> None:
+        self._closing.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _run(self, items: Iterator[Any]) -> None:
+        try:
+            for item in items:
+                self._queue.put((item, None))
+                if self._closing.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            self._queue.put((None, error))
+        finally:
+            items.close()  # type: ignore[attr-defined] # a generator: ends worker processes
+
+
+class _Samples(torch.utils.data.Dataset[Any]):
+    """Batches for DataLoader's workers: the sampler's item is a whole micro-batch."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, work: Work) -> Batch:
+        step, indices = work
+        return self._dataset.fetch(indices, step=step, device=torch.device("cpu"))
+
+
+def _worker_batches(dataset: Dataset, work: Iterator[Work], workers: int, *, pin: bool) -> Iterator[Batch]:
+    # A fork server has neither CUDA nor threads; a fork of this process would copy locks that its threads hold.
+    torch.multiprocessing.set_forkserver_preload(["bootstrap.trainer.data.images", "torchvision.transforms.v2"])
+    loader = DataLoader(
+        _Samples(dataset),
+        sampler=work,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=WORKER_BATCHES,
+        pin_memory=pin,
+        multiprocessing_context="forkserver",
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator(),  # its own: the default would shift the training's random numbers
+    )
+    yield from loader
+
+
+def _ignore_signals(_: int) -> None:
+    # A notice's signal reaches the whole process group, and the last steps before the save still need data.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

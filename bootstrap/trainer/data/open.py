@@ -1,0 +1,78 @@
+"""Data set of an address: synthetic without one, token files or images of a folder or an S3 prefix with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from bootstrap.trainer.data.dataset import Dataset
+from bootstrap.trainer.data.images import ImageFolder
+from bootstrap.trainer.data.masking import MaskedTokens
+from bootstrap.trainer.data.staging import stage
+from bootstrap.trainer.data.synthetic import SyntheticImages, SyntheticTokens
+from bootstrap.trainer.data.tokens import TokenFiles
+from bootstrap.training.errors import ConfigurationError
+
+Family = Literal["decoder", "encoder", "cnn"]
+Split = Literal["train", "val"]
+
+
+def open_dataset(
+    uri: str,
+    *,
+    family: Family,
+    seq_len: int = 1,
+    vocab_size: int = 0,
+    mask_token_id: int | None = None,
+    image_size: int = 224,
+    classes: int = 1000,
+    split: Split = "train",
+    seed: int = 0,
+) -> Dataset:
+    """Samples of ``uri`` for a model; call it before the process group is made, as staging may take long.
+
+    Args:
+        uri: folder, file, or ``s3://BUCKET/PREFIX``, copied once to the node's local disk; empty: synthetic samples.
+        mask_token_id: of an encoder's tokenizer; default: the last of the vocabulary.
+        split: ``train`` or ``val``; files or folders whose name begins with it are taken where there are any. ``train``
+            takes all files where none is named so.
+
+    Raises:
+        ConfigurationError: no such data, a format that is not known, data that does not fit the model.
+    """
+    # Validation samples are other ones, drawn the same way.
+    seed = seed * 2 + (split == "val")
+    masked = None
+    if family == "encoder":
+        mask = vocab_size - 1 if mask_token_id is None else mask_token_id
+        masked = MaskedTokens(mask_token_id=mask, vocab_size=vocab_size, seed=seed)
+    if not uri:
+        if family == "cnn":
+            return SyntheticImages(image_size=image_size, classes=classes, seed=seed)
+        return SyntheticTokens(seq_len=seq_len, vocab_size=vocab_size, masked=masked, seed=seed)
+    path = stage(uri)
+    if family == "cnn":
+        folder = path / split if (path / split).is_dir() else path
+        if folder == path and (split == "val" or not path.is_dir()):
+            raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")
+        return ImageFolder(folder, image_size=image_size, classes=classes, augment=split == "train", seed=seed)
+    return TokenFiles(_token_files(path, uri, split), seq_len=seq_len, vocab_size=vocab_size, masked=masked)
+
+
+def _token_files(path: Path, uri: str, split: Split) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("**/*.bin"))
+    named = [file for file in files if file.name.startswith(split)]
+    if not named and split == "train":
+        named = files
+    if not named:
+        raise _missing(uri, split, f"{split}*.bin")
+    return named
+
+
+def _missing(uri: str, split: Split, expected: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{uri} has no {split} data; expected {expected} (docs/data.md has the formats; "
+        "python -m bootstrap.trainer.data.pack writes token files)"
+    )

@@ -1,0 +1,112 @@
+"""Token files: memory-mapped arrays of token ids, cut into samples of ``seq_len`` tokens.
+
+Read as they are: nanoGPT's train.bin (uint16, no header), llm.c's .bin (1,024-byte header), Megatron-LM's .bin with its
+.idx, and the .bin with a .json sidecar (dtype, tokens) that ``pack.py`` writes. Samples follow each other in the file
+without regard to documents, whose end is a token of its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import struct
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bootstrap.trainer.data.dataset import Batch, Dataset
+from bootstrap.trainer.data.masking import MaskedTokens
+from bootstrap.training.errors import ConfigurationError
+
+# https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py (read 2026-11): 256 int32, the first the magic.
+LLMC_HEADER_BYTES = 1024
+LLMC_DTYPES: dict[int, np.dtype[Any]] = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
+# https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py (read 2026-11).
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2")}
+SIDECAR_DTYPES: dict[str | None, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+def map_tokens(path: Path) -> npt.NDArray[np.integer]:
+    """Memory-mapped token ids of one file; ConfigurationError for a file of no known format."""
+    dtype, header_bytes = _format(path)
+    count, rest = divmod(path.stat().st_size - header_bytes, dtype.itemsize)
+    if rest or count < 1:
+        raise ConfigurationError(
+            f"{path} has {path.stat().st_size} bytes: not a whole number of {dtype.name} tokens after a header of "
+            f"{header_bytes}; write it again (python -m bootstrap.trainer.data.pack) or complete the copy"
+        )
+    return np.memmap(path, dtype=dtype, mode="r", offset=header_bytes, shape=(count,))
+
+
+def _format(path: Path) -> tuple[np.dtype[Any], int]:
+    sidecar, index = path.with_suffix(".json"), path.with_suffix(".idx")
+    if sidecar.is_file():
+        facts = json.loads(sidecar.read_text(encoding="utf-8"))
+        dtype, tokens = SIDECAR_DTYPES.get(facts.get("dtype")), facts.get("tokens")
+        if dtype is None:
+            raise ConfigurationError(f"{sidecar}: dtype is {facts.get('dtype')!r}; expected uint16 or uint32")
+        if tokens != path.stat().st_size // dtype.itemsize:
+            raise ConfigurationError(
+                f"{path} has {path.stat().st_size // dtype.itemsize} tokens and {sidecar.name} says {tokens}: an "
+                "incomplete copy; write both again with python -m bootstrap.trainer.data.pack"
+            )
+        return dtype, 0
+    if index.is_file():
+        with index.open("rb") as file:
+            head = file.read(18)
+        # Magic (9 bytes), version (uint64), dtype code (uint8).
+        if not head.startswith(MEGATRON_MAGIC) or len(head) < 18 or head[17] not in MEGATRON_DTYPES:
+            raise ConfigurationError(f"{index} is not a Megatron-LM index of int32, int64 or uint16 tokens")
+        return MEGATRON_DTYPES[head[17]], 0
+    with path.open("rb") as file:
+        head = file.read(4)
+    if len(head) == 4 and (magic := struct.unpack("<i", head)[0]) in LLMC_DTYPES:
+        return LLMC_DTYPES[magic], LLMC_HEADER_BYTES
+    return np.dtype("<u2"), 0
+
+
+class TokenFiles(Dataset):
+    """Samples of several token files, in the order of their names."""
+
+    def __init__(self, paths: list[Path], *, seq_len: int, vocab_size: int, masked: MaskedTokens | None) -> None:
+        # A decoder's last label is the token after its last input.
+        self._length = seq_len + (masked is None)
+        self._seq_len = seq_len
+        self._vocab_size = vocab_size
+        self._masked = masked
+        self._paths = sorted(paths)
+        self._files = [map_tokens(path) for path in self._paths]
+        counts = [max(0, (len(file) - self._length) // seq_len + 1) for file in self._files]
+        self._ends = list(accumulate(counts))
+        if not self._ends or not self._ends[-1]:
+            raise ConfigurationError(
+                f"{', '.join(map(str, self._paths)) or 'no file'}: none has the {self._length} tokens of one sample; "
+                "give more data or a smaller --seq-len"
+            )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
+        """See ``Dataset.fetch``; reads the pages of these samples only."""
+        rows = np.stack([self._sample(index) for index in indices.tolist()])
+        # On a GPU an id beyond the embedding is an assertion that ends the process without a name.
+        if (largest := int(rows.max())) >= self._vocab_size or int(rows.min()) < 0:
+            raise ConfigurationError(
+                f"token {largest} in {self._paths[0].parent}, and the model's vocabulary has {self._vocab_size}: the "
+                "files were written with another tokenizer, or are uint32 without a .json sidecar that says so"
+            )
+        tokens = torch.from_numpy(rows)
+        if self._masked is not None:
+            return self._masked.apply(tokens, indices, step=step)
+        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    def _sample(self, index: int) -> npt.NDArray[np.int64]:
+        file = bisect.bisect_right(self._ends, index)
+        first = (index - (self._ends[file - 1] if file else 0)) * self._seq_len
+        return self._files[file][first : first + self._length].astype(np.int64)

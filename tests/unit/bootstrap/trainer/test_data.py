@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import struct
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
+from bootstrap.trainer.data.images import random_crop
+from bootstrap.trainer.data.pack import main as pack_main
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.sample_order import SampleOrder
+
+CPU = torch.device("cpu")
+VOCABULARY = 70_000
+
+
+def write_tokens(folder: Path, name: str, tokens: list[int], form: str) -> None:
+    """A token file as its own tool writes it."""
+    dtype = "<u2" if form in ("nanogpt", "llm.c") else "<u4" if form == "packed" else "<i4"
+    data = np.array(tokens, dtype=dtype).tobytes()
+    if form == "llm.c":
+        data = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + data
+    (folder / f"{name}.bin").write_bytes(data)
+    if form == "packed":
+        (folder / f"{name}.json").write_text(json.dumps({"dtype": "uint32", "tokens": len(tokens)}))
+    if form == "megatron":
+        (folder / f"{name}.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 1))
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "packed", "megatron"])
+def test_every_format_gives_the_same_samples_over_several_files(tmp_path: Path, form: str) -> None:
+    write_tokens(tmp_path, "train-0", list(range(100, 121)), form)  # two samples of 9 tokens and a rest
+    write_tokens(tmp_path, "train-1", list(range(500, 533)), form)  # four
+    write_tokens(tmp_path, "val", list(range(9)), form)
+    data = open_dataset(str(tmp_path), family="decoder", seq_len=8, vocab_size=VOCABULARY)
+
+    batch = data.batch(torch.tensor([1, 2, 5]), CPU)
+
+    assert len(data) == 6
+    assert batch["input_ids"][:, 0].tolist() == [108, 500, 524] and batch["input_ids"].shape == (3, 8)
+    assert torch.equal(batch["labels"], batch["input_ids"] + 1)
+    assert len(open_dataset(str(tmp_path), family="decoder", seq_len=8, vocab_size=VOCABULARY, split="val")) == 1
+
+
+def test_token_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path) -> None:
+    def open_it(**changes: Any) -> Dataset:
+        settings: dict[str, Any] = {"family": "decoder", "seq_len": 8, "vocab_size": VOCABULARY}
+        return open_dataset(str(tmp_path), **settings | changes)
+
+    with pytest.raises(ConfigurationError, match=r"has no train data; expected train\*\.bin"):
+        open_it()
+    write_tokens(tmp_path, "train", [*range(8), 65_000], "packed")
+    with pytest.raises(ConfigurationError, match="none has the 10 tokens of one sample"):
+        open_it(seq_len=9)
+    with pytest.raises(ConfigurationError, match=r"token 65000 in .*vocabulary has 50000"):
+        open_it(vocab_size=50_000).batch(torch.tensor([0]), CPU)
+    with pytest.raises(ConfigurationError, match=r"has no val data"):
+        open_it(split="val")
+    with (tmp_path / "train.bin").open("r+b") as file:
+        file.truncate(20)
+    with pytest.raises(ConfigurationError, match=r"has 5 tokens and train\.json says 9: an incomplete copy"):
+        open_it()
+
+
+def test_masking_is_bert_s_and_a_function_of_step_and_sample() -> None:
+    data = open_dataset("", family="encoder", seq_len=512, vocab_size=1000, seed=3)
+    indices = torch.arange(64)
+
+    batch = data.batch(indices, CPU, step=7)
+
+    predicted = batch["labels"] != -100
+    masked = batch["input_ids"] == 999
+    assert predicted.float().mean().item() == pytest.approx(0.15, abs=0.01)
+    assert (masked & predicted).sum().item() / predicted.sum().item() == pytest.approx(0.8, abs=0.03)
+    kept = (batch["input_ids"] == batch["labels"]) & predicted
+    assert kept.sum().item() / predicted.sum().item() == pytest.approx(0.1, abs=0.03)
+    rank_1 = data.batch(indices[32:], CPU, step=7)
+    assert torch.equal(rank_1["input_ids"], batch["input_ids"][32:])
+    assert not torch.equal(data.batch(indices, CPU, step=8)["labels"], batch["labels"])
+
+
+def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> None:
+    tokens = open_dataset("", family="decoder", seq_len=32, vocab_size=50).batch(torch.arange(100), CPU)
+    strides = (tokens["labels"] - tokens["input_ids"]) % 50
+    assert (strides == strides[:, :1]).all() and len(set(strides[:, 0].tolist())) > 5
+    assert tokens["labels"].max().item() < 50
+
+    images = open_dataset("", family="cnn", image_size=32, classes=10)
+    batch = images.batch(torch.arange(200), CPU)
+    assert batch["images"].is_contiguous(memory_format=torch.channels_last) and batch["images"].shape == (
+        200,
+        3,
+        32,
+        32,
+    )
+    tints = batch["images"].mean((2, 3))
+    within = torch.stack([tints[batch["labels"] == label].std(0).mean() for label in range(10)]).mean()
+    assert within.item() < 0.2 * tints.std(0).mean().item()
+    other = open_dataset("", family="cnn", image_size=32, classes=10, split="val").batch(torch.arange(200), CPU)
+    assert not torch.equal(other["images"], batch["images"])
+
+
+class Counting(Dataset):
+    """Samples that are their own index, at a price in time, until an index that cannot be read."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 40
+
+    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
+        time.sleep(self.seconds)
+        if int(indices.max()) >= 32:
+            raise ConfigurationError(f"sample {int(indices.max())} is damaged")
+        return {"x": indices, "step": torch.tensor(step)}
+
+
+def test_loader_follows_the_steps_at_any_micro_batch_and_measures_the_wait() -> None:
+    order = SampleOrder(dataset_size=40, global_batch=16, seed=0, shuffle=False)
+    loader = Loader(
+        Counting(0.02), lambda step: order.indices(step, rank=1, world_size=2), micro_batch=4, device=CPU, workers=0
+    )
+
+    assert [batch["x"].tolist() for batch in loader.step(0)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert 0.02 < loader.wait_s < 1
+    time.sleep(0.1)
+    waited = loader.wait_s
+    with_prefetch = list(loader.step(1))
+    assert loader.wait_s - waited < 0.02, "the next step was not fetched ahead"
+    assert [batch["x"][0].item() for batch in with_prefetch] == [24, 28] and with_prefetch[0]["step"].item() == 1
+
+    loader.micro_batch = 2
+    assert [len(batch["x"]) for batch in loader.step(0)] == [2, 2, 2, 2]
+    with pytest.raises(ConfigurationError, match="sample 33 is damaged"), loader:
+        list(loader.step(4))
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Three classes of two JPEGs and a PNG, in several sizes."""
+    from torchvision.io import write_jpeg, write_png
+
+    generator = torch.Generator().manual_seed(0)
+    for label, name in enumerate(["cat", "dog", "emu"]):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(3):
+            image = torch.randint(0, 256, (3, 40 + 20 * number, 60), dtype=torch.uint8, generator=generator)
+            write, suffix = (write_png, "png") if number == 2 else (write_jpeg, "JPEG")
+            write(image, str(tmp_path / "train" / name / f"{label}{number}.{suffix}"))
+    return tmp_path
+
+
+def test_images_come_from_worker_processes_as_they_come_without_them(image_folder: Path) -> None:
+    data = open_dataset(str(image_folder), family="cnn", image_size=32, classes=5, seed=1)
+    order = SampleOrder(dataset_size=len(data), global_batch=4, seed=0)
+    before = torch.get_rng_state()
+
+    with Loader(data, order.indices, micro_batch=2, device=CPU, workers=2) as loader:
+        batches = [batch for step in (3, 4) for batch in loader.step(step)]
+
+    expected = [data.batch(part, CPU, step=step) for step in (3, 4) for part in torch.split(order.indices(step), 2)]
+    assert len(data) == 9
+    assert all(torch.equal(one[key], two[key]) for one, two in zip(batches, expected, strict=True) for key in one)
+    assert batches[0]["images"].shape == (2, 3, 32, 32)
+    assert torch.equal(torch.get_rng_state(), before), "the loader drew from the training's generator"
+    assert data.batch(torch.arange(9), CPU)["labels"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    first, second = (data.batch(torch.tensor([4]), CPU, step=step)["images"] for step in (0, 9))
+    assert not torch.equal(first, second), "an epoch's augmentation repeats in the next"
+
+
+def test_validation_images_are_whole_and_broken_ones_are_named(image_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no val data"):
+        open_dataset(str(image_folder), family="cnn", split="val")
+    with pytest.raises(ConfigurationError, match="has 3 class folders, and the model has 2 classes"):
+        open_dataset(str(image_folder), family="cnn", classes=2)
+    (image_folder / "train").rename(image_folder / "val")
+    data = open_dataset(str(image_folder), family="cnn", image_size=32, split="val")
+    assert torch.equal(
+        data.batch(torch.tensor([0]), CPU)["images"], data.batch(torch.tensor([0]), CPU, step=5)["images"]
+    )
+    (image_folder / "val" / "cat" / "00.JPEG").write_bytes(b"not an image")
+    with pytest.raises(ConfigurationError, match=r"00\.JPEG cannot be decoded"):
+        data.batch(torch.tensor([0]), CPU)
+
+
+def test_random_crops_lie_inside_and_cover_the_range_of_areas() -> None:
+    generator = torch.Generator().manual_seed(0)
+    areas = []
+    for height, width in islice(((300, 500), (20, 400), (7, 7)) * 100, 300):
+        top, left, rows, columns = random_crop(height, width, torch.rand(40, generator=generator).tolist())
+        assert 0 <= top <= height - rows and 0 <= left <= width - columns
+        areas.append(rows * columns / height / width)
+    assert min(areas) < 0.12 and max(areas) > 0.8
+
+
+def test_packed_text_is_read_back_with_an_end_token_after_each_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = {word: number for number, word in enumerate(["<|endoftext|>", "a", "b", "c", "[UNK]"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"text": "c"}\n')
+    (tmp_path / "y.txt").write_text("b c zebra\n")
+    out = tmp_path / "out" / "train.bin"
+    out.parent.mkdir()
+    common = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(out)]
+
+    assert pack_main([str(tmp_path / "x.jsonl"), str(tmp_path / "y.txt"), *common]) == 0
+
+    assert "9 tokens of 3 documents" in capsys.readouterr().out
+    data = open_dataset(str(out.parent), family="decoder", seq_len=8, vocab_size=5)
+    assert data.batch(torch.tensor([0]), CPU)["input_ids"].tolist() == [[1, 2, 0, 3, 0, 2, 3, 4]]
+    (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"body": "c"}\n')
+    assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
+    assert "x.jsonl:2 has no 'text'" in capsys.readouterr().err
+    assert not out.exists(), "a half-written file looks like a whole one"
