@@ -9,6 +9,7 @@ from datetime import timedelta
 from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from infra.settings import Settings
+from optimizer.plan import FleetPlan
 
 # Longer than launching, booting and testing a replaced spot node takes.
 MISSING_NODES_MINUTES = 45
@@ -19,6 +20,7 @@ IDLE_MINUTES = 30
 # A GPU that waits for data or another node still has a higher mean.
 IDLE_GPU_PERCENT = 5
 SPENT_SHARE = 0.8
+SLOW_MINUTES = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class Alarm:
 
 
 def alarms(settings: Settings, names: Names) -> list[Alarm]:
-    """Every alarm of the stack; the alarm on spent dollars needs a ceiling."""
+    """Every alarm of the stack; workers publish speeds of their own, and the alarm on spent dollars needs a ceiling."""
 
     def own(name: str, statistic: str) -> Metric:
         return Metric(name=name, namespace=names.metric_namespace, statistic=statistic)
@@ -118,6 +120,8 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         ),
         Alarm(name="lost-events", description="Node events that nobody could take", metrics={"lost": lost_events}),
     ]
+    if settings.mode == "training":
+        every_alarm.append(_slow(settings.plan, own("TokensPerSecond", "Average")))
     if settings.ceiling_usd:
         every_alarm.append(
             Alarm(
@@ -133,3 +137,23 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             )
         )
     return every_alarm
+
+
+def _slow(plan: FleetPlan, speed: Metric) -> Alarm:
+    """Ring where training is slower than the 95th percentile of the plan's step time; restarts publish no speed."""
+    longer = plan.step_time_p95_s / plan.step_time_s
+    threshold = plan.tokens_per_second / longer
+    return Alarm(
+        name="slow",
+        description=(
+            f"Training is slower than {threshold:,.0f} {'samples' if plan.job.seq_len == 1 else 'tokens'}/s, the "
+            f"plan's p95, for {SLOW_MINUTES} minutes: the run takes more than {plan.hours.expected * longer:,.1f} h "
+            f"({plan.hours.expected:,.1f} planned) and costs more than {plan.cost_usd.expected * longer:,.2f} USD "
+            f"({plan.cost_usd.expected:,.2f} planned); `gpufleet status` says the date and the cost"
+        ),
+        metrics={"speed": speed},
+        comparison="LessThanThreshold",
+        threshold=round(threshold, 2),
+        periods=SLOW_MINUTES // 5,
+        rings_after=SLOW_MINUTES // 5,
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, capacity_block, deploy, on_demand, reserved
+from tests.plans import sample_plan
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,8 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
         times = (given["datapointsToAlarm"], given["evaluationPeriods"])
         declared[alarm.name.removeprefix("gpufleet-dev-")] = (read_metrics(dict(given)), rule, times)
     above = ("GreaterThanThreshold", 0, "notBreaching")
+    plan = sample_plan()
+    slowest = round(plan.tokens_per_second * plan.step_time_s / plan.step_time_p95_s, 2)
     assert declared == {
         "missing-nodes": (
             [(own, "NodesWanted", "Minimum", 300), (own, "NodesInService", "Maximum", 300)],
@@ -151,6 +154,11 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
             (6, 6),
         ),
         "lost-events": ([("AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", 300)], above, (1, 1)),
+        "slow": (
+            [(own, "TokensPerSecond", "Average", 300)],
+            ("LessThanThreshold", slowest, "notBreaching"),
+            (6, 6),
+        ),
         "spent": (
             [(own, "SpentUsd", "Maximum", 60)],
             ("GreaterThanOrEqualToThreshold", 2400, "notBreaching"),
@@ -167,6 +175,8 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
         "missing-nodes": "wanted - serving",
         "idle-gpus": "IF(serving > 0 AND FILL(gpu, 0) < 5, 1, 0)",
     }
+    slow = stack.one("MetricAlarm", "-slow")["alarmDescription"]
+    assert "h (4.5 planned)" in slow and "USD (100.00 planned)" in slow
     assert stack.one("MetricAlarm", "-controller-errors")["dimensions"] == {"FunctionName": "gpufleet-dev-controller"}
     assert stack.one("MetricAlarm", "-lost-events")["dimensions"] == {"QueueName": "gpufleet-dev-node-events-dead"}
 

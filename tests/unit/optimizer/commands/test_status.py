@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
+from bootstrap.contract.measured import object_name
 from optimizer.aws import clients
 from tests.plans import sample_plan
+from tests.unit.bootstrap.contract.rows import measured_row
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import DeployedStack, ago
 
@@ -80,6 +83,50 @@ def test_the_table_says_phase_money_nodes_limits_and_silence(deployed: DeployedS
     assert "ceiling 3,000.00, p95 of the plan 120.00" in out
     assert "asked to stop at" in out and "by ada" in out
     assert out.count("InService") == 2
+
+
+def test_a_run_slower_than_its_p95_gets_a_notice_with_dollars_and_date(
+    deployed: DeployedStack, gpufleet: Gpufleet
+) -> None:
+    plan = sample_plan()
+    deployed.write_state(ceiling_usd=100.0)
+    write_ledger(deployed, steps_per_s=0.05)  # 20 s a step, 7.2 planned
+    row = measured_row(at=datetime.now(UTC).replace(microsecond=0), run_id="0123456789ab")
+    deployed.put(f"checkpoints/{object_name(row.run_id, 'w')}", row.to_text())
+    deployed.put("checkpoints/measured/ffffffffffff-w.json", measured_row(run_id="ffffffffffff").to_text())
+    _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
+    answer, rows = json.loads(out), measures(out)
+    assert err == "" and answer["measured_run"]["run"] == "0123456789ab"
+    assert (rows["step time"]["predicted"], rows["step time"]["actual"]) == (7.2, 2.2)
+    assert f"p95 of the plan {plan.step_time_p95_s:.3g}; median of 40 steps" in rows["step time"]["note"]
+    assert (rows["peak memory"]["predicted"], rows["peak memory"]["actual"]) == (30.0, 62.0)
+    ahead = answer["forecast"]
+    assert ahead["slow"] and not ahead["late"]  # 5.6 of 48 h
+    assert ahead["step_time_s"] == pytest.approx(20, rel=0.01)
+    cost = 44 + 22.5 * 1000 * 20 / 3600
+    assert ahead["cost_usd"] == pytest.approx(cost, rel=0.01)
+    _, out, _ = gpufleet("status", *deployed.arguments)
+    assert "SLOW: a step takes 20 s" in out
+    assert f"it will cost {cost:,.2f} USD, planned for 100.00, ABOVE its ceiling of 100.00" in out
+    assert "h before its deadline" in out and "gpufleet calibrate --from-stack" in out
+    ends_at = datetime.fromisoformat(ahead["ends_at"])
+    assert f"training ends at {ends_at:%Y-%m-%d %H:%M}" in out
+
+
+def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state(run_started_at=ago(hours=47))
+    write_ledger(deployed, steps_per_s=0.0)
+    slow = measured_row(measured=replace(measured_row().measured, step_time_s=14.4))
+    deployed.put(f"checkpoints/{object_name(slow.run_id, 'w')}", slow.to_text())
+    deployed.put("checkpoints/measured/0123456789ab-torn.json", "{")
+    _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
+    answer = json.loads(out)
+    # Half the steps at twice the time: all of the plan's 4.5 h.
+    assert answer["forecast"]["hours_left"] == pytest.approx(4.5)
+    assert answer["forecast"]["slow"] and answer["forecast"]["late"]
+    assert any("AFTER its deadline" in line for line in answer["notices"])
+    assert measures(out)["speed"]["actual"] == slow.measured.tokens_per_second
+    assert "0123456789ab-torn.json is not JSON" in err
 
 
 def test_csv_is_predicted_against_actual(deployed: DeployedStack, gpufleet: Gpufleet) -> None:

@@ -1,0 +1,161 @@
+"""``gpufleet status``: show a deployed stack, predicted against actual."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootstrap.contract.codec import to_json
+from optimizer.commands.options import stack_options
+from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
+from optimizer.commands.status.measures import MEASURES, compare
+from optimizer.commands.status.reading import Reading, read
+from optimizer.plan import SCHEMA_VERSION, FleetPlan
+
+if TYPE_CHECKING:
+    from bootstrap.contract.state import ControllerState
+    from infra.naming import Names
+
+# Keys of the controller's state in --format json.
+STATE_KEYS = (
+    *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
+    *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
+    *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
+)
+INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
+NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
+NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet status --stack dev
+  gpufleet status --stack dev --watch 60
+  gpufleet status --stack dev --format json
+"""
+)
+@stack_options
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=5),
+    metavar="SECONDS",
+    help="Repeat every so many seconds, until Ctrl-C.",
+)
+@format_option
+def command(stack: str, directory: Path, watch_s: float | None, output_format: str) -> None:
+    """Show what a stack does now: phase, money, nodes, failed launches, speed; predicted against actual.
+
+    Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
+    Scaling group, EC2 and CloudWatch. A run slower than the plan's p95, late or above its ceiling gets a notice with
+    its end and its cost. What cannot be read is named with the reason, and the rest is shown. CSV has predicted against
+    actual.
+    Exit status 4: the stack is not deployed.
+    """
+    file = read_stack(stack, directory)
+    names, _ = resolve_names(file)
+    while True:
+        reading = read(names, datetime.now(UTC))
+        ahead = forecast(file.plan, reading)
+        measures = compare(file.plan, reading, ahead)
+        slow = notices(file.plan, ahead, stack)
+        if output_format == "json":
+            write_json(as_json(names, file.plan, reading, measures, ahead) | {"notices": slow})
+        elif output_format == "csv":
+            write_csv(measures, list(MEASURES))
+        else:
+            _write_tables(file.plan, reading, measures, slow)
+        for part, reason in reading.unread.items():
+            click.echo(f"note: {part} cannot be read: {reason}", err=True)
+        if watch_s is None:
+            return
+        try:
+            time.sleep(watch_s)
+        except KeyboardInterrupt:
+            return
+        click.echo("")
+
+
+def as_json(
+    names: Names, plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], ahead: Forecast | None
+) -> dict[str, Any]:
+    """Build the JSON document of a reading."""
+    state, progress = reading.state, current_progress(reading)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": names.stack,
+        "region": names.region,
+        "account_id": names.account_id,
+        "at": reading.at.isoformat(timespec="seconds"),
+        "plan": {"instance_type": plan.instance_type, "node_count": plan.node_count}
+        | {"purchase": plan.purchase.option, "model": plan.job.model},
+        "state": state and _state_as_json(state),
+        "controller_silent_s": state and round(state.silent_s(reading.at)),
+        "request": reading.request and to_json(reading.request),
+        "group": reading.group and asdict(reading.group),
+        "failed_launches": [asdict(failure) for failure in reading.failures],
+        "progress": progress and asdict(progress),
+        "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
+        "measured_run": reading.measured and to_json(reading.measured),
+        "forecast": ahead and asdict(ahead) | {"slow": ahead.slow, "late": ahead.late},
+        "measures": measures,
+        "unread": reading.unread,
+    }
+
+
+def _state_as_json(state: ControllerState) -> dict[str, Any]:
+    data = to_json(state)
+    instances = {key: {name: meter[name] for name in INSTANCE_KEYS} for key, meter in data["instances"].items()}
+    return {name: data[name] for name in STATE_KEYS} | {"instances": instances}
+
+
+def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], slow: list[str]) -> None:
+    click.echo("\n".join([*headline(plan, reading), *slow]) + "\n")
+    write_table(measures, MEASURES)
+    if reading.group is not None and reading.group.nodes:
+        click.echo("")
+        rows = [
+            asdict(node) | {"protected": "yes" if node.protected else "no", "launched_at": utc(node.launched_at)}
+            for node in reading.group.nodes
+        ]
+        write_table(rows, NODE_COLUMNS)
+    for failure in reading.failures:
+        click.echo(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
+
+
+def headline(plan: FleetPlan, reading: Reading) -> list[str]:
+    """Write the lines above the tables: phase, nodes, and all that keeps the fleet down."""
+    state, group = reading.state, reading.group
+    lines = [f"{plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for {plan.job.model}"]
+    if state is None:
+        lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
+    else:
+        after = f", then {state.after}" if state.after else ""
+        lines.append(f"{state.phase}{after} since {utc(state.since)}: {state.reason}")
+        if state.is_silent(reading.at):
+            lines.append(
+                f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "
+                "ends the nodes; look at its log group, and `gpufleet stop` ends the nodes without it"
+            )
+        if state.next_attempt_at is not None:
+            lines.append(f"next start at {utc(state.next_attempt_at)}")
+        if state.on_demand:
+            lines.append("on-demand nodes stand in for spot nodes that did not come")
+        if state.last_failure:
+            lines.append(f"last failed launch: {state.last_failure}")
+    if group is not None:
+        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
+        lines.append(f"{serving} of {group.wanted} wanted nodes in service, {len(group.nodes)} instances in the group")
+    elif "group" not in reading.unread:
+        lines.append("there is no Auto Scaling group: no node runs")
+    if reading.request is not None and reading.request.want == "stop":
+        lines.append(f"asked to stop at {utc(reading.request.at)} by {reading.request.by}")
+    return lines

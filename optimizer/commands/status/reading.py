@@ -1,0 +1,102 @@
+"""All that is read of a deployed stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from optimizer.errors import DataMissingError, GpufleetError
+
+if TYPE_CHECKING:
+    from bootstrap.contract.measured import MeasuredRow
+    from bootstrap.contract.request import PersonRequest
+    from bootstrap.contract.state import ControllerState
+    from infra.naming import Names
+    from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+    from optimizer.aws.progress import TrainingProgress
+
+T = TypeVar("T")
+
+FAILURES_WINDOW = timedelta(hours=24)
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """Parts of a deployed stack, None or empty where absent; ``unread`` has why a part cannot be read."""
+
+    at: datetime
+    state: ControllerState | None = None
+    request: PersonRequest | None = None
+    group: DeployedGroup | None = None
+    failures: tuple[LaunchFailure, ...] = ()
+    progress: TrainingProgress | None = None
+    measured: MeasuredRow | None = None  # newest of the present run
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
+        """Return ``call()``, or ``otherwise`` with an entry in ``unread``."""
+        from optimizer.aws import errors
+
+        try:
+            return call()
+        except GpufleetError as error:
+            self.unread[part] = error.got
+        except Exception as error:
+            if not errors.is_aws_error(error):
+                raise
+            self.unread[part] = errors.reason(error)
+        return otherwise
+
+
+def read(names: Names, now: datetime) -> Reading:
+    """Read each part of a stack; without group and state it is a DataMissingError."""
+    from optimizer.aws import actuals, clients, control
+    from optimizer.aws.progress import read_progress
+
+    reading = Reading(at=now)
+    region, bucket, prefix = names.region, names.bucket, names.control_prefix
+    s3, autoscaling = clients.s3(region), clients.autoscaling(region)
+    reading.group = reading.attempt("group", lambda: actuals.read_group(autoscaling, names.group), None)
+    reading.state = reading.attempt("state", lambda: control.read_state(s3, bucket, prefix), None)
+    if reading.group is None and "group" not in reading.unread and reading.state is None:
+        raise DataMissingError(
+            f"stack {names.stack} has no Auto Scaling group {names.group} in {region} of account {names.account_id}",
+            why=reading.unread.get("state", ""),
+            next_step=f"pulumi up --stack {names.stack}, or use the credentials of the account it is in",
+        )
+    reading.request = reading.attempt("request", lambda: control.read_request(s3, bucket, prefix), None)
+    reading.progress = reading.attempt("progress", lambda: read_progress(s3, bucket, names.checkpoint_prefix), None)
+    if reading.state is not None:
+        reading.measured = _read_measured(reading, names, reading.state.run_id)
+    if reading.group is not None:
+        ids = [node.instance_id for node in reading.group.nodes]
+        ec2 = clients.ec2(region)
+        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, ids), None)
+        reading.group = actuals.with_launches(reading.group, launches or {})
+        since = now - FAILURES_WINDOW
+        reading.failures = reading.attempt(
+            "failed launches", lambda: actuals.read_failures(autoscaling, names.group, since=since), ()
+        )
+    reading.metrics = reading.attempt(
+        "metrics",
+        lambda: actuals.read_metrics(clients.cloudwatch(region), names.metric_namespace, actuals.NODE_METRICS, now),
+        {},
+    )
+    return reading
+
+
+def _read_measured(reading: Reading, names: Names, run_id: str) -> MeasuredRow | None:
+    from optimizer.aws import clients
+    from optimizer.aws.measured import MeasuredRuns, read_measured
+
+    s3 = clients.s3(names.region)
+    runs = reading.attempt(
+        "measured runs",
+        lambda: read_measured(s3, names.bucket, names.checkpoint_prefix, run_id=run_id),
+        MeasuredRuns(),
+    )
+    reading.unread |= runs.unread
+    return runs.newest
