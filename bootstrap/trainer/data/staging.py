@@ -6,25 +6,29 @@ import concurrent.futures
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
+from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 logger = logging.getLogger(__name__)
 
-# Files at a time; each is read in parallel ranges of PART_BYTES.
-FILES = 16
-PART_BYTES = 32 * 2**20
+# Requests at a time. A large file is read in pieces, each by the CRT in parallel ranges; small files are worth boto3's
+# lighter requests.
+THREADS = 32
+PIECE_BYTES = 256 * 2**20
+SMALL_BYTES = 8 * 2**20
 PROGRESS_INTERVAL_S = 10.0
 # Disk space that stays free for checkpoints on their way and logs.
 RESERVE_BYTES = 2 * 2**30
@@ -71,14 +75,12 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 
 
 def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str, ...]) -> None:
-    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         client = _client()
-        objects = {
-            name: entry for name, entry in _list(client, bucket, prefix).items() if name.endswith(suffixes or "")
-        }
+        base, listed = _list(client, bucket, prefix)
+        objects = {name: entry for name, entry in listed.items() if name.endswith(suffixes or "")}
         if not objects:
             ends = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
             raise ConfigurationError(f"{uri}: no object{ends} under this prefix; see aws s3 ls {uri}/")
@@ -89,9 +91,12 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
             (folder / name).unlink(missing_ok=True)
         missing = {name: entry for name, entry in objects.items() if done.get(name) != entry}
         _check_space(uri, folder, missing)
-        base = "" if PurePosixPath(prefix).name in objects else prefix + "/"
-        _fetch(client, bucket, base or f"{PurePosixPath(prefix).parent}/".removeprefix("./"), folder, missing)
-    except (BotoCoreError, ClientError, Boto3Error) as error:
+        _fetch(client, S3Store(bucket, base, client=client), bucket, folder, missing)
+    except (BotoCoreError, ClientError, CheckpointError, FileNotFoundError) as error:
+        if "PreconditionFailed" in str(error) or "Precondition Failed" in str(error):
+            raise ConfigurationError(
+                f"{uri} changed while it was copied; start again when its writer is done"
+            ) from error
         raise ConfigurationError(
             f"{uri} cannot be read ({error}); the node's role needs s3:ListBucket and s3:GetObject on it"
         ) from error
@@ -112,23 +117,25 @@ def _client() -> S3Client:
         from botocore.config import Config
     except ImportError as error:
         raise ConfigurationError("data on S3 needs boto3: pip install boto3") from error
-    config = Config(max_pool_connections=4 * FILES, retries={"mode": "standard", "max_attempts": 8})
+    config = Config(max_pool_connections=THREADS, retries={"mode": "standard", "max_attempts": 8})
     return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)
 
 
-def _list(client: S3Client, bucket: str, prefix: str) -> Objects:
-    """Objects under ``prefix``, or the one with this name and its sidecars."""
+def _list(client: S3Client, bucket: str, prefix: str) -> tuple[str, Objects]:
+    """Folder in the bucket and its objects; where ``prefix`` is an object, that one and its sidecars."""
     objects, single = {}, {}
-    for page in client.get_paginator("list_objects_v2").paginate(
-        Bucket=bucket, Prefix=str(PurePosixPath(prefix).with_suffix(""))
-    ):
+    path = PurePosixPath(prefix)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=str(path.with_suffix("")))
+    for page in pages:
         for item in page.get("Contents", []):
             key, entry = item["Key"], (item["Size"], item["ETag"])
             if key.startswith(prefix + "/") and not key.endswith("/"):
                 objects[key.removeprefix(prefix + "/")] = entry
-            elif PurePosixPath(key).with_suffix("") == PurePosixPath(prefix).with_suffix(""):
+            elif PurePosixPath(key).with_suffix("") == path.with_suffix(""):
                 single[PurePosixPath(key).name] = entry
-    return objects or (single if PurePosixPath(prefix).name in single else {})
+    if objects or path.name not in single:
+        return prefix, objects
+    return "" if path.parent == PurePosixPath(".") else str(path.parent), single
 
 
 def _complete_files(folder: Path) -> Objects:
@@ -162,41 +169,51 @@ def _check_space(uri: str, folder: Path, missing: Objects) -> None:
         )
 
 
-def _fetch(client: S3Client, bucket: str, base: str, folder: Path, missing: Objects) -> None:
-    from boto3.s3.transfer import TransferConfig
-
-    # The classic client reads ranges in parallel, and each with IfMatch: a range of another version fails.
-    transfer = TransferConfig(
-        multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, preferred_transfer_client="classic"
-    )
+def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing: Objects) -> None:
     progress = _Progress(sum(size for size, _ in missing.values()))
+    base = store.uri.removeprefix(f"s3://{bucket}").removeprefix("/")
+
+    def fetch(name: str, offset: int, length: int) -> tuple[str, int]:
+        path, (size, etag) = _partial(folder / name), missing[name]
+        key = f"{base}/{name}" if base else name
+        if size <= SMALL_BYTES:
+            path.write_bytes(client.get_object(Bucket=bucket, Key=key, IfMatch=etag)["Body"].read())
+        else:
+            with path.open("r+b") as file:
+                store.read_into(name, offset, memoryview(mmap.mmap(file.fileno(), length, offset=offset)))
+            client.head_object(Bucket=bucket, Key=key, IfMatch=etag)  # still the version that was listed
+        return name, length
+
+    pieces: list[tuple[str, int, int]] = []
+    for name, (size, _) in missing.items():
+        path = _partial(folder / name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if size > SMALL_BYTES:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a SIGBUS in the mapping
+        pieces += [(name, offset, min(PIECE_BYTES, size - offset)) for offset in range(0, max(size, 1), PIECE_BYTES)]
+    left = Counter(name for name, _, _ in pieces)
     with (
         (folder / JOURNAL).open("a", encoding="utf-8") as journal,
-        concurrent.futures.ThreadPoolExecutor(FILES) as pool,
+        concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
     ):
-
-        def fetch(name: str) -> str:
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(bucket, base + name, str(path), Config=transfer)
-            return name
-
-        waiting = [pool.submit(fetch, name) for name in missing]
+        waiting = [pool.submit(fetch, *piece) for piece in pieces]
         try:
             for future in concurrent.futures.as_completed(waiting):
-                name = future.result()
-                size, etag = missing[name]
-                if (actual := (folder / name).stat().st_size) != size:
-                    raise ConfigurationError(
-                        f"s3://{bucket}/{base}{name} has {actual} bytes and was listed with {size}: it changed while "
-                        "it was copied; start again when its writer is done"
-                    )
-                # The line break comes first: it ends a line that a killed process left torn.
-                journal.write("\n" + json.dumps([name, size, etag]))
-                journal.flush()
-                progress.add(size)
+                name, length = future.result()
+                left[name] -= 1
+                if not left[name]:
+                    _partial(folder / name).replace(folder / name)
+                    # The line break comes first: it ends a line that a killed process left torn.
+                    journal.write("\n" + json.dumps([name, *missing[name]]))
+                    journal.flush()
+                progress.add(length)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 class _Progress:

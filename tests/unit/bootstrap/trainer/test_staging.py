@@ -27,10 +27,13 @@ def put(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleName
     def put(name: str, body: bytes) -> None:
         client.put_object(Bucket=BUCKET, Key=f"corpus/{name}", Body=body)
 
-    put("v1.5/train.bin", b"t" * 3000)
+    put("v1.5/train.bin", TRAIN)
     put("v1.5/a/b.bin", b"b")
     put("v1.50/other.bin", b"another data set")
     return SimpleNamespace(object=put, client=client)
+
+
+TRAIN = bytes(range(250)) * 40
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -38,10 +41,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def test_only_what_changed_is_copied_again(put: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("small_bytes", [staging.SMALL_BYTES, 100])  # by boto3, by the CRT
+def test_only_what_changed_is_copied_again(
+    put: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 4096)
     caplog.set_level(logging.INFO)
     folder = stage(URI)
-    assert contents(folder) == {"train.bin": b"t" * 3000, "a/b.bin": b"b"}
+    assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
     assert "data: 0.00 of 0.00 GiB copied" in caplog.text
 
     first = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
@@ -50,13 +58,13 @@ def test_only_what_changed_is_copied_again(put: SimpleNamespace, caplog: pytest.
     put.object("v1.5/a/b.bin", b"c")  # the same size
     put.object("v1.5/new.bin", b"new")
     assert stage(URI) == folder
-    assert contents(folder) == {"train.bin": b"t" * 3000, "a/b.bin": b"c", "new.bin": b"new"}
+    assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"c", "new.bin": b"new"}
     assert (folder / "train.bin").stat().st_ino == first[folder / "train.bin"]
 
     put.client.delete_object(Bucket=BUCKET, Key="corpus/v1.5/a/b.bin")
     (folder / "new.bin").write_bytes(b"torn")
     stage(URI)
-    assert contents(folder) == {"train.bin": b"t" * 3000, "new.bin": b"new"}
+    assert contents(folder) == {"train.bin": TRAIN, "new.bin": b"new"}
 
 
 def test_other_local_ranks_wait_for_this_start_s_copy(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +101,7 @@ def test_bad_addresses_and_small_disks_are_refused_before_a_byte_is_copied(
     }.items():
         with pytest.raises(ConfigurationError, match=message):
             stage(uri)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * 2**30 + 3000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * 2**30 + 10_000))
     with pytest.raises(ConfigurationError, match=r"still needs 0.0 GiB and .* has 2.0 GiB free"):
         stage(URI)
     assert not list(tmp_path.rglob("*.bin"))
