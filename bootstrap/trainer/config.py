@@ -1,0 +1,191 @@
+"""Settings of the reference trainer: flags, whose defaults are the node's variables (contract/node_env.py)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from bootstrap.contract.trainer import (
+    CHECKPOINTINGS,
+    CNNS,
+    ENCODERS,
+    OPTIMIZERS,
+    PRECISIONS,
+    SHARDINGS,
+    TrainerJob,
+    model_kind,
+    unsupported,
+)
+from bootstrap.training.errors import ConfigurationError
+
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+LEARNING_RATES = {"adamw": 3e-4, "adam": 3e-4, "adafactor": 1e-2, "sgd": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Help of a flag, the node's variable that gives its default (without ``GPUFLEET_``), and its words."""
+
+    help: str
+    variable: str = ""
+    words: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerConfig:
+    """One run: the plan's layout, and the settings of the training code."""
+
+    architecture: Annotated[
+        dict[str, Any], Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it', "ARCHITECTURE")
+    ]
+    steps: Annotated[int, Flag("optimizer steps of the whole run", "STEPS")] = 100
+    seq_len: Annotated[int, Flag("tokens of a sample, 1 for a CNN", "SEQ_LEN")] = 1
+    global_batch: Annotated[
+        int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation", "GLOBAL_BATCH")
+    ] = 0
+    micro_batch: Annotated[int, Flag("samples of a data rank's forward pass", "MICRO_BATCH")] = 1
+    grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0", "GRAD_ACCUM")] = 1
+    precision: Annotated[str, Flag("arithmetic", "PRECISION", PRECISIONS)] = "bf16"
+    compiled: Annotated[bool, Flag("torch.compile", "COMPILED")] = False
+
+    sharding: Annotated[str, Flag("states that data x context ranks share out", "SHARDING", SHARDINGS)] = "ddp"
+    tensor_parallel: Annotated[int, Flag("ranks that split each layer", "TENSOR_PARALLEL")] = 1
+    sequence_parallel: Annotated[bool, Flag("tensor ranks split norms and residual too", "SEQUENCE_PARALLEL")] = False
+    context_parallel: Annotated[int, Flag("ranks that split each sequence", "CONTEXT_PARALLEL")] = 1
+    pipeline_parallel: Annotated[int, Flag("must be 1", "PIPELINE_PARALLEL")] = 1
+    expert_parallel: Annotated[int, Flag("must be 1", "EXPERT_PARALLEL")] = 1
+    gpus_per_node: Annotated[int, Flag("ranks of one node", "GPUS_PER_NODE")] = 1
+    activation_checkpointing: Annotated[
+        str, Flag("activations computed again in the backward pass", "ACTIVATION_CHECKPOINTING", CHECKPOINTINGS)
+    ] = "none"
+
+    optimizer: Annotated[str, Flag("optimizer", "OPTIMIZER", OPTIMIZERS)] = "adamw"
+    learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
+    weight_decay: Annotated[float, Flag("weight decay of matrices")] = 0.1
+    clip_norm: Annotated[float, Flag("largest norm of all gradients together; 0: no clipping")] = 1.0
+    schedule: Annotated[
+        str, Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", "", SCHEDULES)
+    ] = "cosine"
+    warmup_steps: Annotated[int, Flag("steps of linear warm-up")] = 0
+
+    train_data: Annotated[str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", "TRAIN_DATA")] = ""
+    weights: Annotated[str, Flag("folder or s3:// prefix of safetensors to start from; empty: random")] = ""
+    out: Annotated[str, Flag("folder of metrics and final weights", "TRAINER_OUT")] = "trainer_out"
+    evaluate_every: Annotated[int, Flag("steps between evaluations on held-out samples; 0: none")] = 0
+    evaluation_steps: Annotated[int, Flag("global batches of one evaluation")] = 8
+    log_every: Annotated[int, Flag("steps between log lines")] = 10
+    seed: Annotated[int, Flag("seed of weights, sample order and dropout")] = 0
+    deterministic: Annotated[bool, Flag("kernels that sum in one order; slower on GPUs")] = False
+
+    @property
+    def kind(self) -> str:
+        """Hugging Face's model_type, or the name of a torchvision model."""
+        return model_kind(self.architecture)
+
+    @property
+    def family(self) -> str:
+        """``decoder``, ``encoder`` or ``cnn``."""
+        return "cnn" if self.kind in CNNS else "encoder" if self.kind in ENCODERS else "decoder"
+
+    def job(self) -> TrainerJob:
+        """Job that the contract judges."""
+        return TrainerJob(
+            architecture=self.architecture or None,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            sharding=self.sharding,
+            gpus_per_node=self.gpus_per_node,
+            tensor=self.tensor_parallel,
+            pipeline=self.pipeline_parallel,
+            context=self.context_parallel,
+            expert=self.expert_parallel,
+            activation_checkpointing=self.activation_checkpointing,
+        )
+
+
+def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> TrainerConfig:
+    """Read flags over variables, and refuse what the trainer does not carry out.
+
+    Raises:
+        ConfigurationError: a value that is no number, out of range, or a job that ``contract/trainer.py`` refuses.
+    """
+    config = TrainerConfig(**vars(_parser(environment).parse_args(arguments)))
+    for name in ("steps", "seq_len", "micro_batch", "grad_accum", "log_every", "evaluation_steps", "gpus_per_node"):
+        _check_least(config, name, 1)
+    for name in ("global_batch", "learning_rate", "clip_norm", "weight_decay", "warmup_steps", "evaluate_every"):
+        _check_least(config, name, 0)
+    if reasons := unsupported(config.job()):
+        raise ConfigurationError(
+            f"the trainer does not carry this out: {'; '.join(reasons)}. Take a plan of gpufleet recommend without "
+            "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "
+            "(gpufleet launch-config PLAN --engine torchtitan)"
+        )
+    if not config.learning_rate:
+        config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
+    return config
+
+
+def _check_least(config: TrainerConfig, name: str, least: int) -> None:
+    if getattr(config, name) < least:
+        raise ConfigurationError(f"{_flag(name)} is {getattr(config, name)}; expected at least {least}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bootstrap.trainer",
+        description="Train a Hugging Face decoder or encoder or a torchvision CNN in a plan's layout, under torchrun.",
+        epilog="In brackets: the node's variable that gives the default, and the default without it.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+    )
+    converters: dict[type, Callable[[str], Any]] = {int: int, float: float, bool: _switch, str: str}
+    hints = get_type_hints(TrainerConfig, include_extras=True)
+    for item in dataclasses.fields(TrainerConfig):
+        kind, flag = get_args(hints[item.name])
+        convert = converters.get(kind, _architecture)
+        default = item.default
+        if flag.variable and (text := environment.get(f"GPUFLEET_{flag.variable}", "").strip()):
+            try:
+                default = convert(text)
+                if flag.words and default not in flag.words:
+                    raise ValueError(f"expected one of {', '.join(flag.words)}")
+            except ValueError as error:
+                raise ConfigurationError(f"GPUFLEET_{flag.variable} is {text[:200]!r}: {error}") from error
+        own = "" if item.default in (MISSING, "") else str(item.default)
+        source = ", ".join(part for part in (flag.variable and f"GPUFLEET_{flag.variable}", own) if part)
+        extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": convert}
+        if flag.words:
+            extra["choices"] = flag.words
+        elif kind is not bool:
+            extra["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
+        if default is MISSING:
+            extra["required"] = True
+        else:
+            extra["default"] = default
+        parser.add_argument(_flag(item.name), help=f"{flag.help} [{source}]" if source else flag.help, **extra)
+    return parser
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
+def _architecture(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"neither JSON nor a file that can be read ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object")
+    return value
