@@ -147,11 +147,11 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         epilog="In brackets: the node's variable that gives the default, and the default without it.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
-    converters: dict[type, Callable[[str], Any]] = {int: int, float: float, bool: _switch, str: str}
+    converters: dict[object, Callable[[str], Any]] = {int: int, float: float, bool: _switch, str: str}
     hints = get_type_hints(TrainerConfig, include_extras=True)
     for item in dataclasses.fields(TrainerConfig):
         kind, flag = get_args(hints[item.name])
-        convert = converters.get(kind, _architecture)
+        convert: Callable[[str], Any] = converters.get(kind, _architecture)
         default = item.default
         if flag.variable and (text := environment.get(f"GPUFLEET_{flag.variable}", "").strip()):
             try:
