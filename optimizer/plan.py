@@ -124,6 +124,12 @@ class Parallelism(_Model):
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
     activation_checkpointing: ActivationCheckpointing
+    # Left out of the JSON at its default, as in Job.
+    gradient_compression: Annotated[str, Field(pattern=trainer.GRADIENT_COMPRESSION)] = Field(
+        default="none",
+        exclude_if=lambda value: value == "none",
+        description="Compression of DDP's gradients: none, bf16, fp16 or powersgd-RANK.",
+    )
 
     @property
     def beyond_data(self) -> tuple[str, ...]:
@@ -326,6 +332,9 @@ class FleetPlan(_Model):
             problems.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
         if p.virtual_stages > 1 and p.pipeline == 1:
             problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
+        names = ("sharding", "tensor", "pipeline", "expert")
+        if unfit := trainer.compression_problem(p.gradient_compression, **{name: getattr(p, name) for name in names}):
+            problems.append(f"parallelism: {unfit}")
         if p.sequence_parallel and p.tensor == 1:
             problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
@@ -392,6 +401,7 @@ class FleetPlan(_Model):
                     context=split.context,
                     expert=split.expert,
                     activation_checkpointing=split.activation_checkpointing,
+                    gradient_compression=split.gradient_compression,
                 )
             )
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ SPLITS = ("data", "tensor", "context")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 CHECKPOINTINGS = ("none", "selective", "full")
+# Compression of the gradients that DistributedDataParallel reduces: 16 bits on the wire, or PowerSGD's matrices of a
+# rank from 1 to 999 (powersgd-4).
+GRADIENT_COMPRESSION = r"^(none|bf16|fp16|powersgd-[1-9][0-9]{0,2})$"
 # Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
 FRAMEWORKS = ("torch", "torchvision")
 
@@ -53,6 +57,7 @@ class TrainerJob:
     context: int = 1
     expert: int = 1
     activation_checkpointing: str = "none"
+    gradient_compression: str = "none"
 
 
 def unsupported(job: TrainerJob) -> list[str]:
@@ -72,6 +77,15 @@ def unsupported(job: TrainerJob) -> list[str]:
         )
         if value not in known
     ]
+    compression = compression_problem(
+        job.gradient_compression,
+        sharding=job.sharding,
+        tensor=job.tensor,
+        pipeline=job.pipeline,
+        expert=job.expert,
+    )
+    if compression:
+        reasons.append(compression)
     if job.sharding not in shardings(job.optimizer):
         reasons.append(f"optimizer {job.optimizer} has no sharded form, and sharding is {job.sharding}")
     for name, ranks in (("pipeline", job.pipeline), ("expert", job.expert)):
@@ -85,6 +99,25 @@ def unsupported(job: TrainerJob) -> list[str]:
             f"full causal attention that the trainer splits (it does {', '.join(CONTEXT_PARALLEL)})"
         )
     return reasons
+
+
+def compression_problem(compression: str, *, sharding: str, tensor: int, pipeline: int, expert: int) -> str:
+    """Reason why a layout cannot compress its gradients; empty where it can, or compresses none."""
+    if compression == "none":
+        return ""
+    if not re.match(GRADIENT_COMPRESSION, compression):
+        return f"gradient_compression {compression} is not none, bf16, fp16 or powersgd-RANK"
+    if sharding != "ddp":
+        return f"gradient_compression is {compression}, and sharding {sharding} does not reduce through DDP's hooks"
+    for name, ranks in (("tensor", tensor), ("pipeline", pipeline), ("expert", expert)):
+        if ranks > 1:
+            return f"gradient_compression is {compression}, and DDP takes no model with {name} parallelism {ranks}"
+    return ""
+
+
+def powersgd_rank(compression: str) -> int:
+    """Rank of ``powersgd-RANK``; 0 for the other compressions."""
+    return int(compression.removeprefix("powersgd-")) if compression.startswith("powersgd-") else 0
 
 
 def shardings(optimizer: str) -> tuple[str, ...]:

@@ -103,6 +103,7 @@ def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None
     assert given["GPUFLEET_VIRTUAL_STAGES"] == "2"
     assert (given["GPUFLEET_MICRO_BATCH"], given["GPUFLEET_GRAD_ACCUM"]) == ("4", "16")
     assert (given["GPUFLEET_SHARDING"], given["GPUFLEET_ACTIVATION_CHECKPOINTING"]) == ("zero1", "full")
+    assert given["GPUFLEET_GRADIENT_COMPRESSION"] == "none"
 
 
 def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:

@@ -32,6 +32,7 @@ MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
         {"architecture": MISTRAL, "context": 2, "seq_len": 4096},
         {"architecture": {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, "context": 2},
         {"optimizer": "adafactor", "sharding": "ddp"},
+        {"sharding": "ddp", "context": 2, "gradient_compression": "powersgd-4"},
     ],
 )
 def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
@@ -45,6 +46,9 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"architecture": LLAMA | {"model_type": "mixtral", "num_local_experts": 8}}, "mixtures of experts"),
         ({"architecture": {"torchvision": "vgg16"}}, "model vgg16 is not one of resnet18"),
         ({"pipeline": 4}, "pipeline parallelism is 4"),
+        ({"gradient_compression": "bf16"}, "sharding zero3 does not reduce through DDP's hooks"),
+        ({"gradient_compression": "bf16", "sharding": "ddp", "tensor": 2}, "no model with tensor parallelism 2"),
+        ({"gradient_compression": "powersgd-0", "sharding": "ddp"}, "powersgd-0 is not none"),
         ({"expert": 8}, "expert parallelism is 8"),
         ({"precision": "fp8"}, "precision fp8"),
         ({"framework": "megatron-core"}, "framework megatron-core"),
