@@ -1,0 +1,254 @@
+"""Measured run: speed and memory of the first steady steps, written once a start beside the checkpoints.
+
+``gpufleet status`` shows the row against the plan's estimate; ``gpufleet calibrate --from-stack`` takes it
+(``contract/measured.py``).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+import statistics
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bootstrap.contract.measured import Measured, MeasuredRow, object_name, predicted_from
+from bootstrap.trainer.clock import StepClock
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.report import INPUT_BOUND_SHARE
+from bootstrap.training.environment import positive_number
+from bootstrap.training.errors import TrainingError
+from bootstrap.training.stores import Store
+
+logger = logging.getLogger(__name__)
+
+# Compilation, autotuning, cold caches and the allocator's growth are over by then.
+WARMUP_STEPS = 10
+MEASURED_STEPS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Plan's price and limits, None where it has none."""
+
+    deadline_hours: float | None
+    price_usd_per_hour: float | None
+    budget_usd: float | None
+
+
+class MeasuredRun:
+    """Writes the row after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process, and says so if the run is slow.
+
+    Args:
+        row: makes the row of a measurement, on rank 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: StepClock,
+        device: torch.device,
+        store: Store,
+        samples_per_step: int,
+        total_steps: int,
+        row: Callable[[Measured], MeasuredRow],
+    ) -> None:
+        self._clock = clock
+        self._device = device
+        self._store = store
+        self._samples_per_step = samples_per_step
+        self._total_steps = total_steps
+        self._row = row
+        # Read here: a variable that is no number must not end a run that trains.
+        self._limits = Limits(
+            deadline_hours=positive_number("GPUFLEET_DEADLINE_HOURS", "hours"),
+            price_usd_per_hour=positive_number("GPUFLEET_PRICE_USD_PER_HOUR", "dollars an hour"),
+            budget_usd=positive_number("GPUFLEET_BUDGET_USD", "dollars"),
+        )
+        self._steps = 0
+        self._waited_s = 0.0
+        self._writer: threading.Thread | None = None
+
+    def step(self, done: int, *, data_wait_s: float, tokens_per_sample: int) -> None:
+        """Count a step, ``done`` in all; collective on the one at which the row is written."""
+        self._steps += 1
+        if self._steps == WARMUP_STEPS:
+            self._waited_s = data_wait_s
+        if self._steps != WARMUP_STEPS + MEASURED_STEPS:
+            return
+        measured = self._measure(data_wait_s - self._waited_s, tokens_per_sample)
+        if measured is None or os.environ.get("RANK", "0") != "0":
+            return
+        row = self._row(measured)
+        notice = slow_notice(row, done=done, total_steps=self._total_steps, limits=self._limits, now=datetime.now(UTC))
+        if notice is not None:
+            logger.warning("%s", notice)
+        self._writer = threading.Thread(target=self._write, args=(row,), name="measured-run")
+        self._writer.start()
+
+    def close(self) -> None:
+        """Wait for the row to be written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _measure(self, waited_s: float, tokens_per_sample: int) -> Measured | None:
+        """Measurement of the slowest and fullest rank; the one wait for the device in a run."""
+        self._clock.synchronize()
+        durations = sorted(self._clock.durations_s[-MEASURED_STEPS:])
+        if not durations:
+            return None
+        peaks = [0, 0]
+        if self._device.type == "cuda":
+            peaks = [torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)]
+        p95 = durations[min(len(durations) - 1, round(0.95 * len(durations)))]
+        facts = torch.tensor(
+            [statistics.median(durations), p95, waited_s / sum(durations), *(peak / 2**30 for peak in peaks)],
+            dtype=torch.float64,
+            device=self._device,
+        )
+        if dist.is_initialized():
+            dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+        step_time_s, p95_s, wait_share, allocated_gib, reserved_gib = facts.tolist()
+        return Measured(
+            steps=len(durations),
+            step_time_s=step_time_s,
+            step_time_p95_s=p95_s,
+            tokens_per_second=self._samples_per_step * tokens_per_sample / step_time_s,
+            data_wait_share=min(1.0, wait_share),
+            peak_allocated_gib=allocated_gib,
+            peak_reserved_gib=reserved_gib,
+        )
+
+    def _write(self, row: MeasuredRow) -> None:
+        name = object_name(row.run_id, uuid.uuid4().hex[:12])
+        try:
+            self._store.write(name, [row.to_text().encode()])
+        except TrainingError as error:
+            logger.error("the measured run is not recorded: %s", error)
+        else:
+            logger.info(
+                "measured over %d steps: %.4f s/step, %.1f GiB; recorded in %s/%s",
+                row.measured.steps,
+                row.measured.step_time_s,
+                row.measured.peak_allocated_gib,
+                self._store.uri,
+                name,
+            )
+
+
+def slow_notice(row: MeasuredRow, *, done: int, total_steps: int, limits: Limits, now: datetime) -> str | None:
+    """Notice of a run slower than its plan's p95, with what it now costs and when it ends; None for any other."""
+    predicted, measured = row.predicted, row.measured
+    if predicted is None or measured.step_time_s <= predicted.step_time_p95_s:
+        return None
+    hours = total_steps * measured.step_time_s / 3600
+    end = now + timedelta(seconds=(total_steps - done) * measured.step_time_s)
+    parts = [
+        f"this run is slower than planned: {measured.step_time_s:.3f} s/step, the plan says "
+        f"{predicted.step_time_s:.3f} and at most {predicted.step_time_p95_s:.3f} in 95 of 100 runs",
+        f"its {total_steps:,} steps take {hours:.1f} h instead of {total_steps * predicted.step_time_s / 3600:.1f} h "
+        f"and end at {end:%Y-%m-%d %H:%M} UTC without interruptions",
+    ]
+    if deadline := limits.deadline_hours:
+        parts.append(f"the deadline is {deadline:g} h{' and will be missed' if hours > deadline else ''}")
+    if price := limits.price_usd_per_hour:
+        parts.append(f"they cost ${hours * price:,.2f} of compute")
+        if budget := limits.budget_usd:
+            short = " and ends the run before its last step" if hours * price > budget else ""
+            parts.append(f"the budget is ${budget:,.2f}{short}")
+    if measured.data_wait_share > INPUT_BOUND_SHARE:
+        parts.append(f"steps wait for data {measured.data_wait_share:.0%} of the time (docs/data.md)")
+    return "; ".join(parts) + ". Compare: gpufleet status; plan anew with it: gpufleet calibrate --from-stack"
+
+
+def measured_row(
+    config: TrainerConfig, model: nn.Module, measured: Measured, environment: Mapping[str, str]
+) -> MeasuredRow:
+    """Row of a run; ``config`` has the micro-batch and accumulation that the run really has."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    is_cnn, has_gpu = config.family == "cnn", torch.cuda.is_available()
+    gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    return MeasuredRow(
+        run_id=environment.get("GPUFLEET_RUN", "") or "local",
+        at=datetime.now(UTC).replace(microsecond=0),
+        stack=environment.get("GPUFLEET_STACK", ""),
+        instance_type=environment.get("GPUFLEET_INSTANCE_TYPE", ""),
+        nodes=-(-ranks // gpus_per_node),
+        optimizer=config.optimizer,
+        versions=_versions(is_cnn=is_cnn),
+        measured=measured,
+        predicted=predicted_from(environment),
+        model=config.kind,
+        architecture=cast(Literal["decoder", "encoder", "cnn"], config.family),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        **_shape(model),
+        seq_len=config.seq_len,
+        gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
+        gpu_memory_gib=torch.cuda.get_device_properties().total_memory / 2**30 if has_gpu else 0.0,
+        gpus=ranks,
+        gpus_per_node=gpus_per_node,
+        precision=cast(Any, config.precision),
+        sharding=cast(Any, config.sharding),
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        context_parallel=config.context_parallel,
+        sequence_parallel=1 if config.sequence_parallel else 0,
+        activation_checkpointing=cast(Any, config.activation_checkpointing),
+        micro_batch=config.micro_batch,
+        grad_accum=config.grad_accum,
+        framework="torchvision" if is_cnn else "transformers",
+        attention="flash",  # scaled_dot_product_attention; a CNN has none
+        compiled=1 if config.compiled else 0,
+        tokens_per_second_per_gpu=measured.tokens_per_second / ranks,
+        peak_memory_gib=measured.peak_allocated_gib,
+        reserved_memory_gib=measured.peak_reserved_gib,
+    )
+
+
+def _shape(model: nn.Module) -> dict[str, Any]:
+    """Shape columns of a Hugging Face model, by the names that its config maps its own to; empty for a CNN."""
+    settings = getattr(model, "config", None)
+    if settings is None:
+        return {}
+    heads = settings.num_attention_heads
+    names = [name for name, _ in model.named_modules()]
+    return {
+        "layers": settings.num_hidden_layers,
+        "hidden_size": settings.hidden_size,
+        "ffn_size": _ffn_size(settings),
+        "gated_mlp": int(any(name.endswith(("gate_proj", "gate_up_proj")) for name in names)),
+        "attention_heads": heads,
+        "kv_heads": getattr(settings, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(settings, "head_dim", None) or settings.hidden_size // heads,
+        "vocab_size": settings.vocab_size,
+    }
+
+
+def _ffn_size(settings: Any) -> int:
+    for name in ("intermediate_size", "n_inner", "ffn_dim"):  # llama, gpt2, opt
+        if size := getattr(settings, name, None):
+            return int(size)
+    return int(getattr(settings, "expansion_ratio", 4)) * int(settings.hidden_size)  # mpt; gpt2's default
+
+
+def _versions(*, is_cnn: bool) -> dict[str, str]:
+    versions = {"torch": str(torch.__version__)}
+    library = "torchvision" if is_cnn else "transformers"
+    versions[library] = importlib.metadata.version(library)
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.is_file() and (found := re.search(r"Module.*?\s(\d+\.[\d.]+)", driver.read_text(encoding="utf-8"))):
+        versions["driver"] = found.group(1)
+    return versions

@@ -1,0 +1,201 @@
+"""Report of a run on rank 0: a console line every few steps, JSON lines of the same, TensorBoard where it imports."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import torch
+
+from bootstrap.trainer.clock import StepClock
+
+logger = logging.getLogger(__name__)
+
+METRICS_NAME = "metrics.jsonl"
+# A larger share of the step time makes the console line say that the run waits for its data.
+INPUT_BOUND_SHARE = 0.05
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    """A line whose numbers are still on their way from the device."""
+
+    facts: dict[str, Any]
+    names: list[str]
+    values: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+class Report:
+    """Reports ``every`` steps; a line appears as soon as the device has its numbers, and no step waits for it.
+
+    Args:
+        out: folder of ``metrics.jsonl`` and ``tensorboard/``.
+        clock: ticks at each step's end, before ``step`` is called.
+        tokens_per_sample: None where samples are counted (a CNN).
+        flops_per_sample: useful floating-point operations of a sample's forward and backward pass, with
+            ``peak_flops_per_s`` of all GPUs: for the MFU.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        clock: StepClock,
+        every: int,
+        total_steps: int,
+        global_batch: int,
+        tokens_per_sample: int | None,
+        flops_per_sample: float | None = None,
+        peak_flops_per_s: float | None = None,
+    ) -> None:
+        self._is_writer = os.environ.get("RANK", "0") == "0"
+        self._clock = clock
+        self._every = every
+        self._total_steps = total_steps
+        self._global_batch = global_batch
+        self._tokens_per_sample = tokens_per_sample
+        self._mfu_per_sample = flops_per_sample / peak_flops_per_s if flops_per_sample and peak_flops_per_s else None
+        self._entries: deque[_Entry] = deque()
+        self._counted = 0
+        self._waited_s = 0.0
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if self._is_writer:
+            out.mkdir(parents=True, exist_ok=True)
+            self._file = (out / METRICS_NAME).open("a", encoding="utf-8")
+            self._board = _tensorboard(out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(
+        self,
+        step: int,
+        loss: torch.Tensor,
+        *,
+        learning_rate: float,
+        gradient_norm: torch.Tensor | None = None,
+        data_wait_s: float = 0.0,
+    ) -> None:
+        """Report that ``step`` steps are done.
+
+        ``loss`` (mean of the global batch) and ``gradient_norm`` are scalars on the device, the same on all ranks;
+        ``data_wait_s`` is ``Loader.wait_s``.
+        """
+        if not self._is_writer:
+            return
+        self._write_ready()
+        if step % self._every and step != self._total_steps:
+            return
+        facts = {"step": step, "learning_rate": learning_rate, "data_wait_s": data_wait_s}
+        values = {"loss": loss} if gradient_norm is None else {"loss": loss, "gradient_norm": gradient_norm}
+        self._add(facts, values)
+
+    def evaluation(self, step: int, loss: torch.Tensor) -> None:
+        """Report the mean loss of held-out samples after ``step`` steps."""
+        if self._is_writer:
+            self._add({"step": step}, {"evaluation_loss": loss})
+
+    def close(self) -> None:
+        """Write the last lines."""
+        if self._file is not None:
+            self._clock.synchronize()
+            self._write_ready()
+            self._file.close()
+            self._file = None
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _add(self, facts: dict[str, Any], values: dict[str, torch.Tensor]) -> None:
+        stacked = torch.stack([value.detach().float() for value in values.values()])
+        ready = None
+        if stacked.is_cuda:
+            host = torch.empty(stacked.shape, pin_memory=True)
+            stacked = host.copy_(stacked, non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        self._entries.append(_Entry(facts=facts, names=list(values), values=stacked, ready=ready))
+        self._write_ready()
+
+    def _write_ready(self) -> None:
+        while self._entries:
+            ready = self._entries[0].ready
+            if ready is not None and not ready.query():  # type: ignore[no-untyped-call]
+                return
+            entry = self._entries.popleft()
+            facts = {**entry.facts, **dict(zip(entry.names, entry.values.tolist(), strict=True))}
+            self._write(facts | self._speed(facts.pop("data_wait_s")) if "data_wait_s" in facts else facts)
+
+    def _speed(self, waited_s: float) -> dict[str, Any]:
+        """Speed over the steps that finished since the last line."""
+        durations = self._clock.durations_s[self._counted :]
+        self._counted += len(durations)
+        waited, self._waited_s = waited_s - self._waited_s, waited_s
+        facts: dict[str, Any] = {}
+        if durations:
+            step_time_s = sum(durations) / len(durations)
+            samples_per_s = self._global_batch / step_time_s
+            facts["step_time_s"] = step_time_s
+            if self._tokens_per_sample is None:
+                facts["samples_per_second"] = samples_per_s
+            else:
+                facts["tokens_per_second"] = samples_per_s * self._tokens_per_sample
+            if self._mfu_per_sample is not None:
+                facts["mfu"] = samples_per_s * self._mfu_per_sample
+            facts["data_wait_share"] = min(1.0, max(0.0, waited) / sum(durations))
+        if torch.cuda.is_available():
+            facts["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            facts["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        return facts
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        assert self._file is not None, "reported after close"
+        self._file.write(json.dumps({name: _short(value) for name, value in facts.items()}) + "\n")
+        self._file.flush()
+        logger.info("%s", self._line(facts))
+        if self._board is not None:
+            for name, value in facts.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, facts["step"])
+
+    def _line(self, facts: dict[str, Any]) -> str:
+        start = f"step {facts['step']:,}/{self._total_steps:,}"
+        if "evaluation_loss" in facts:
+            return f"{start}  evaluation loss {facts['evaluation_loss']:.4f}"
+        forms = {
+            "loss": "loss {:.4f}",
+            "gradient_norm": "gradient norm {:.3f}",
+            "learning_rate": "lr {:.2e}",
+            "step_time_s": "{:.3f} s/step",
+            "tokens_per_second": "{:,.0f} tokens/s",
+            "samples_per_second": "{:,.1f} samples/s",
+            "mfu": "MFU {:.1%}",
+            "peak_reserved_gib": "memory {:.1f} GiB",
+            "data_wait_share": "data wait {:.1%}",
+        }
+        parts = [form.format(facts[name]) for name, form in forms.items() if name in facts]
+        if facts.get("data_wait_share", 0) > INPUT_BOUND_SHARE:
+            parts.append("(bound by its input: docs/data.md)")
+        return "  ".join([start, *parts])
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _tensorboard(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(out / "tensorboard"))

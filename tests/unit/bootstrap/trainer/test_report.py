@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bootstrap.contract.measured import Measured, parse
+from bootstrap.trainer.clock import StepClock
+from bootstrap.trainer.config import TrainerConfig, parse_config
+from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, MeasuredRun, measured_row, slow_notice
+from bootstrap.trainer.report import Report
+from bootstrap.training.stores import LocalStore
+
+CPU = torch.device("cpu")
+ARCHITECTURE = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+NODE = {
+    "GPUFLEET_ARCHITECTURE": json.dumps(ARCHITECTURE),
+    "GPUFLEET_RUN": "0123456789ab",
+    "GPUFLEET_STACK": "dev",
+    "GPUFLEET_GPU": "H100",
+    "GPUFLEET_INSTANCE_TYPE": "p5.48xlarge",
+    "GPUFLEET_SEQ_LEN": "8",
+    "GPUFLEET_MICRO_BATCH": "2",
+    "GPUFLEET_STEPS": "1000",
+    "GPUFLEET_STEP_TIME_S": "0.001",
+    "GPUFLEET_STEP_TIME_P95_S": "0.0012",
+    "GPUFLEET_TOKENS_PER_SECOND": "32000",
+    "GPUFLEET_PEAK_MEMORY_GIB": "60.5",
+}
+
+
+@pytest.fixture
+def config() -> TrainerConfig:
+    return parse_config([], NODE)
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass for step clocks, so that busy test machines count no seconds."""
+    seconds = [0.0]
+    monkeypatch.setattr("bootstrap.trainer.clock.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+
+    def wait(duration_s: float) -> None:
+        seconds[0] += duration_s
+
+    return wait
+
+
+def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wait: Callable[[float], None]
+) -> None:
+    caplog.set_level(logging.INFO, "bootstrap.trainer.report")
+    clock = StepClock(CPU)
+    clock.restart()
+    norm, speed = torch.tensor(3.0), {"flops_per_sample": 4e6, "peak_flops_per_s": 1e10}
+    with Report(
+        tmp_path, clock=clock, every=5, total_steps=12, global_batch=32, tokens_per_sample=10, **speed
+    ) as report:
+        for step in range(1, 13):
+            wait(0.016)
+            clock.tick()
+            waited_s = step * 0.004
+            report.step(step, torch.tensor(step / 4), learning_rate=1e-3, gradient_norm=norm, data_wait_s=waited_s)
+            if step == 7:
+                wait(5)
+                report.evaluation(7, torch.tensor(2.5))
+                clock.restart()
+
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written] == [5, 7, 10, 12]
+    assert written[0] == {
+        "step": 5,
+        "learning_rate": 1e-3,
+        "loss": 1.25,
+        "gradient_norm": 3.0,
+        "step_time_s": 0.016,
+        "tokens_per_second": 20_000,
+        "mfu": 0.8,
+        "data_wait_share": 0.25,
+    }
+    assert written[1] == {"step": 7, "evaluation_loss": 2.5}
+    assert written[2]["step_time_s"] == written[3]["step_time_s"] == 0.016, "an evaluation counts as a step"
+    assert "step 5/12  loss 1.2500  gradient norm 3.000  lr 1.00e-03  0.016 s/step  20,000 tokens/s" in caplog.text
+    assert "(bound by its input: docs/data.md)" in caplog.text and "step 7/12  evaluation loss 2.5000" in caplog.text
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    clock = StepClock(CPU)
+    with Report(tmp_path, clock=clock, every=1, total_steps=1, global_batch=1, tokens_per_sample=None) as report:
+        report.step(1, torch.tensor(1.0), learning_rate=0.1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_measured_run_is_written_once_and_says_that_the_run_is_slow(
+    tmp_path: Path,
+    config: TrainerConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wait: Callable[[float], None],
+) -> None:
+    library: Any = transformers
+    model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(**ARCHITECTURE))
+    monkeypatch.setenv("GPUFLEET_PRICE_USD_PER_HOUR", "98.3")
+    clock = StepClock(CPU)
+    run = MeasuredRun(
+        clock=clock,
+        device=CPU,
+        store=LocalStore(tmp_path),
+        samples_per_step=4,
+        total_steps=1000,
+        row=lambda measured: measured_row(config, model, measured, {**NODE, "LOCAL_WORLD_SIZE": "1"}),
+    )
+    clock.restart()
+    for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 5):
+        wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
+        clock.tick()
+        run.step(step, data_wait_s=max(0, step - WARMUP_STEPS) * 0.001, tokens_per_sample=8)
+    run.close()
+
+    (path,) = tmp_path.glob("measured/0123456789ab-*.json")
+    row = parse(path.read_text(), "the row")
+    assert row.measured.steps == MEASURED_STEPS
+    assert row.measured.step_time_s == pytest.approx(0.004) and row.measured.step_time_p95_s == pytest.approx(0.005)
+    assert row.measured.tokens_per_second == pytest.approx(8000) and row.measured.data_wait_share == pytest.approx(0.25)
+    assert row.predicted is not None and row.predicted.peak_memory_gib == 60.5
+    cells = row.columns()
+    expected = {
+        "model": "qwen2",
+        "architecture": "decoder",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "ffn_size": 40,
+        "gated_mlp": 1,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "gpu": "H100",
+        "gpus": 1,
+        "micro_batch": 2,
+        "framework": "transformers",
+    }
+    assert {name: cells[name] for name in expected} == expected
+    assert "this run is slower than planned" in caplog.text and "of compute" in caplog.text
+
+
+def test_notice_counts_hours_dollars_and_limits_from_the_measured_speed(config: TrainerConfig) -> None:
+    def notice(step_time_s: float, **limits: float | None) -> str | None:
+        measured = Measured(
+            steps=50,
+            step_time_s=step_time_s,
+            step_time_p95_s=step_time_s,
+            tokens_per_second=16 / step_time_s,
+            data_wait_share=0.01,
+            peak_allocated_gib=1,
+            peak_reserved_gib=1,
+        )
+        environment = {**NODE, "GPUFLEET_STEP_TIME_S": "0.8", "GPUFLEET_STEP_TIME_P95_S": "0.9"}
+        row = measured_row(config, torch.nn.Linear(1, 1), measured, environment)
+        none: dict[str, float | None] = {"deadline_hours": None, "price_usd_per_hour": None, "budget_usd": None}
+        return slow_notice(
+            row,
+            done=18_000,
+            total_steps=36_000,
+            limits=Limits(**none | limits),
+            now=datetime(2026, 11, 22, 12, tzinfo=UTC),
+        )
+
+    assert notice(0.9) is None
+    assert notice(1.0) == (
+        "this run is slower than planned: 1.000 s/step, the plan says 0.800 and at most 0.900 in 95 of 100 runs; its "
+        "36,000 steps take 10.0 h instead of 8.0 h and end at 2026-11-22 17:00 UTC without interruptions. Compare: "
+        "gpufleet status; plan anew with it: gpufleet calibrate --from-stack"
+    )
+    limited = notice(1.0, deadline_hours=9, price_usd_per_hour=10, budget_usd=90)
+    assert limited is not None
+    assert (
+        "the deadline is 9 h and will be missed; they cost $100.00 of compute; the budget is $90.00 and ends" in limited
+    )
