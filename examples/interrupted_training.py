@@ -36,14 +36,22 @@ class Node:
     """One node's launch.sh, run as systemd runs it, with workers on CPUs or GPUs."""
 
     def __init__(
-        self, folder: Path, imds: LocalImds, *, steps: int, step_delay_s: float, workers: int = 2, gpus: bool = False
+        self,
+        folder: Path,
+        imds: LocalImds,
+        *,
+        steps: int,
+        step_delay_s: float,
+        workers: int = 2,
+        gpus: bool = False,
+        sharding: str = "ddp",
     ) -> None:
-        self._workers = range(workers)
+        self.workers = range(workers)
         self.out = folder / "out"
         self.store = folder / "checkpoints"
         self.log = folder / "log.txt"
         folder.mkdir(parents=True, exist_ok=True)
-        command = f"-m examples.tiny_gpt --steps {steps} --out {self.out} --checkpoint-every 20"
+        command = f"-m examples.tiny_gpt --sharding {sharding} --steps {steps} --out {self.out} --checkpoint-every 20"
         self.environment = {
             **os.environ,
             "GPUFLEET_TRAIN_COMMAND": f"{command} --step-delay-s {step_delay_s}",
@@ -78,7 +86,7 @@ class Node:
     def vanish(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
         # torchrun gives each worker a session of its own, so its group does not have them.
-        workers = [self.worker_pid(rank) for rank in self._workers if (self.out / f"rank-{rank}.pid").exists()]
+        workers = [self.worker_pid(rank) for rank in self.workers if (self.out / f"rank-{rank}.pid").exists()]
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -46,7 +46,7 @@ class Store(Protocol):
         """Whole content of a small object; FileNotFoundError where there is none."""
 
     def read_into(self, name: str, offset: int, into: memoryview) -> None:
-        """Fill ``into`` with the object's bytes from ``offset``; raises as ``read``; CheckpointError where short."""
+        """Fill ``into`` with the object's bytes from ``offset``; raises as ``read``; InvalidCheckpoint where short."""
 
     def fetch(self, name: str) -> AbstractContextManager[Path]:
         """Context manager of a local path with the content; raises as ``read``."""

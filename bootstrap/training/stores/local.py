@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bootstrap.training.errors import AlreadyExistsError, CheckpointError
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
 from bootstrap.training.stores.base import Digest, byte_views, fill_file
 
 # One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_stores.py).
@@ -77,9 +77,8 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(name) from None
         except (OSError, EOFError) as error:
-            raise CheckpointError(
-                f"cannot read {into.nbytes} bytes at {offset} of {self.root / name}: {error}"
-            ) from error
+            kind = InvalidCheckpoint if isinstance(error, EOFError) else CheckpointError
+            raise kind(f"cannot read {into.nbytes} bytes at {offset} of {self.root / name}: {error}") from error
 
     @contextmanager
     def fetch(self, name: str) -> Iterator[Path]:

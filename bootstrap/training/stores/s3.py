@@ -14,9 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores.base import Digest, byte_views
-from bootstrap.training.stores.transfers import BUFFER_BYTES, WRITE_ID, Boto3Transfers, CrtTransfers, TransferError
+from bootstrap.training.stores.transfers import (
+    BUFFER_BYTES,
+    RANGE_NOT_SATISFIABLE,
+    WRITE_ID,
+    Boto3Transfers,
+    CrtTransfers,
+    TransferError,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -96,8 +103,8 @@ class S3Store:
         except TransferError as error:
             if error.status == 404:
                 raise FileNotFoundError(name) from None
-            place = f"{self.uri}/{name}"
-            raise CheckpointError(f"cannot read {into.nbytes} bytes at {offset} of {place}: {error}") from error
+            kind = InvalidCheckpoint if error.status == RANGE_NOT_SATISFIABLE else CheckpointError
+            raise kind(f"cannot read {into.nbytes} bytes at {offset} of {self.uri}/{name}: {error}") from error
 
     @contextmanager
     def fetch(self, name: str) -> Iterator[Path]:

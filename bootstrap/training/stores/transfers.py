@@ -29,6 +29,8 @@ PART_BYTES = 16 * 2**20
 CONNECTIONS = 16
 CRT_THREADS = 4
 CONNECT_TIMEOUT_MS = 5_000
+# S3's status for a range beyond the object's end.
+RANGE_NOT_SATISFIABLE = 416
 # User metadata: the call that wrote an object.
 WRITE_ID = "write-id"
 
@@ -110,7 +112,7 @@ class CrtTransfers:
 
         self._request("GET", key, {"Range": f"bytes={offset}-{offset + into.nbytes - 1}"}, on_body=receive)
         if received != into.nbytes:
-            raise TransferError(f"it ends at byte {offset + received}")
+            raise TransferError(f"it ends at byte {offset + received}", RANGE_NOT_SATISFIABLE)
 
     def _request(
         self, method: str, key: str, headers: dict[str, str], *, body: io.RawIOBase | None = None, **more: Any
@@ -163,7 +165,7 @@ class Boto3Transfers:
             with _boto3_errors():
                 data = self._client.get_object(Bucket=self._bucket, Key=key, Range=wanted)["Body"].read()
             if len(data) != part.nbytes:
-                raise TransferError(f"it ends at byte {first + len(data)}")
+                raise TransferError(f"it ends at byte {first + len(data)}", RANGE_NOT_SATISFIABLE)
             part[:] = data
 
         with ThreadPoolExecutor(CONNECTIONS) as threads:

@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import pytest
 
-from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
 from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
 from tests.unit.bootstrap.training.conftest import BUCKET
@@ -54,7 +54,7 @@ def test_parts_are_one_object(store: Store, size: int) -> None:
     store.read_into("step-1/a", size // 4, memoryview(into))
     assert into == data[size // 4 : size // 4 + size // 2]
     for offset, length in ((size, 1), (0, size + 1)):
-        with pytest.raises(CheckpointError, match=f"ends at byte {size}|416|InvalidRange"):
+        with pytest.raises(InvalidCheckpoint, match=f"ends at byte {size}|416|InvalidRange"):
             store.read_into("step-1/a", offset, memoryview(bytearray(length)))
     with pytest.raises(AlreadyExistsError, match="never overwritten"):
         store.write("step-1/a", [b"other"])
