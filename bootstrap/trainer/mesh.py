@@ -42,8 +42,13 @@ def data_size(mesh: DeviceMesh) -> int:
     return mesh["dp_replicate"].size() * mesh["dp_shard"].size()
 
 
-def with_batches(config: TrainerConfig, data_ranks: int) -> TrainerConfig:
-    """Fill in global batch and accumulation for the data ranks there are; the plan's global batch stays the same.
+def data_rank(mesh: DeviceMesh) -> int:
+    """Number of this rank's samples among those of all data ranks."""
+    return mesh["dp_replicate"].get_local_rank() * mesh["dp_shard"].size() + mesh["dp_shard"].get_local_rank()
+
+
+def with_batches(config: TrainerConfig, data_ranks: int, micro_batch_limit: int | None = None) -> TrainerConfig:
+    """Fill in global batch and accumulation for the data ranks there are; the global batch stays the plan's.
 
     Raises:
         ConfigurationError: the global batch is no multiple of the data ranks.
@@ -54,5 +59,7 @@ def with_batches(config: TrainerConfig, data_ranks: int) -> TrainerConfig:
             f"--global-batch is {total}, which {data_ranks} data ranks do not divide; give a multiple of {data_ranks}"
         )
     each = total // data_ranks
-    micro = next(size for size in range(min(config.micro_batch, each), 0, -1) if each % size == 0)
+    micro = next(
+        size for size in range(min(config.micro_batch, micro_batch_limit or each, each), 0, -1) if each % size == 0
+    )
     return dataclasses.replace(config, global_batch=total, micro_batch=micro, grad_accum=each // micro)

@@ -1,0 +1,155 @@
+"""One training step and one evaluation of a laid-out model: forward and backward passes, accumulation, clipping.
+
+The loss is the mean over all labels of the global batch, whatever the layout and however many labels a sample has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.loss import IGNORED, cross_entropy
+from bootstrap.trainer.mesh import data_size
+from bootstrap.trainer.optimize import LossScale, gradient_norm, scale_gradients
+from bootstrap.trainer.parallelize import HALF, autocasts
+
+Batch = dict[str, torch.Tensor]
+# Full collections stop the host for as long as many small steps take; the young generations stay small between them.
+COLLECT_EVERY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Mean loss of the global batch and norm of its gradients, on the device; norm is 0 without clipping."""
+
+    loss: torch.Tensor
+    gradient_norm: torch.Tensor
+
+
+class Stepper:
+    """Runs steps of one model on this rank; each call is collective."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        mesh: DeviceMesh,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        scale: LossScale,
+        device: torch.device,
+    ) -> None:
+        self._config, self._mesh, self._device = config, mesh, device
+        self._model, self._optimizer, self._scheduler, self._scale = model, optimizer, scheduler, scale
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._autocast = HALF.get(config.precision) if autocasts(config, mesh) else None
+        self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
+        # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
+        # and sequences; a gradient must be the sum.
+        self._labels = config.global_batch * (config.seq_len if config.family != "cnn" else 1)
+        self._summing = data_size(mesh) * mesh["cp"].size()
+        self._tensor_ranks = mesh["tp"].size()
+        self._steps = 0
+
+    def step(self, micro_batches: Iterable[Batch]) -> StepResult:
+        """Train on this rank's micro-batches of one step, ``config.grad_accum`` of them."""
+        config = self._config
+        weight = torch.tensor(self._summing * self._scale.value / self._labels, device=self._device)
+        sums = torch.zeros(2, device=self._device, dtype=torch.float64)
+        for number, batch in enumerate(micro_batches):
+            last = number == config.grad_accum - 1
+            with self._reducing(last):
+                loss, labels = self._loss(batch, weight)
+                loss.backward()  # type: ignore[no-untyped-call]
+            sums += torch.stack([loss.detach(), labels.float()])
+        self._sum_over_samples(sums)
+        # The masked labels of an encoder differ from step to step; 1 exactly where none is masked.
+        factor = self._labels / (sums[1] * self._scale.value)
+        norm = torch.zeros((), device=self._device)
+        if config.clip_norm or self._scale.enabled:
+            norm = gradient_norm(self._parameters) * factor
+        if config.clip_norm:
+            factor = factor * (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        if config.clip_norm or config.family == "encoder" or self._scale.enabled:
+            scale_gradients(self._parameters, factor)
+        if self._scale.takes_step(norm):
+            self._optimizer.step()
+        self._scheduler.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._collect_garbage()
+        return StepResult(loss=sums[0] / sums[1], gradient_norm=norm)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Iterable[Batch]) -> torch.Tensor:
+        """Mean loss of this and all other ranks' micro-batches, on the device."""
+        self._model.eval()
+        sums = torch.zeros(2, device=self._device, dtype=torch.float64)
+        for batch in micro_batches:
+            loss, labels = self._loss(batch, torch.ones((), device=self._device))
+            sums += torch.stack([loss, labels.float()])
+        self._sum_over_samples(sums)
+        self._model.train()
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return sums[0] / sums[1]
+
+    def _loss(self, batch: Batch, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum of the losses of a micro-batch's part on this rank, and the number of its labels."""
+        batch = self._part_of_sequences(batch)
+        labels = batch.pop("labels")
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            output = self._model(batch["images"]) if self._config.family == "cnn" else self._model(**batch).logits
+        loss = cross_entropy(output, labels, weight=weight, group=self._tensor_group)
+        return loss, (labels != IGNORED).sum()
+
+    def _part_of_sequences(self, batch: Batch) -> Batch:
+        batch = dict(batch)
+        ranks, part = self._mesh["cp"].size(), self._mesh["cp"].get_local_rank()
+        if ranks > 1 or self._config.sequence_parallel:
+            tokens = self._config.seq_len // ranks
+            positions = torch.arange(self._config.seq_len, device=self._device)[None]
+            batch = {name: tensor[:, part * tokens : (part + 1) * tokens] for name, tensor in batch.items()}
+            batch["position_ids"] = positions[:, part * tokens : (part + 1) * tokens]
+        return batch
+
+    def _reducing(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Reduce gradients after the last micro-batch only, where the layout has room for the sum of all before."""
+        model = self._model
+        if isinstance(model, DistributedDataParallel):
+            return contextlib.nullcontext() if last else model.no_sync()
+        if isinstance(model, FSDPModule):
+            if self._config.sharding in ("ddp", "zero1"):
+                model.set_requires_gradient_sync(last)
+            if self._config.sharding in ("zero1", "zero2"):
+                model.set_reshard_after_backward(last)
+            model.set_is_last_backward(last)
+        return contextlib.nullcontext()
+
+    def _sum_over_samples(self, sums: torch.Tensor) -> None:
+        """Sum over all ranks; tensor ranks, which have the same samples and losses, count once."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(sums)
+            sums /= self._tensor_ranks
+
+    def _collect_garbage(self) -> None:
+        # Ranks that collect at different moments wait for each other in every one.
+        if self._steps == 0:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        elif self._steps % COLLECT_EVERY == 0:
+            gc.collect(1)
+        self._steps += 1

@@ -1,0 +1,119 @@
+"""Models from an architecture: Hugging Face decoders and encoders, torchvision CNNs, with their own initial weights.
+
+A transformer's parameters are on the meta device first and made one layer at a time (``materialise``), so a sharded
+model never needs room for all of them, and are the same whatever the layout: each module's generator starts from the
+run's seed and the module's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from bootstrap.contract.trainer import TORCHVISION
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.training.errors import ConfigurationError
+
+UNMASKED = "gpufleet_sdpa"
+
+
+def build(config: TrainerConfig) -> nn.Module:
+    """Build the model: a CNN on the CPU, a transformer with parameters on the meta device and buffers on the CPU."""
+    if config.family == "cnn":
+        torchvision = _library("torchvision")
+        torch.manual_seed(config.seed)
+        arguments = {name: value for name, value in config.architecture.items() if name != TORCHVISION}
+        cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
+        return cnn
+    transformers = _library("transformers")
+    fields = {name: value for name, value in config.architecture.items() if name != "model_type"}
+    auto = transformers.AutoModelForMaskedLM if config.family == "encoder" else transformers.AutoModelForCausalLM
+    try:
+        settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
+        with _parameters_on_meta():
+            model: nn.Module = auto.from_config(settings, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} does not build this {config.kind}: {error}. "
+            "Check --architecture against the model's config.json"
+        ) from error
+    if not _has_window(settings, config.seq_len) and config.kind != "mpt":
+        # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
+        # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
+        transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
+        settings._attn_implementation = UNMASKED
+    if config.seq_len > getattr(settings, "max_position_embeddings", config.seq_len):
+        raise ConfigurationError(
+            f"--seq-len is {config.seq_len}, and {config.kind} has {settings.max_position_embeddings} positions; "
+            "give a shorter sequence or another max_position_embeddings"
+        )
+    return model
+
+
+def _has_window(settings: Any, seq_len: int) -> bool:
+    """True where a layer attends to the last tokens only; MPT's ALiBi bias is a mask, too."""
+    sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
+    return sliding and bool(getattr(settings, "sliding_window", None)) and settings.sliding_window < seq_len
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """Return a transformer's layers."""
+    return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+
+
+def materialise(model: nn.Module, module: nn.Module, *, device: torch.device, seed: int) -> None:
+    """Give the parts of ``module`` that are on the meta device parameters, by the model's own initial rule.
+
+    Buffers move to ``device``. Call it for each layer, then for the model.
+    """
+    names = {part: name for name, part in model.named_modules()}
+    inside = {part for layer in blocks(model) for part in layer.modules()} if module is model else set()
+    parts = [part for part in module.modules() if part not in inside]
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in parts:
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                if parameter not in made:  # tied ones stay one
+                    made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+                part._parameters[name] = made[parameter]
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.to(device)
+    initialise: Any = model._init_weights
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # Children first: GPT-2's attention draws its output projection again, scaled by the depth.
+        for part in reversed(parts):
+            torch.manual_seed(seed + zlib.crc32(names[part].encode()))
+            initialise(part)
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move each parameter to the meta device as it is registered; buffers (rotary frequencies) are computed."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{name} cannot be imported ({error}), and this model is built by it: pip install {name} on the node's "
+            "image, or set gpufleet:trainCommand to training code of your own"
+        ) from error

@@ -1,0 +1,360 @@
+"""Measure the reference trainer on the GPUs of one host.
+
+``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
+appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
+``loops`` (the trainer and a loop written by hand, in turns, for the same transformers model), ``layouts``
+(configurations that ``gpufleet estimate`` predicts). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of
+measured_runs.csv, for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and
+again, so that reading data is not measured; clipping and fused AdamW as in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import gc
+import importlib.metadata
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from bootstrap.trainer import parallelize as layout
+from bootstrap.trainer import run as trainer
+from bootstrap.trainer.config import TrainerConfig, parse_config
+from bootstrap.trainer.data import open_dataset
+
+cuda: Any = torch.cuda  # its events have no types
+Step = Callable[[], object]
+Case = tuple[str, int, str]  # model, sequence length, flags
+
+# layers, hidden, feed-forward, heads, key-value heads, vocabulary
+LLAMAS = {
+    "llama-1b": (16, 2048, 8192, 32, 8, 128256),
+    "llama-1.3b": (24, 2048, 5632, 16, 16, 32000),
+    "llama-3b": (28, 3072, 8192, 24, 8, 128256),
+    "llama-8b": (32, 4096, 14336, 32, 8, 128256),
+}
+LAYOUTS: list[Case] = [
+    ("llama-1b", 2048, "--sharding ddp --micro-batch 4"),
+    ("llama-1b", 2048, "--sharding zero1 --micro-batch 4 --grad-accum 2"),
+    ("llama-3b", 2048, "--sharding zero2 --micro-batch 2"),
+    ("llama-3b", 2048, "--sharding zero3 --micro-batch 4 --activation-checkpointing full"),
+    ("llama-8b", 2048, "--sharding zero3 --micro-batch 1"),
+    ("llama-8b", 2048, "--sharding zero3 --micro-batch 2 --grad-accum 2 --activation-checkpointing full"),
+    ("llama-3b", 2048, "--sharding zero3 --micro-batch 4 --activation-checkpointing selective"),
+    ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
+    ("llama-1b", 16384, "--sharding zero3 --context-parallel 2 --micro-batch 1 --activation-checkpointing full"),
+    ("llama-1b", 2048, "--sharding zero3 --micro-batch 1 --grad-accum 4"),
+]
+SCALING: list[Case] = [
+    ("resnet50", 1, "--optimizer sgd --micro-batch 256 --clip-norm 0"),
+    ("bert-large", 512, "--micro-batch 24"),
+    ("llama-1.3b", 2048, "--micro-batch 4"),
+]
+
+
+def architecture(name: str, tiny: bool) -> dict[str, Any]:
+    if name == "resnet50":
+        return {"torchvision": "resnet50"}
+    if name == "bert-large":
+        size = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+        small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+        return {"model_type": "bert", **(small if tiny else size), "vocab_size": 1000 if tiny else 30522}
+    layers, hidden, ffn, heads, kv_heads, vocab = (2, 64, 128, 8, 4, 512) if tiny else LLAMAS[name]
+    return {
+        "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def configuration(case: Case, world: int, tiny: bool, more: str = "") -> TrainerConfig:
+    name, seq_len, flags = case
+    config = parse_config(
+        ["--architecture", json.dumps(architecture(name, tiny)), "--gpus-per-node", str(world), "--steps", "1000",
+         "--seq-len", str(max(1, seq_len // 32) if tiny else seq_len), *flags.split(), *more.split()],
+        {},
+    )  # fmt: skip
+    return replace(config, micro_batch=min(config.micro_batch, 2)) if tiny else config
+
+
+class Bench:
+    """This process, and where the measurements go."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.tiny: bool = options.tiny
+        self.out: Path = options.out
+        self.deadline = time.monotonic() + options.seconds
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = trainer.set_device(configuration(LAYOUTS[0], self.world, True))
+        torch.backends.cudnn.benchmark = True
+
+    def agreed(self, value: float) -> float:
+        """Return the largest of all ranks' values."""
+        tensor = torch.tensor([value], device=self.device, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor)
+
+    def seconds(self, step: Step, least_s: float = 2.5) -> tuple[float, int]:
+        """Measure a step: warm-up of 1 s, then blocks of steps without a wait in between; median block."""
+        self.block(step, 3)
+        each = self.agreed(self.block(step, 2))
+        self.block(step, max(0, int(1.0 / each)) if not self.tiny else 0)
+        if self.device.type == "cuda":
+            cuda.reset_peak_memory_stats()
+        count = 1 if self.tiny else max(2, min(50, int(least_s / 4 / each)))
+        return statistics.median(self.agreed(self.block(step, count)) for _ in range(1 if self.tiny else 4)), 4 * count
+
+    def block(self, step: Step, count: int) -> float:
+        dist.barrier()
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        self.synchronize()
+        return (time.perf_counter() - start) / max(1, count)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            cuda.synchronize()
+
+    def write(self, **row: Any) -> None:
+        if self.device.type == "cuda":
+            row["peak_allocated_gib"] = round(self.agreed(cuda.max_memory_allocated()) / 2**30, 3)
+            row["peak_reserved_gib"] = round(self.agreed(cuda.max_memory_reserved()) / 2**30, 3)
+        if self.rank == 0:
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def clear(self) -> None:
+        gc.enable()
+        gc.unfreeze()
+        gc.collect()
+        torch._dynamo.reset()
+        if self.device.type == "cuda":
+            cuda.empty_cache()
+            cuda.reset_peak_memory_stats()
+
+    def attempt(self, name: str, measure: Callable[[], object]) -> None:
+        """Measure where time allows; report a failure and go on."""
+        if self.agreed(time.monotonic() - self.deadline) > 0:
+            if self.rank == 0:
+                print(f"out of time before {name}", file=sys.stderr)
+            return
+        started = time.monotonic()
+        try:
+            measure()
+        except Exception as error:  # noqa: BLE001 - the other measurements go on
+            text = f"{name}: rank {self.rank} {type(error).__name__} {' '.join(str(error).split())[:800]}"
+            print(text, file=sys.stderr, flush=True)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+        self.clear()
+        if self.rank == 0:
+            print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+
+
+def batches(bench: Bench, config: TrainerConfig, rank: int, count: int) -> list[dict[str, torch.Tensor]]:
+    """Micro-batches of one step."""
+    data = open_dataset(
+        "", family=config.family, seq_len=config.seq_len, vocab_size=config.architecture.get("vocab_size", 0),
+        image_size=32 if bench.tiny else 224, classes=1000,
+    )  # fmt: skip
+    each = torch.arange(config.micro_batch) + rank * 1000
+    return [data.batch(each + 100 * number, bench.device) for number in range(count)]
+
+
+def assembled_step(bench: Bench, config: TrainerConfig) -> tuple[Step, trainer.Assembled]:
+    """Lay the model out, and return a step over one batch."""
+    built = trainer.assemble(config, bench.device)
+    data = batches(bench, built.config, built.data_rank, built.config.grad_accum)
+    return lambda: built.stepper.step(data), built
+
+
+def samples_per_second(config: TrainerConfig, seconds: float, gpus: int) -> float:
+    """Tokens (samples of a CNN) a second and GPU."""
+    return config.global_batch * config.seq_len / seconds / gpus
+
+
+def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: Any) -> float:
+    """Measure one configuration of the trainer; returns the seconds of a step."""
+    config = configuration(case, bench.world, bench.tiny, more)
+    step, built = assembled_step(bench, config)
+    seconds, steps = bench.seconds(step)
+    bench.write(
+        part=part, loop="trainer", model=case[0], seq_len=config.seq_len, flags=f"{case[2]} {more}".strip(),
+        gpus=dist.get_world_size(), step_s=round(seconds, 6), steps=steps,
+        tokens_per_second_per_gpu=round(samples_per_second(built.config, seconds, dist.get_world_size()), 1), **row,
+    )  # fmt: skip
+    return seconds
+
+
+def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
+    """Measure the loop that one writes with transformers, FSDP2 and DTensor, as torchtitan does it."""
+    config = configuration(case, bench.world, bench.tiny)
+    tensor = config.tensor_parallel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arguments = {name: value for name, value in config.architecture.items() if name != "model_type"}
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("llama", **arguments, use_cache=False), dtype=torch.float32
+        )
+    mesh = init_device_mesh(bench.device.type, (bench.world // tensor, tensor), mesh_dim_names=("fsdp", "model"))
+    if tensor > 1:
+        from tests.benchmarks.measure_parallel import split_tensors
+
+        split_tensors(model, mesh["model"], config.sequence_parallel)
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if config.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for part in (*model.model.layers, model.model.embed_tokens, model.lm_head, model):
+        fully_shard(part, mesh=mesh["fsdp"], mp_policy=mixed, reshard_after_forward=config.sharding == "zero3")
+    kinds: dict[object, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(parameter.device_mesh, []).append(parameter)  # type: ignore[attr-defined]
+    optimizers = [torch.optim.AdamW(same, lr=3e-4, fused=not bench.tiny) for same in kinds.values()]
+    data = batches(bench, config, bench.rank // tensor, config.grad_accum)
+    places = {"position_ids": torch.arange(config.seq_len, device=bench.device)[None]} if tensor > 1 else {}
+
+    def step() -> None:
+        for batch in data:
+            logits = model(input_ids=batch["input_ids"], **places).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+            (loss / len(data)).backward()
+        for same in kinds.values():
+            torch.nn.utils.clip_grad_norm_(same, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    seconds, steps = bench.seconds(step)
+    samples = config.micro_batch * config.grad_accum * bench.world // tensor
+    bench.write(
+        part="loops", loop="by hand", model=case[0], seq_len=config.seq_len, flags=case[2], gpus=bench.world,
+        step_s=round(seconds, 6), steps=steps,
+        tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / bench.world, 1), **row,
+    )  # fmt: skip
+
+
+LOOPS: list[Case] = [
+    ("llama-1b", 2048, "--sharding zero3 --micro-batch 4"),
+    ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
+    ("llama-3b", 2048, "--sharding zero3 --micro-batch 2"),
+]
+
+
+@contextlib.contextmanager
+def variant(name: str) -> Iterator[None]:
+    """Replace how replicas are kept for one measurement."""
+    kept = layout.DistributedDataParallel, layout.shards, layout._policy
+    if name.startswith("bucket"):
+        size = int(name.split()[1])
+        layout.DistributedDataParallel = partial(DistributedDataParallel, bucket_cap_mb=size)  # type: ignore[misc, assignment]
+    elif name.startswith("fsdp2"):
+        reduced = torch.bfloat16 if "bf16" in name else torch.float32
+        layout.shards = lambda *_: True
+        layout._policy = lambda *_: MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+    try:
+        yield
+    finally:
+        layout.DistributedDataParallel, layout.shards, layout._policy = kept  # type: ignore[misc]
+
+
+VARIANTS = ("as shipped", "bucket 100", "bucket 400", "fsdp2 replicas, fp32 reduced", "fsdp2 replicas, bf16 reduced")
+
+
+def scaling(bench: Bench, alone: bool) -> None:
+    """Measure DDP's variants; ``alone`` on each rank by itself, in a group of one."""
+    for case in SCALING:
+        for name in VARIANTS if case[0] != "resnet50" else VARIANTS[:2]:
+            if not (alone and name.startswith("bucket")):
+                bench.attempt(
+                    f"scaling {case[0]} {name}{' alone' * alone}", partial(scaling_of, bench, case, name, alone)
+                )
+
+
+def scaling_of(bench: Bench, case: Case, name: str, alone: bool) -> None:
+    with variant(name):
+        measure_trainer(bench, "scaling", case, variant=name, alone=alone)
+
+
+def write_rows(path: Path, world: int) -> None:
+    """Write LAYOUTS and SCALING in the columns of measured_runs.csv."""
+    rows = []
+    for number, case in enumerate([*LAYOUTS, *SCALING]):
+        config = configuration(case, world, tiny=False)
+        shape = config.architecture
+        is_llama = config.family == "decoder"
+        rows.append({
+            "row_id": f"trainer-{number:02}", "suite": "trainer", "model": case[0],
+            "architecture": "llama" if is_llama else config.family, "gated_mlp": int(is_llama),
+            "layers": shape.get("num_hidden_layers", ""), "hidden_size": shape.get("hidden_size", ""),
+            "ffn_size": shape.get("intermediate_size", ""), "attention_heads": shape.get("num_attention_heads", ""),
+            "kv_heads": shape.get("num_key_value_heads", shape.get("num_attention_heads", "")),
+            "vocab_size": shape.get("vocab_size", ""), "seq_len": config.seq_len, "gpu": "h200-141gb", "gpus": world,
+            "gpus_per_node": world, "precision": config.precision, "sharding": config.sharding,
+            "tensor_parallel": config.tensor_parallel, "context_parallel": config.context_parallel,
+            "sequence_parallel": int(config.sequence_parallel), "pipeline_parallel": 1,
+            "activation_checkpointing": config.activation_checkpointing, "micro_batch": config.micro_batch,
+            "grad_accum": config.grad_accum, "optimizer": config.optimizer, "attention": "flash", "compiled": 0,
+            "framework": "torchvision" if config.family == "cnn" else "transformers", "flags": case[2],
+        })  # fmt: skip
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Measure the chosen parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=460.0)
+    parser.add_argument("--parts", nargs="*", default=["loops", "layouts", "scaling"])
+    parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
+    parser.add_argument("--rows", type=int, help="GPUs: write the rows of the layouts and measure nothing.")
+    options = parser.parse_args()
+    if options.rows:
+        write_rows(options.out, options.rows)
+        return
+    bench = Bench(options)
+    if "scaling" in options.parts:
+        on_device = {"device_id": bench.device} if bench.device.type == "cuda" else {}
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, **on_device)
+        scaling(bench, alone=True)
+        dist.destroy_process_group()
+    trainer.init_process_group(bench.device)
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    bench.write(part="versions", gpus=bench.world, **versions)
+    if "loops" in options.parts:
+        for case, turn in itertools.product(LOOPS, range(2)):
+            bench.attempt(f"trainer {case}", partial(measure_trainer, bench, "loops", case, turn=turn))
+            bench.attempt(f"by hand {case}", partial(measure_by_hand, bench, case, turn=turn))
+    if "layouts" in options.parts:
+        for number, case in enumerate(LAYOUTS):
+            bench.attempt(f"{case}", partial(measure_trainer, bench, "layouts", case, row_id=f"trainer-{number:02}"))
+    if "scaling" in options.parts:
+        scaling(bench, alone=False)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()
