@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from bootstrap.contract.trainer import (
     CHECKPOINTINGS,
@@ -88,7 +88,7 @@ class TrainerConfig:
         return model_kind(self.architecture)
 
     @property
-    def family(self) -> str:
+    def family(self) -> Literal["decoder", "encoder", "cnn"]:
         """``decoder``, ``encoder`` or ``cnn``."""
         return "cnn" if self.kind in CNNS else "encoder" if self.kind in ENCODERS else "decoder"
 

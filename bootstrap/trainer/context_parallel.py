@@ -8,6 +8,7 @@ joins partial outputs in 32 bits.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def split_context(model: nn.Module, group: dist.ProcessGroup) -> None:
     ) -> tuple[torch.Tensor, None]:
         if key.shape[1] % ranks:
             # Fewer key-value heads than ranks: repeat them, as grouped attention does.
-            times = ranks // _common(key.shape[1], ranks)
+            times = ranks // math.gcd(key.shape[1], ranks)
             key, value = (part.repeat_interleave(times, dim=1) for part in (key, value))
         query, key, value = (_to_heads(part.to(value.dtype), group, ranks) for part in (query, key, value))
         out = scaled_dot_product_attention(
@@ -42,14 +43,10 @@ def split_context(model: nn.Module, group: dist.ProcessGroup) -> None:
     model.config._attn_implementation = NAME  # type: ignore[union-attr]
 
 
-def _common(first: int, second: int) -> int:
-    return torch.gcd(torch.tensor(first), torch.tensor(second)).item()  # type: ignore[return-value]
-
-
 def _exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Send part i (dimension 0) to rank i, and get one of each."""
     parts = parts.contiguous()
-    received: torch.Tensor = all_to_all_single(torch.empty_like(parts), parts, group=group)
+    received: torch.Tensor = all_to_all_single(torch.empty_like(parts), parts, group=group)  # type: ignore[no-untyped-call]
     return received
 
 

@@ -29,7 +29,7 @@ def cross_entropy(
         weight: float32 scalar on the device.
         group: tensor ranks that split the vocabulary.
     """
-    total: torch.Tensor = _CrossEntropy.apply(logits, labels, weight, group)
+    total: torch.Tensor = _CrossEntropy.apply(logits, labels, weight, group)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -41,7 +41,7 @@ class _CrossEntropy(torch.autograd.Function):
         total = torch.zeros((), device=logits.device)
         first = vocabulary * dist.get_rank(group) if group is not None else 0
         turn = max(1, TURN_ELEMENTS // vocabulary)
-        for rows, target in zip(flat.split(turn), targets.split(turn), strict=True):
+        for rows, target in zip(torch.split(flat, turn), torch.split(targets, turn), strict=True):
             valid = target != IGNORED
             own = valid & (target >= first) & (target < first + vocabulary)
             index = torch.where(own, target - first, 0)[:, None]

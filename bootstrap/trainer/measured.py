@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -190,7 +190,7 @@ def measured_row(
         measured=measured,
         predicted=predicted_from(environment),
         model=config.kind,
-        architecture=cast(Literal["decoder", "encoder", "cnn"], config.family),
+        architecture=config.family,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         **_shape(model),
         seq_len=config.seq_len,

@@ -85,7 +85,7 @@ class _Watch:
 
     def __init__(self) -> None:
         # A connection of its own: the main thread may hold the other one's lock in a collective's set-up.
-        self._store = dist.distributed_c10d._get_default_store().clone()
+        self._store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
         self._closing = threading.Event()
         threading.Thread(target=self._wait, name="out-of-memory watch", daemon=True).start()
 

@@ -46,7 +46,8 @@ def parallelize(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh, devic
         layers = _prepare_transformer(model, config, mesh, device)
     if not shards(config, mesh):
         return _replicate(model, config, mesh)
-    return _shard(model, layers, config, mesh)
+    _shard(model, layers, config, mesh)
+    return model
 
 
 def shards(config: TrainerConfig, mesh: DeviceMesh) -> bool:
@@ -128,7 +129,7 @@ def _fully_shard(module: nn.Module, config: TrainerConfig, mesh: DeviceMesh, *, 
     fully_shard(module, mesh=sharded, mp_policy=_policy(config), reshard_after_forward=again)
 
 
-def _shard(model: Any, layers: list[nn.Module], config: TrainerConfig, mesh: DeviceMesh) -> nn.Module:
+def _shard(model: Any, layers: list[nn.Module], config: TrainerConfig, mesh: DeviceMesh) -> None:
     groups = list(layers) if config.family == "cnn" else []
     if config.family != "cnn":
         # In the root they would be gathered, and their gradients held, throughout a step.
@@ -139,9 +140,8 @@ def _shard(model: Any, layers: list[nn.Module], config: TrainerConfig, mesh: Dev
         for module in groups:
             _fully_shard(module, config, mesh, last=module is groups[-1])
         _fully_shard(model, config, mesh)
-        return model
+        return
     # Replicas of tensor ranks: DistributedDataParallel takes no DTensor.
     whole = mesh["dp_replicate", "dp_shard", "cp"]._flatten("dp_cp")
     for module in [*(layers if config.family != "cnn" else []), *groups, model]:
         replicate(module, mesh=whole, mp_policy=_policy(config))
-    return model

@@ -60,7 +60,7 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
     parallelize_module(layer, mesh, {name: style for name, style in plan.items() if name in names}, src_data_rank=None)
 
 
-def split_ends(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def split_ends(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Split embedding and output projection by vocabulary; each rank gets the logits of its part."""
     out = Shard(1) if sequence_parallel else Replicate()
     tied = model.lm_head.weight is model.model.embed_tokens.weight

@@ -2,10 +2,10 @@
 
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
-``loops`` (the trainer and a loop written by hand, in turns, for the same transformers model), ``layouts``
-(configurations that ``gpufleet estimate`` predicts). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of
-measured_runs.csv, for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and
-again, so that reading data is not measured; clipping and fused AdamW as in a run.
+``loops`` (the trainer and a loop written by hand, in turns, for the same transformers model), ``layouts`` (predicted
+by ``gpufleet estimate``). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of
+measured_runs.csv, for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again
+and again, so that reading data is not measured; clipping and fused AdamW as in a run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.trainer import parallelize as layout
+from bootstrap.trainer import parallelize
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.data import open_dataset
 
 cuda: Any = torch.cuda  # its events have no types
+layout: Any = parallelize  # its names are replaced
 Step = Callable[[], object]
 Case = tuple[str, int, str]  # model, sequence length, flags
 
@@ -160,7 +161,7 @@ class Bench:
         started = time.monotonic()
         try:
             measure()
-        except Exception as error:  # noqa: BLE001 - the other measurements go on
+        except Exception as error:  # the other measurements go on
             text = f"{name}: rank {self.rank} {type(error).__name__} {' '.join(str(error).split())[:800]}"
             print(text, file=sys.stderr, flush=True)
             if isinstance(error, torch.OutOfMemoryError):
@@ -213,7 +214,7 @@ def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
 
     arguments = {name: value for name, value in config.architecture.items() if name != "model_type"}
     with torch.device(bench.device):
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             AutoConfig.for_model("llama", **arguments, use_cache=False), dtype=torch.float32
         )
     mesh = init_device_mesh(bench.device.type, (bench.world // tensor, tensor), mesh_dim_names=("fsdp", "model"))
@@ -228,7 +229,7 @@ def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
         fully_shard(part, mesh=mesh["fsdp"], mp_policy=mixed, reshard_after_forward=config.sharding == "zero3")
     kinds: dict[object, list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
-        kinds.setdefault(parameter.device_mesh, []).append(parameter)  # type: ignore[attr-defined]
+        kinds.setdefault(parameter.device_mesh, []).append(parameter)
     optimizers = [torch.optim.AdamW(same, lr=3e-4, fused=not bench.tiny) for same in kinds.values()]
     data = batches(bench, config, bench.rank // tensor, config.grad_accum)
     places = {"position_ids": torch.arange(config.seq_len, device=bench.device)[None]} if tensor > 1 else {}
@@ -237,7 +238,7 @@ def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
         for batch in data:
             logits = model(input_ids=batch["input_ids"], **places).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-            (loss / len(data)).backward()
+            torch.autograd.backward(loss / len(data))
         for same in kinds.values():
             torch.nn.utils.clip_grad_norm_(same, 1.0)
         for optimizer in optimizers:
@@ -266,7 +267,7 @@ def variant(name: str) -> Iterator[None]:
     kept = layout.DistributedDataParallel, layout.shards, layout._policy
     if name.startswith("bucket"):
         size = int(name.split()[1])
-        layout.DistributedDataParallel = partial(DistributedDataParallel, bucket_cap_mb=size)  # type: ignore[misc, assignment]
+        layout.DistributedDataParallel = partial(DistributedDataParallel, bucket_cap_mb=size)
     elif name.startswith("fsdp2"):
         reduced = torch.bfloat16 if "bf16" in name else torch.float32
         layout.shards = lambda *_: True
@@ -274,7 +275,7 @@ def variant(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        layout.DistributedDataParallel, layout.shards, layout._policy = kept  # type: ignore[misc]
+        layout.DistributedDataParallel, layout.shards, layout._policy = kept
 
 
 VARIANTS = ("as shipped", "bucket 100", "bucket 400", "fsdp2 replicas, fp32 reduced", "fsdp2 replicas, bf16 reduced")
@@ -336,8 +337,9 @@ def main() -> None:
         return
     bench = Bench(options)
     if "scaling" in options.parts:
-        on_device = {"device_id": bench.device} if bench.device.type == "cuda" else {}
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, **on_device)
+        on_gpu = bench.device.type == "cuda"
+        store = torch._C._distributed_c10d.HashStore()
+        dist.init_process_group(store=store, rank=0, world_size=1, device_id=bench.device if on_gpu else None)
         scaling(bench, alone=True)
         dist.destroy_process_group()
     trainer.init_process_group(bench.device)
