@@ -1,0 +1,215 @@
+"""Weights of a model as safetensors with Hugging Face's names: the final ones written, published ones read.
+
+A tensor is gathered, copied to rank 0's memory and dropped before the next, and a rank reads only its own slices, so no
+GPU holds more than its part of the model and one whole tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from bootstrap.trainer.data.staging import stage
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.stores import LocalStore, open_store
+from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+# As transformers' save_pretrained; an upload or a reader's memory holds one file.
+FILE_BYTES = 5 * 10**9
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any]) -> None:
+    """Write ``model.safetensors`` (several and an index above 5 GB) and ``config.json`` to a folder or S3 prefix.
+
+    Collective. A tied tensor is written once, under its first name. What was there under the same names is replaced.
+
+    Args:
+        architecture: written as config.json of a model without a config of its own (torchvision's).
+    """
+    tensors, aliases = _state(model)
+    written = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    files = _files(written)
+    is_writer = not dist.is_initialized() or dist.get_rank() == 0
+    store = open_store(uri)
+    scratch = store.root if isinstance(store, LocalStore) else os.environ.get(SCRATCH_VARIABLE) or None
+    if is_writer and isinstance(store, LocalStore):
+        store.root.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if is_writer:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".weights-", dir=scratch)))
+        for file, names in files.items():
+            whole = {name: _on_rank_0(written[name], is_writer) for name in names}
+            if is_writer:
+                from safetensors.torch import save_file
+
+                save_file(
+                    {name: tensor for name, tensor in whole.items() if tensor is not None},
+                    folder / file,
+                    {"format": "pt"},
+                )
+                _publish(store, folder / file)
+            del whole
+        if not is_writer:
+            return
+        if len(files) > 1:
+            total = sum(tensor.numel() * tensor.element_size() for tensor in written.values())
+            index = {name: file for file, names in files.items() for name in names}
+            _publish_json(store, folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": index})
+        _publish_json(store, folder / "config.json", _config(model, architecture))
+    logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
+
+
+def load_weights(model: nn.Module, uri: str) -> None:
+    """Copy the tensors of a folder or S3 prefix into a model on its devices; each rank reads its slices.
+
+    Raises:
+        ConfigurationError: a tensor is missing or has another shape.
+    """
+    from safetensors import safe_open
+
+    folder = stage(uri, suffixes=(".safetensors", INDEX_NAME))
+    targets, aliases = _state(model)
+    with ExitStack() as stack, torch.no_grad():
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in _stored_files(folder)]
+        stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
+        found = {name: next((other for other in _names(model, name) if other in stored), None) for name in targets}
+        missing = [name for name in targets if found[name] is None and found.get(aliases.get(name, name)) is None]
+        if missing:
+            raise ConfigurationError(
+                f"{uri} lacks {len(missing)} of the model's {len(targets)} tensors, such as {', '.join(missing[:3])}; "
+                "its config.json must be the run's architecture, and its names Hugging Face's"
+            )
+        for name, target in targets.items():
+            if (other := found[name]) is None or name in aliases:
+                continue
+            part = stored[other].get_slice(other)
+            if list(part.get_shape()) != list(target.shape):
+                raise ConfigurationError(
+                    f"{uri}: {other} has shape {part.get_shape()}, the model's {list(target.shape)}; its config.json "
+                    "must be the run's architecture"
+                )
+            local = target.to_local() if isinstance(target, DTensor) else target
+            local.copy_(part[_slices(target)] if target.ndim else part[...])
+        if unused := sorted(stored.keys() - {name for name in found.values() if name}):
+            logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
+
+
+def _state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors by name, and the first name of each tied one that has another."""
+    tensors: dict[str, torch.Tensor] = {
+        name: value for name, value in get_model_state_dict(model).items() if isinstance(value, torch.Tensor)
+    }
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        clean = next((known for known in _unwrapped(name) if known in tensors), None)
+        if clean is not None and (known := first.setdefault(id(parameter), clean)) != clean:
+            aliases[clean] = known
+    return tensors, aliases
+
+
+def _unwrapped(name: str) -> Iterator[str]:
+    """Name without what DistributedDataParallel, torch.compile and activation checkpointing put into it."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    yield name
+    yield name.removeprefix("module.")
+
+
+def _names(model: nn.Module, name: str) -> Iterator[str]:
+    """Names of a tensor in published files: its own, without the base model's prefix, with TensorFlow's norm names."""
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    for candidate in (name, name.removeprefix(base)):
+        yield candidate
+        if "LayerNorm." in candidate:
+            yield candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Tensor names of each file, in order."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if groups[-1] and filled + size > FILE_BYTES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
+
+
+def _on_rank_0(tensor: torch.Tensor, is_writer: bool) -> torch.Tensor | None:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().contiguous() if is_writer else None
+
+
+def _publish(store: Any, path: Path) -> None:
+    """Move a complete file to its place; objects of the same name go, since a store overwrites nothing."""
+    if isinstance(store, LocalStore):
+        path.chmod(0o644)
+        path.replace(store.root / path.name)
+        return
+    store.delete(path.name)
+    with path.open("rb") as file:
+        store.write(path.name, [memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))])
+    path.unlink()
+
+
+def _publish_json(store: Any, path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    _publish(store, path)
+
+
+def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]:
+    model = getattr(model, "module", model)
+    if not hasattr(model, "config"):
+        return dict(architecture)
+    settings: Any = model.config
+    # FSDP2 puts a class of its own before the model's.
+    classes = [cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models")]
+    facts: dict[str, Any] = {**settings.to_dict(), "architectures": classes[:1]}
+    facts.pop("use_cache", None)  # off for training only
+    return facts
+
+
+def _stored_files(folder: Path) -> list[Path]:
+    """Files of the index where there is one: a folder may hold the same weights a second time under other names."""
+    if folder.is_file():
+        return [folder]
+    if (index := folder / INDEX_NAME).is_file():
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        files = ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    if not files or not all((folder / name).is_file() for name in files):
+        raise ConfigurationError(
+            f"{folder} has no complete weights; expected model.safetensors, or {INDEX_NAME} and every file it names"
+        )
+    return [folder / name for name in files]
+
+
+def _slices(target: torch.Tensor) -> tuple[slice, ...]:
+    """This rank's part of a tensor."""
+    if not isinstance(target, DTensor):
+        return tuple(slice(0, size) for size in target.shape)
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))

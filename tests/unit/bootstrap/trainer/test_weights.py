@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from bootstrap.trainer import weights
+from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
+from bootstrap.training.errors import ConfigurationError
+from tests.unit.bootstrap.trainer.weights_ranks import build
+from tests.unit.bootstrap.training.conftest import BUCKET
+
+LIBRARY: Any = transformers
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32, "intermediate_size": 24}
+
+
+def model_of(kind: str, seed: int, **more: Any) -> Any:
+    torch.manual_seed(seed)
+    auto = LIBRARY.AutoModelForMaskedLM if kind == "bert" else LIBRARY.AutoModelForCausalLM
+    return auto.from_config(LIBRARY.AutoConfig.for_model(kind, **SHAPE, use_cache=False, **more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}), ("bert", {})]
+)
+def test_transformers_reads_what_is_written_and_writes_what_is_read(
+    tmp_path: Path, kind: str, more: dict[str, Any]
+) -> None:
+    model = model_of(kind, 0, **more)
+    save_weights(model, str(tmp_path / "ours"), architecture={})
+    theirs = type(model).from_pretrained(tmp_path / "ours").state_dict()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in model.state_dict().items())
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [type(model).__name__]
+
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
+    save_file({"again": torch.ones(1)}, tmp_path / "theirs" / "consolidated.safetensors")
+    assert (tmp_path / "theirs" / INDEX_NAME).is_file()
+    other = model_of(kind, 1, **more)
+    load_weights(other, str(tmp_path / "theirs"))
+    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch.compile's own
+def test_s3_holds_files_with_an_index_that_replace_older_ones(
+    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path))
+    monkeypatch.setattr(weights, "FILE_BYTES", 700)
+    uri = f"s3://{BUCKET}/weights/final"
+    for seed in (1, 0):
+        save_weights(build(seed), uri, architecture={"torchvision": "resnet50"})
+    model = build(2)
+    load_weights(torch.compile(model), uri)  # type: ignore[arg-type]
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in build(0).state_dict().items())
+    assert not list(tmp_path.glob(".weights-*"))
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no complete weights; expected model\.safetensors"):
+        load_weights(build(0), str(tmp_path))
+    save_weights(build(0), str(tmp_path), architecture={})
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "head.weight" not in tensors
+    save_file({**tensors, "layers.0.up.weight": torch.zeros(20, 5)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"layers.0.up.weight has shape \[20, 5\], the model's \[20, 6\]"):
+        load_weights(build(0), str(tmp_path))
+    save_file({name: tensor for name, tensor in tensors.items() if "embed" not in name}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"lacks 2 of the model's 16 tensors, such as embed.weight, head"):
+        load_weights(build(0), str(tmp_path))
+
+
+def test_ranks_write_and_read_every_layout(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("weights_ranks.py")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=4",
+        str(script),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    index = json.loads((tmp_path / INDEX_NAME).read_text())
+    assert len(set(index["weight_map"].values())) > 1 and "head.weight" not in index["weight_map"]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
