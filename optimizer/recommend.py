@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from bootstrap.contract import trainer
 from optimizer.catalog import Catalog
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
@@ -17,6 +18,7 @@ from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank
+from optimizer.search.reach import AXES, find_reach
 from optimizer.search.rejections import Rejection
 
 
@@ -28,6 +30,7 @@ class Recommendation:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
         searched_plans: ``configurations`` crossed with their purchases.
         configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
+        wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
     problem: Problem
@@ -40,6 +43,7 @@ class Recommendation:
     evaluated: int
     alternatives: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+    wider: str
     elapsed_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +63,7 @@ class Recommendation:
                 "ruled_out_by_bound": self.configurations - self.evaluated,
             },
             "alternatives": list(self.alternatives),
-            "notes": list(self.notes),
+            "notes": [*self.notes, *([self.wider] if self.wider else [])],
             "elapsed_s": round(self.elapsed_s, 4),
         }
 
@@ -101,7 +105,8 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(alternatives),
-        notes=(*_workload_notes(problem), *_reservation_notes(problem)),
+        notes=(*_workload_notes(problem), *_trainer_notes(problem), *_reservation_notes(problem)),
+        wider="" if chosen else _describe_wider(problem),
         elapsed_s=time.perf_counter() - started,
     )
 
@@ -118,6 +123,40 @@ def _workload_notes(problem: Problem) -> list[str]:
     if model.architecture == "cnn" and work.seq_len is not None:
         notes.append(f"{model.name} is a CNN: seq_len {work.seq_len} is not used")
     return notes
+
+
+def _trainer_notes(problem: Problem) -> list[str]:
+    request, limits = problem.request, problem.request.constraints
+    # Who names another framework knows.
+    if not problem.reach.beyond_trainer or request.workload.framework not in trainer.FRAMEWORKS:
+        return []
+    may = ", ".join(problem.reach.axes)
+    asked = "" if limits.parallelism else f", which may use {may} parallelism (--parallelism data narrows it)"
+    return [f"plans are for training code of your own{asked}: {'; '.join(problem.reach.beyond_trainer)}"]
+
+
+def _describe_wider(problem: Problem) -> str:
+    """Describe the best plan of code that has every kind of parallelism; empty where there is none either."""
+    if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
+        return ""
+    request = problem.request
+    limits = request.constraints.model_copy(update={"parallelism": AXES})
+    request = request.model_copy(update={"constraints": limits})
+    shardings = find_reach(request, problem.model, problem.recipe.seq_len).shardings
+    wider = replace(problem, request=request, recipe=replace(problem.recipe, shardings=shardings))
+    tables = [result for result in find_candidates(wider) if not isinstance(result, Rejection)]
+    feasible = [table for table in tables if table.feasible(limits).any()]
+    if not feasible:
+        return ""
+    best = rank(feasible, wider.request).best[0]
+    (plan,) = PlanBuilder(wider).build([(feasible[best.table], best.row)])
+    kinds = ",".join(("data", *plan.parallelism.beyond_data))
+    return (
+        f"the reference trainer carries out no plan within the limits; other training code keeps them with "
+        f"{plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
+        f"{plan.cost_usd.expected:,.2f} USD expected ({'; '.join(plan.beyond_trainer)}): --parallelism {kinds} plans "
+        "it, and gpufleet launch-config configures an engine for it"
+    )
 
 
 def _reservation_notes(problem: Problem) -> list[str]:

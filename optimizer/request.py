@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -64,7 +64,7 @@ class Workload(_Model):
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
     framework: Literal[
         "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
-    ] = Field(default="torch", description="Profile of the training code: its memory and host costs.")
+    ] = Field(default="torch", description="Profile of the training code: memory, host costs, kinds of parallelism.")
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
 
     @model_validator(mode="after")
@@ -119,9 +119,12 @@ class Constraints(_Model):
     purchase_options: tuple[PurchaseOption, ...] = Field(default=("on-demand", "spot"), min_length=1)
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
-    # Kinds that the training code can do; bootstrap.training keeps ddp only.
-    parallelism: tuple[Axis, ...] = Field(default=get_args(Axis), min_length=1)
-    sharding: tuple[Sharding, ...] = Field(default=get_args(Sharding), min_length=1)
+    parallelism: tuple[Axis, ...] | None = Field(
+        default=None, min_length=1, description="Kinds that the training code can do; null for the trainer's."
+    )
+    sharding: tuple[Sharding, ...] | None = Field(
+        default=None, min_length=1, description="Shardings that the training code can do; null for the trainer's."
+    )
     existing_reservations: tuple[Reservation, ...] = Field(
         default=(), description="Used unless purchase_options are given without their option."
     )

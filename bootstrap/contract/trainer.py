@@ -144,13 +144,14 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
 
 def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     if architecture is None:
-        return "the model is not given as a config.json or preset that the trainer could build"
+        return "the trainer builds a model from a config.json, architecture fields or a preset, and the plan has none"
     kind = model_kind(architecture)
     if TORCHVISION in architecture:
         return "" if kind in CNNS else f"model {kind} is not one of {', '.join(CNNS)}"
     if kind not in DECODERS + ENCODERS:
-        why = ": it does not train mixtures of experts" if architecture.get("num_local_experts") else ""
-        return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}{why}"
+        if architecture.get("num_local_experts"):
+            return f"{kind} is a mixture of experts, which the trainer does not train"
+        return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}"
     return ""
 
 
@@ -177,6 +178,8 @@ def _tensor_problems(job: TrainerJob, architecture: Mapping[str, Any]) -> list[s
 
 def _attends_fully(architecture: Mapping[str, Any], seq_len: int) -> bool:
     """True where every token attends to all before it; qwen's window is off unless use_sliding_window."""
+    if "sliding_attention" in architecture.get("layer_types", ()):
+        return False
     window = architecture.get("sliding_window")
     uses_window = architecture.get("use_sliding_window", not model_kind(architecture).startswith("qwen"))
     return not (window and uses_window and window < seq_len)

@@ -43,10 +43,9 @@ _DATA_ONLY = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "sequence_p
 
 def unlike_mixes(problem: Problem, groups: NodeGroups, limit_usd: float) -> list[Mix]:
     """Find mixes of two types that keep the limits and cost less than ``limit_usd``, the cheapest among them."""
-    limits = problem.request.constraints
     # Megatron-LM counts the micro-batches of a step once for all data-parallel ranks
     # (https://github.com/NVIDIA/Megatron-LM, megatron/core/num_microbatches_calculator.py).
-    if "data" not in limits.parallelism or problem.recipe.framework.startswith("megatron"):
+    if "data" not in problem.reach.axes or problem.recipe.framework.startswith("megatron"):
         return []
     pairs = list(groups.pairs(like=False))
     return UnlikeSearch(problem=problem, groups=groups, pairs=pairs).cheapest(limit_usd) if pairs else []

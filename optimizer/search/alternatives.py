@@ -117,9 +117,10 @@ def _list_illegal(problem: Problem, splits: Ints, ranks: int, nodes: int) -> lis
         if (splits >> bit & 1).any() or (name == "expert" and not model.experts):
             continue
         entry = _NO_CONFIGURATION | {"fits": False, "loses_by": "illegal"}
-        if name not in problem.request.constraints.parallelism:
-            why = f"{name}: the request's parallelism leaves it out"
-            entries.append(entry | {"loses_by": "not allowed", "why": why})
+        if name not in problem.reach.axes:
+            asked = problem.request.constraints.parallelism is not None
+            why = "the request's parallelism leaves it out" if asked else "not what the reference trainer carries out"
+            entries.append(entry | {"loses_by": "not allowed", "why": f"{name}: {why}"})
             continue
         why = f"{name}: {nodes} x {ranks} GPUs cannot be split so"
         for size in layouts.divisors(ranks * nodes)[1:]:

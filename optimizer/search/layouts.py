@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import get_args
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe
-from optimizer.request import Axis
 from optimizer.search.problem import Problem
+from optimizer.search.reach import AXES
 from optimizer.workload.model import ModelSpec
 
-# Mesh dimensions that a request can allow; all but data are splits.
-AXES = get_args(Axis)
 SPLITS = AXES[1:]
 # Least tokens of a context rank: a quarter of Llama 3's, 8192 on each of 16 ranks (arXiv:2407.21783, table 4).
 MIN_CONTEXT_TOKENS = 2048
@@ -103,7 +100,7 @@ def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
 
 
 def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]:
-    model, recipe, axes = problem.model, problem.recipe, problem.request.constraints.parallelism
+    model, recipe, axes = problem.model, problem.recipe, problem.reach.axes
     one = np.ones(1, dtype=np.int64)
     most = ranks * nodes[-1]
     layered = model.layers > 0

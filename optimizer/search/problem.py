@@ -18,6 +18,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Workload, matches_type
+from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -82,7 +83,7 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
-        shardings=request.constraints.sharding,
+        shardings=find_reach(request, model, work.seq_len or 1).shardings,
     )
 
 
@@ -139,6 +140,11 @@ class Problem:
             regions=tuple(regions),
             instance_types=tuple(catalog.instance_type(name) for name in types),
         )
+
+    @cached_property
+    def reach(self) -> Reach:
+        """What the training code can do."""
+        return find_reach(self.request, self.model, self.recipe.seq_len)
 
     @cached_property
     def checkpoint_gib(self) -> float:

@@ -63,11 +63,15 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             limit="a whole number of hidden dimensions a head",
             next_step="give model.head_dim",
         )
+    # RMSNorm, no biases and SwiGLU with rotary positions are Llama's, whatever the shape.
+    like_llama = given.architecture == "decoder" and given.gated_mlp and not given.learned_positions
+    config = {"model_type": "mixtral" if given.experts else "llama"} if like_llama else None
     experts_per_token = given.experts_per_token or min(2, given.experts)
     return check_shape(
         build_model(
             **given.model_dump(exclude={"experts_per_token"}),
             experts_per_token=experts_per_token,
+            config=config,
             source="architecture fields of the request",
         )
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import InvalidInputError
+from optimizer.workload.architecture import GPT2, USUAL, prune_config
 from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, ModelSpec, build_model
 
 
@@ -35,26 +36,6 @@ class _Family:
     details: BiasesAndNorms = PLAIN
 
 
-_USUAL = {
-    "layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "ffn_size": "intermediate_size",
-    "attention_heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
-    "max_seq_len": "max_position_embeddings",
-    "experts": "num_local_experts",
-    "experts_per_token": "num_experts_per_tok",
-}
-_GPT2 = {
-    "layers": "n_layer",
-    "hidden_size": "n_embd",
-    "ffn_size": "n_inner",
-    "attention_heads": "n_head",
-    "vocab_size": "vocab_size",
-    "max_seq_len": "n_positions",
-}
 _MPT = {
     "layers": "n_layers",
     "hidden_size": "d_model",
@@ -62,11 +43,11 @@ _MPT = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_seq_len",
 }
-_OPT = {**_USUAL, "ffn_size": "ffn_dim"}
+_OPT = {**USUAL, "ffn_size": "ffn_dim"}
 _BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
 _BERT = replace(_BIASED, final_norm=False, token_types=2, embedding_norm=True, mlm_head=True)
-_LLAMA = _Family(names=_USUAL, gated=True, tied=False)
-_QWEN2 = _Family(names=_USUAL, gated=True, tied=False, details=BiasesAndNorms(attention_bias="qkv"))
+_LLAMA = _Family(names=USUAL, gated=True, tied=False)
+_QWEN2 = _Family(names=USUAL, gated=True, tied=False, details=BiasesAndNorms(attention_bias="qkv"))
 
 FAMILIES: dict[str, _Family] = {
     "llama": _LLAMA,
@@ -74,14 +55,14 @@ FAMILIES: dict[str, _Family] = {
     "mixtral": _LLAMA,
     "phi3": _LLAMA,
     "qwen2": _QWEN2,
-    "qwen3": _Family(names=_USUAL, gated=True, tied=False, details=BiasesAndNorms(head_norms=True)),
-    "gpt2": _Family(names=_GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED),
-    "gpt_neox": _Family(names=_USUAL, tied=False, details=_BIASED),
+    "qwen3": _Family(names=USUAL, gated=True, tied=False, details=BiasesAndNorms(head_norms=True)),
+    "gpt2": _Family(names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED),
+    "gpt_neox": _Family(names=USUAL, tied=False, details=_BIASED),
     "mpt": _Family(names=_MPT, ffn_multiple=4),
     "opt": _Family(names=_OPT, learned_positions=True, position_offset=2, details=_BIASED),
-    "bert": _Family(names=_USUAL, architecture="encoder", learned_positions=True, details=_BERT),
+    "bert": _Family(names=USUAL, architecture="encoder", learned_positions=True, details=_BERT),
     "roberta": _Family(
-        names=_USUAL, architecture="encoder", learned_positions=True, details=replace(_BERT, token_types=1)
+        names=USUAL, architecture="encoder", learned_positions=True, details=replace(_BERT, token_types=1)
     ),
 }
 
@@ -144,6 +125,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
         gated_mlp=family.gated,
         tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
         learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
+        config=prune_config(data),
         source=f"{origin} ({data['model_type']})",
     )
 

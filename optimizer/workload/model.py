@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.errors import InvalidInputError
@@ -28,6 +29,7 @@ class ModelSpec:
         learned_positions: rows of a learned position embedding.
         flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
             of all convolution outputs, of one image; CNN only.
+        config: fields of the Hugging Face config that the others do not say, with model_type (workload.architecture).
     """
 
     name: str
@@ -51,6 +53,7 @@ class ModelSpec:
     activations_per_sample: float = 0.0
     convolutions: int = 0
     profile: ModuleProfile | None = None
+    config: Mapping[str, Any] | None = field(default=None, compare=False)
     source: str
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +38,7 @@ class Preset(BaseModel):
     activations_per_sample: float = 0.0
     convolutions: int = 0
     details: BiasesAndNorms = PLAIN
+    config: dict[str, Any] | None = None
     source: str
 
     def model(self, name: str) -> ModelSpec:

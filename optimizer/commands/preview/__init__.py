@@ -16,6 +16,7 @@ from optimizer.commands.preview.tables import write_cost, write_difference, writ
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.training_code import describe_demands
 from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
@@ -224,15 +225,7 @@ def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[lis
 
 
 def _warnings(plan: FleetPlan) -> list[str]:
-    warnings = []
-    split, sharding = plan.parallelism.beyond_data, plan.parallelism.sharding
-    needs = [f"{', '.join(split)} parallelism"] * bool(split) + [f"{sharding} sharding"] * (sharding != "ddp")
-    if needs:
-        warnings.append(
-            f"The hours and memory are those of training code that implements {' and '.join(needs)} "
-            f"({plan.parallelism.in_short}), and keeps checkpoints of it. bootstrap.training keeps replicated "
-            "states of data parallelism only (docs/training.md), and nodes are paid while code fails on them."
-        )
+    warnings = [describe_demands(plan)]
     derived = [price for price in plan.prices if price.source == DERIVED_SPOT]
     if derived:
         warnings.append(

@@ -47,11 +47,12 @@ Example:
 @click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
 @_kinds_option(
     "--parallelism",
-    help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: all]",
+    help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: those of the "
+    "reference trainer; all for a model or --framework beyond it]",
 )
 @_kinds_option(
     "--sharding",
-    help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: all]",
+    help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: likewise]",
 )
 @click.option(
     "--budget", "budget_usd", metavar="USD", help="Most the run may cost, at the 95th percentile; takes suffixes (5k)."
@@ -204,5 +205,6 @@ def _explain_nothing(answer: Recommendation) -> None:
         f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or "the memory and prices of the considered types",
         why=f"constraints that bind the considered types: {count_rejections(answer)}",
-        next_step="raise the limit that binds (--format table and json list each type's), or consider more types",
+        next_step=answer.wider
+        or "raise the limit that binds (--format table and json list each type's), or consider more types",
     )

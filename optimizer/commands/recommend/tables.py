@@ -11,9 +11,10 @@ import click
 
 from optimizer.commands.output import write_table
 from optimizer.hardware import DERIVED_SPOT
-from optimizer.plan import SHORT_NAMES, FleetPlan, Parallelism
+from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
-from optimizer.search.layouts import AXES
+from optimizer.search.reach import AXES
+from optimizer.training_code import TRAINER, other_code
 
 COLUMNS = {
     "rank": "#",
@@ -111,17 +112,17 @@ def _print_caveats(answer: Recommendation) -> None:
 
 
 def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
-    kinds = [kind for kind in AXES if any(kind in plan.parallelism.beyond_data for plan in answer.plans)]
-    if kinds:
+    beyond = [(rank, plan) for rank, plan in enumerate(answer.plans, start=1) if plan.beyond_trainer]
+    if beyond:
+        ranks, first = ", ".join(str(rank) for rank, _ in beyond), beyond[0][1]
+        which = "every plan" if len(beyond) == len(answer.plans) else f"plan{'s' * (len(beyond) > 1)} {ranks}"
         click.echo(
-            f"{', '.join(SHORT_NAMES[kind] for kind in kinds)}: the training code must implement {', '.join(kinds)} "
-            "parallelism, and bootstrap.training does not; --parallelism data plans without."
+            f"The reference trainer does not carry out {which}: {'; '.join(first.beyond_trainer)}. {other_code(first)}"
         )
-    sharded = sorted({plan.parallelism.sharding for plan in answer.plans} - {"ddp"})
-    if sharded:
+    elif answer.problem.reach.only_trainers:
         click.echo(
-            f"{', '.join(sharded)}: the training code must shard its state (FSDP, DeepSpeed) and save it itself; "
-            "bootstrap.training keeps replicas (--sharding ddp --parallelism data plans them)."
+            f"The reference trainer ({TRAINER}) carries out every plan. --parallelism {','.join(AXES[:4])} and "
+            "--framework also plan for other engines."
         )
     if explain:
         click.echo()

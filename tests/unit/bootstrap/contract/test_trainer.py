@@ -42,8 +42,11 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architecture": None}, "not given as a config.json"),
-        ({"architecture": LLAMA | {"model_type": "mixtral", "num_local_experts": 8}}, "mixtures of experts"),
+        ({"architecture": None}, "builds a model from a config.json"),
+        (
+            {"architecture": LLAMA | {"model_type": "mixtral", "num_local_experts": 8}},
+            "mixtral is a mixture of experts",
+        ),
         ({"architecture": {"torchvision": "vgg16"}}, "model vgg16 is not one of resnet18"),
         ({"pipeline": 4}, "pipeline parallelism is 4"),
         ({"gradient_compression": "bf16"}, "sharding zero3 does not reduce through DDP's hooks"),
@@ -59,6 +62,8 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"tensor": 16}, "does not divide the key-value heads, 8"),
         ({"architecture": MISTRAL, "context": 2}, "mistral over 8192 tokens has no full causal attention"),
         ({"architecture": {"model_type": "bert"}, "context": 2}, "bert over"),
+        ({"architecture": {**LLAMA, "layer_types": ["sliding_attention"]}, "context": 2}, "no full causal attention"),
+        ({"architecture": {"model_type": "t5"}}, "model_type t5 is not one of gpt2"),
     ],
 )
 def test_a_part_beyond_it_is_named_with_its_value(changes: dict[str, Any], reason: str) -> None:

@@ -12,8 +12,8 @@ from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.types import Recipe
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import FleetRequest, request_from_dict
-from optimizer.search.layouts import AXES
 from optimizer.search.problem import Amount, Problem
+from optimizer.search.reach import AXES
 from optimizer.workload.model import ModelSpec
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")

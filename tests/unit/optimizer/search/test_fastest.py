@@ -25,6 +25,7 @@ from optimizer.search import layouts
 from optimizer.search.branch_and_bound import TIE, FastestSearch
 from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
 from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
+from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.search.search_space import SearchSpace
 from optimizer.search.tables import take_rows
@@ -149,7 +150,7 @@ def test_the_search_finds_what_brute_force_finds(
         instance.gpu, recipe.precision, framework, kind=MIXTURE if model.experts else None
     )
     sure = residual.relative_error < calibration().residuals[POOLED].relative_error
-    measured = measured_splits(instance.gpu, recipe.framework) if sure else layouts.AXES
+    measured = measured_splits(instance.gpu, recipe.framework) if sure else AXES
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -299,7 +300,7 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
         asked = make_problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
         rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))
-        for axis in set(layouts.AXES) - set(allowed):
+        for axis in set(AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
         for axis in set(allowed) - {"data"}:
             assert (getattr(rows, axis) > 1).any()

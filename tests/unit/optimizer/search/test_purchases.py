@@ -49,6 +49,8 @@ def test_a_capacity_block_is_used_when_the_run_ends_before_it(
     model: str, count: int, kept_s: tuple[float, float]
 ) -> None:
     limits: dict[str, Any] = {"purchase_options": ["capacity-block"], "instance_types": ["p4d.24xlarge"]}
+    # One node writes replicas, several write shards together.
+    limits |= {"parallelism": ["data", "tensor", "pipeline"], "sharding": ["ddp"]}
 
     def within(hours: float) -> Recommendation:
         blocks = [block(hours, count)]

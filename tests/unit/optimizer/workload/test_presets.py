@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from optimizer.workload.architecture import build_architecture
 from optimizer.workload.model import count_parameters
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
@@ -44,3 +47,14 @@ def test_a_token_of_a_mixture_passes_through_the_published_active_parameters() -
 def test_layers_and_embeddings_add_up_to_the_model(name: str) -> None:
     model = resolve_model(name)
     assert model.layers * model.layer_parameters + model.embedding_parameters == pytest.approx(model.parameters)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "bert-base"])
+def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -> None:
+    model = resolve_model(name)
+    architecture = build_architecture(model)
+    assert architecture is not None
+    kind = AutoModelForMaskedLM if model.architecture == "encoder" else AutoModelForCausalLM
+    with torch.device("meta"):
+        module = kind.from_config(AutoConfig.for_model(**architecture))  # type: ignore[no-untyped-call]
+    assert sum(weight.numel() for weight in module.parameters()) == model.parameters

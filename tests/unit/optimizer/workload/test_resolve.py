@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from optimizer.errors import InvalidInputError
+from optimizer.workload.architecture import build_architecture
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import RULE_MODELS, depth
 
@@ -182,3 +183,33 @@ def test_wrong_architecture_fields_are_named(change: dict[str, Any], says: str) 
     with pytest.raises(InvalidInputError) as error:
         resolve_model(fields)
     assert says in str(error.value)
+
+
+def test_a_config_is_kept_as_far_as_it_builds_the_model() -> None:
+    published = CONFIGS["llama-2-7b"][0] | {
+        "_name_or_path": "meta-llama/Llama-2-7b-hf",
+        "architectures": ["LlamaForCausalLM"],
+        "transformers_version": "4.31.0",
+        "torch_dtype": "float16",
+        "id2label": {str(i): "x" for i in range(1000)},
+        "rope_scaling": None,
+        "layer_types": ["full_attention"] * 32,
+        "rms_norm_eps": 1e-5,
+    }
+    kept = build_architecture(resolve_model(published))
+    assert kept == CONFIGS["llama-2-7b"][0] | {"rms_norm_eps": 1e-5}
+
+
+def test_a_window_that_is_off_stays_off() -> None:
+    """Pulumi's configuration has no null, and Mistral's default is a window of 4096."""
+    config = CONFIGS["llama-2-7b"][0] | {"model_type": "mistral", "sliding_window": None}
+    kept = build_architecture(resolve_model(config))
+    assert kept is not None and kept["sliding_window"] == 4096 == kept["max_position_embeddings"]
+
+
+def test_fields_of_llamas_kind_can_be_built() -> None:
+    fields = {"layers": 4, "hidden_size": 256, "ffn_size": 688, "attention_heads": 8, "kv_heads": 2, "vocab_size": 1000}
+    built = build_architecture(resolve_model(fields))
+    assert built is not None and (built["model_type"], built["num_key_value_heads"]) == ("llama", 2)
+    assert build_architecture(resolve_model(fields | {"gated_mlp": False})) is None
+    assert build_architecture(resolve_model("7B")) is None

@@ -1,0 +1,61 @@
+"""``Reach``: what the training code of a request's plans can do; the reference trainer's unless the request says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from bootstrap.contract import trainer
+from optimizer.performance.types import SHARDINGS
+from optimizer.request import Axis, FleetRequest
+from optimizer.workload.architecture import build_architecture
+from optimizer.workload.model import ModelSpec
+
+# Mesh dimensions that a request can allow; all but data are splits.
+AXES: tuple[str, ...] = get_args(Axis)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """Kinds of parallelism and shardings to search.
+
+    Attributes:
+        architecture: configuration that the trainer builds the model from; None where it cannot.
+        beyond_trainer: reasons why the reference trainer cannot train the model as requested, whatever the layout.
+        only_trainers: the search leaves out what other training code could do, because nobody asked for more.
+    """
+
+    architecture: dict[str, Any] | None
+    beyond_trainer: tuple[str, ...]
+    axes: tuple[str, ...]
+    shardings: tuple[str, ...]
+    only_trainers: bool
+
+
+def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
+    """Find what to search: the request's kinds, else the trainer's, else for code of the user's own all."""
+    architecture, work, limits = build_architecture(model), request.workload, request.constraints
+    beyond = trainer.unsupported(
+        trainer.TrainerJob(
+            architecture=architecture,
+            seq_len=seq_len,
+            precision=work.precision,
+            optimizer=work.optimizer,
+            framework=work.framework,
+            sharding=trainer.SHARDINGS[0],
+            gpus_per_node=1,
+        )
+    )
+    by_default = limits.parallelism is None and not beyond
+    axes: tuple[str, ...] = AXES
+    shardings: tuple[str, ...] = SHARDINGS
+    if by_default:
+        axes = trainer.splits(architecture, seq_len, work.optimizer)
+        shardings = trainer.shardings(work.optimizer)
+    return Reach(
+        architecture=architecture,
+        beyond_trainer=tuple(beyond),
+        axes=limits.parallelism or axes,
+        shardings=limits.sharding or shardings,
+        only_trainers=by_default,
+    )

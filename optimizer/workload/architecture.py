@@ -1,0 +1,75 @@
+"""Architectures: the configuration from which a model is built, a Hugging Face config or {"torchvision": NAME}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bootstrap.contract.trainer import CNNS, TORCHVISION
+from optimizer.workload.model import ModelSpec
+
+# Names of ModelSpec's fields in a Hugging Face config, by model_type:
+# https://github.com/huggingface/transformers, src/transformers/models/<model_type>/configuration_<model_type>.py
+USUAL = {
+    "layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "attention_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+    "experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
+GPT2 = {
+    "layers": "n_layer",
+    "hidden_size": "n_embd",
+    "ffn_size": "n_inner",
+    "attention_heads": "n_head",
+    "vocab_size": "vocab_size",
+    "max_seq_len": "n_positions",
+}
+
+# Objects and lists of a config that change the model; others are labels, generation settings and quantisation.
+_NESTED = ("rope_scaling", "rope_parameters", "layer_types", "attn_config")
+# Scalars that say who wrote the config, not what the model is.
+_ABOUT = ("transformers_version", "torch_dtype", "dtype")
+
+
+def build_architecture(model: ModelSpec) -> dict[str, Any] | None:
+    """Build the architecture of a model; None where nothing says more of it than its size or its own function."""
+    if model.architecture == "cnn":
+        return {TORCHVISION: model.name} if model.name in CNNS else None
+    config = model.config
+    if config is None:
+        return None
+    names = GPT2 if config["model_type"] == "gpt2" else USUAL
+    shape = {theirs: getattr(model, ours) for ours, theirs in names.items() if _says_something(model, ours)}
+    return {**shape, "tie_word_embeddings": model.tied_embeddings, **config}
+
+
+def _says_something(model: ModelSpec, field: str) -> bool:
+    default = {"kv_heads": model.attention_heads, "head_dim": model.hidden_size // model.attention_heads}.get(field, 0)
+    return getattr(model, field) not in (0, default)
+
+
+def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what builds the model: plan, stack file and the nodes' 16 KiB of user data hold it.
+
+    A null is left out, as Pulumi's configuration has none; Mistral's null of sliding_window, whose default is a window,
+    becomes the whole sequence.
+    """
+    kept = {
+        name: value
+        for name, value in config.items()
+        if value is not None
+        and not name.startswith("_")
+        and name not in _ABOUT
+        and (name in _NESTED or not isinstance(value, dict | list))
+    }
+    if config.get("sliding_window", 0) is None and "max_position_embeddings" in kept:
+        kept["sliding_window"] = kept["max_position_embeddings"]
+    if set(kept.get("layer_types", ())) == {"full_attention"}:
+        del kept["layer_types"]
+    return kept
