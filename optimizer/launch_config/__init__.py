@@ -1,0 +1,35 @@
+"""Configurations with which other training engines carry out a plan, each in the engine's own format."""
+
+from __future__ import annotations
+
+from optimizer.errors import InvalidInputError
+from optimizer.launch_config import accelerate, deepspeed, megatron_core, torchtitan
+from optimizer.launch_config.engine import Engine
+from optimizer.plan import FleetPlan
+
+__all__ = ["ENGINES", "Engine", "launch_config"]
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (torchtitan.ENGINE, accelerate.ENGINE, deepspeed.ENGINE, megatron_core.ENGINE)
+}
+
+
+def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[str, list[str]]:
+    """Return the configuration's text and the launch lines, for a configuration saved as ``file_name``.
+
+    Raises:
+        InvalidInputError: the engine cannot carry out a part of the plan.
+    """
+    engine = ENGINES[engine_name]
+    refusals = list(engine.refusals(plan))
+    if refusals:
+        able = [one.name for one in ENGINES.values() if not list(one.refusals(plan))]
+        raise InvalidInputError(
+            f"{engine.name} cannot carry out this plan: {'; '.join(refusals)}",
+            limit="every part of the plan",
+            why="with another layout the predicted memory, speed and cost do not hold",
+            next_step=f"--engine {' or '.join(able)} can"
+            if able
+            else "plan with less: gpufleet recommend --parallelism, --sharding, --precision",
+        )
+    return engine.text(plan, file_name), engine.launch_lines(plan, file_name)

@@ -1,0 +1,140 @@
+"""Accelerate: the YAML file of ``accelerate launch --config_file``, with FSDP2 for sharded states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
+
+from optimizer.launch_config.engine import (
+    RENDEZVOUS_PORT,
+    Engine,
+    split_refusals,
+    trainer_arguments,
+    unless_in,
+)
+from optimizer.plan import FleetPlan
+
+_REASONS = {
+    "pipeline": "it splits no model into stages for training",
+    "expert": "it leaves experts to the model's own code",
+}
+_OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"}
+
+
+def _refusals(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    yield from split_refusals(plan, _REASONS)
+    yield from unless_in(
+        "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
+    )
+    yield from unless_in("precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "its FP8 needs another library")
+    yield from unless_in(
+        "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
+    )
+    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "transformers' --optim has no other of these")
+    if job.optimizer == "adafactor" and split.sharding != "ddp":
+        yield f"optimizer is adafactor with {split.sharding}: its moments need whole matrices"
+    if split.sharding == "ddp":
+        for name in ("tensor", "context"):
+            if getattr(split, name) > 1:
+                yield f"{name} parallelism is {getattr(split, name)} with ddp: it composes with FSDP2 only"
+    if split.tensor > 1 and split.sequence_parallel:
+        yield f"tensor parallelism is {split.tensor} with sequence parallelism, which transformers' plans do not have"
+
+
+def _settings(plan: FleetPlan) -> dict[str, Any]:
+    split, job = plan.parallelism, plan.job
+    sharded = split.sharding != "ddp"
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if sharded else "MULTI_GPU" if plan.gpus > 1 else "NO",
+        "num_machines": plan.node_count,
+        "num_processes": plan.gpus,
+        "machine_rank": 0,
+        "main_process_port": RENDEZVOUS_PORT,
+        "rdzv_backend": "static",
+        "mixed_precision": job.precision if job.precision in ("bf16", "fp16") else "no",
+        "dynamo_config": {"dynamo_backend": "INDUCTOR"} if job.compiled else {},
+    }
+    if sharded:
+        settings["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": split.sharding == "zero3",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_activation_checkpointing": split.activation_checkpointing == "full",
+        }
+    if len(split.beyond_data):
+        settings["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": split.data,
+            "parallelism_config_tp_size": split.tensor,
+            "parallelism_config_cp_size": split.context,
+        }
+        if split.context > 1:
+            settings["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "alltoall"
+    return settings
+
+
+def _write(plan: FleetPlan) -> str:
+    # accelerate reads YAML 1.1, where a bare no is false.
+    settings = {
+        key: SingleQuotedScalarString(value) if value in ("no", "NO") else value
+        for key, value in _settings(plan).items()
+    }
+    out = StringIO()
+    YAML().dump(settings, out)
+    return out.getvalue()
+
+
+def environment(plan: FleetPlan) -> dict[str, str]:
+    """Variables that ``accelerate launch`` would set for each rank, for a node whose torchrun is started already."""
+    settings = _settings(plan)
+    variables = {"ACCELERATE_MIXED_PRECISION": settings["mixed_precision"]}
+    if "fsdp_config" in settings:
+        variables["ACCELERATE_USE_FSDP"] = "true"
+        variables |= {name.upper(): str(value) for name, value in settings["fsdp_config"].items()}
+    if "parallelism_config" in settings:
+        variables["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        variables |= {name.upper(): str(value) for name, value in settings["parallelism_config"].items()}
+    return {name: value.lower() if value in ("True", "False") else value for name, value in variables.items()}
+
+
+def _script(plan: FleetPlan) -> list[str]:
+    words = ["train.py", *trainer_arguments(plan), "--optim", _OPTIMIZERS[plan.job.optimizer]]
+    if "fsdp_config" in _settings(plan) and "--gradient_checkpointing" in words:
+        # FSDP2's own checkpointing; transformers refuses both together.
+        at = words.index("--gradient_checkpointing")
+        del words[at : at + 2]
+    return words
+
+
+def _on_a_stack(plan: FleetPlan, _file: str) -> list[str]:
+    variables = [f"{name}={value}" for name, value in environment(plan).items()]
+    return ["--no-python", "env", *variables, "python", *_script(plan)]
+
+
+def _own_launcher(plan: FleetPlan, file: str) -> str:
+    nodes = "--machine_rank R --main_process_ip HOST " if plan.node_count > 1 else ""
+    return f"accelerate launch --config_file {file} {nodes}{' '.join(_script(plan))}"
+
+
+def _notes(plan: FleetPlan) -> Iterator[str]:
+    yield "train.py is yours: transformers' Trainer and TrainingArguments, or a loop around accelerate.Accelerator"
+    yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
+
+
+ENGINE = Engine(
+    name="accelerate",
+    version="1.15.0",
+    suffix=".yaml",
+    refusals=_refusals,
+    write=_write,
+    arguments=_on_a_stack,
+    notes=_notes,
+    own_launcher=_own_launcher,
+)

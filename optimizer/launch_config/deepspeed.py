@@ -1,0 +1,90 @@
+"""DeepSpeed: the JSON file of ``deepspeed.initialize(config=...)`` and of transformers' ``--deepspeed``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from optimizer.launch_config.engine import Engine, split_refusals, trainer_arguments, unless_in
+from optimizer.plan import FleetPlan
+
+_STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+# torch_adam: torch's Adam, as DeepSpeed's own is compiled on the node at the first start.
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
+    "adam": {"type": "Adam", "params": {"lr": 3e-4, "torch_adam": True, "adam_w_mode": False}},
+    "sgd": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+}
+_REASONS = {
+    "context": "its long-sequence training (Ulysses) exchanges heads, which is another split with other traffic",
+    "expert": "its experts are made in the model's code (deepspeed.moe.layer.MoE)",
+}
+
+
+def _refusals(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    yield from split_refusals(plan, _REASONS)
+    yield from unless_in("precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe")
+    yield from unless_in(
+        "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
+    )
+    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "it partitions no Adafactor")
+    if split.pipeline > 1 and split.sharding not in ("ddp", "zero1"):
+        yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines take ddp and zero1 only"
+    if split.virtual_stages > 1:
+        yield f"virtual stages are {split.virtual_stages}: its pipeline has one chunk a rank"
+    if split.tensor > 1 and split.sharding == "zero3":
+        yield f"tensor parallelism is {split.tensor} with zero3: its AutoTP trains with ZeRO stages 0 to 2"
+    if split.tensor > 1 and split.sequence_parallel:
+        yield f"tensor parallelism is {split.tensor} with sequence parallelism, which its AutoTP does not have"
+
+
+def _write(plan: FleetPlan) -> str:
+    split, job = plan.parallelism, plan.job
+    config: dict[str, Any] = {
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": split.micro_batch,
+        "gradient_accumulation_steps": split.grad_accum,
+        "steps_per_print": 10,
+        "zero_optimization": {"stage": _STAGES[split.sharding], "overlap_comm": True, "contiguous_gradients": True},
+        "bf16": {"enabled": job.precision == "bf16"},
+        "fp16": {"enabled": job.precision == "fp16"},
+        "optimizer": _OPTIMIZERS[job.optimizer],
+    }
+    if split.activation_checkpointing == "full":
+        config["activation_checkpointing"] = {"partition_activations": split.tensor > 1}
+    if split.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": split.tensor}
+    if split.pipeline > 1:
+        config["pipeline"] = {
+            "stages": split.pipeline,
+            "activation_checkpoint_interval": int(split.activation_checkpointing == "full"),
+        }
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _arguments(plan: FleetPlan, file: str) -> list[str]:
+    # transformers refuses a learning rate that differs from the file's.
+    rate = _OPTIMIZERS[plan.job.optimizer]["params"]["lr"]
+    return ["train.py", "--deepspeed", file, *trainer_arguments(plan), "--learning_rate", str(rate)]
+
+
+def _notes(plan: FleetPlan) -> Iterator[str]:
+    split = plan.parallelism
+    yield "train.py is yours, with transformers' TrainingArguments; in other code deepspeed.initialize takes the file"
+    yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
+    if split.pipeline > 1:
+        yield f"the model must be a deepspeed.pipe.PipelineModule with num_stages={split.pipeline}, without Trainer"
+
+
+ENGINE = Engine(
+    name="deepspeed",
+    version="0.19.8",
+    suffix=".json",
+    refusals=_refusals,
+    write=_write,
+    arguments=_arguments,
+    notes=_notes,
+    comment="",
+)

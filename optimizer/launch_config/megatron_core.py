@@ -1,0 +1,155 @@
+"""Megatron-LM (megatron-core): a shell script that starts ``pretrain_gpt.py`` with the plan's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
+from optimizer.plan import FleetPlan
+
+# Megatron's FSDP shards what the strategy names; its distributed optimizer is zero1.
+_FSDP_STRATEGIES = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+_PRECISIONS = {"fp32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "fp8": ("--bf16", "--fp8-format hybrid")}
+_OPTIMIZERS = {"adamw": "--optimizer adam", "adam": "--optimizer adam --weight-decay 0", "sgd": "--optimizer sgd"}
+_GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+
+
+def _refusals(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    yield from unless_in("precision", job.precision, tuple(_PRECISIONS), "it has no switch for TF32")
+    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor")
+    if split.sharding in _FSDP_STRATEGIES and split.pipeline > 1:
+        yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines shard by zero1"
+    kind = (job.architecture or {}).get("model_type")
+    if job.architecture is not None and kind not in (*_GATED, "gpt2"):
+        yield (
+            f"the model is of type {kind or job.model}, and pretrain_gpt.py's arguments are known here for "
+            f"{', '.join((*_GATED, 'gpt2'))}"
+        )
+
+
+def _layout(plan: FleetPlan) -> Iterator[str]:
+    split = plan.parallelism
+    yield f"--tensor-model-parallel-size {split.tensor}"
+    if split.sequence_parallel or (split.expert > 1 and split.tensor > 1):
+        # Megatron refuses experts beside tensor parallelism without it.
+        yield "--sequence-parallel"
+    yield f"--pipeline-model-parallel-size {split.pipeline}"
+    if split.virtual_stages > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {split.virtual_stages}"
+    yield f"--context-parallel-size {split.context}"
+    if split.expert > 1:
+        yield f"--expert-model-parallel-size {split.expert}"
+    if split.sharding == "zero1":
+        yield "--use-distributed-optimizer"
+    if split.sharding in _FSDP_STRATEGIES:
+        yield "--use-distributed-optimizer"
+        yield "--use-megatron-fsdp"
+        yield f"--data-parallel-sharding-strategy {_FSDP_STRATEGIES[split.sharding]}"
+        yield "--no-gradient-accumulation-fusion"
+    if split.activation_checkpointing == "selective":
+        yield "--recompute-granularity selective"
+    if split.activation_checkpointing == "full":
+        yield "--recompute-granularity full"
+        yield "--recompute-method uniform"
+        yield "--recompute-num-layers 1"
+
+
+def _training(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    yield f"--micro-batch-size {split.micro_batch}"
+    yield f"--global-batch-size {job.global_batch}"
+    yield f"--seq-length {job.seq_len}"
+    yield f"--train-iters {job.steps}"
+    yield from _PRECISIONS[job.precision]
+    yield _OPTIMIZERS[job.optimizer]
+    yield "--lr 3e-4"
+    yield f"--ckpt-format {'fsdp_dtensor' if split.sharding in _FSDP_STRATEGIES else 'torch_dist'}"
+    yield f"--save-interval {checkpoint_interval_steps(plan)}"
+    # SIGTERM, which launch.sh sends to code of the user's own, saves and ends the run.
+    yield "--exit-signal-handler"
+
+
+def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
+    kind = str(architecture["model_type"])
+    if kind == "gpt2":
+        width = architecture.get("n_embd", 768)
+        yield f"--num-layers {architecture.get('n_layer', 12)}"
+        yield f"--hidden-size {width}"
+        yield f"--ffn-hidden-size {architecture.get('n_inner') or 4 * width}"
+        yield f"--num-attention-heads {architecture.get('n_head', 12)}"
+        yield f"--max-position-embeddings {max(seq_len, architecture.get('n_positions', 1024))}"
+        yield f"--vocab-size {architecture.get('vocab_size', 50257)}"
+        yield "--position-embedding-type learned_absolute"
+        return
+    heads, width = architecture["num_attention_heads"], architecture["hidden_size"]
+    yield f"--num-layers {architecture['num_hidden_layers']}"
+    yield f"--hidden-size {width}"
+    yield f"--ffn-hidden-size {architecture['intermediate_size']}"
+    yield f"--num-attention-heads {heads}"
+    groups = architecture.get("num_key_value_heads") or heads
+    if groups != heads:
+        yield "--group-query-attention"
+        yield f"--num-query-groups {groups}"
+    yield f"--kv-channels {architecture.get('head_dim') or width // heads}"
+    yield f"--max-position-embeddings {max(seq_len, architecture.get('max_position_embeddings', 0))}"
+    yield f"--vocab-size {architecture['vocab_size']}"
+    rope = architecture.get("rope_parameters") or {}
+    yield "--position-embedding-type rope"
+    yield f"--rotary-base {int(rope.get('rope_theta') or architecture.get('rope_theta') or 10000)}"
+    yield "--normalization RMSNorm"
+    yield f"--norm-epsilon {architecture.get('rms_norm_eps', 1e-6)}"
+    yield "--swiglu"
+    yield "--disable-bias-linear"
+    if kind == "qwen2":
+        yield "--add-qkv-bias"
+    if kind.startswith("qwen3"):
+        yield "--qk-layernorm"
+    if not architecture.get("tie_word_embeddings"):
+        yield "--untie-embeddings-and-output-weights"
+    yield "--attention-dropout 0"
+    yield "--hidden-dropout 0"
+    experts = architecture.get("num_local_experts") or architecture.get("num_experts")
+    if experts:
+        yield f"--num-experts {experts}"
+        yield f"--moe-router-topk {architecture.get('num_experts_per_tok', 2)}"
+        yield f"--moe-ffn-hidden-size {architecture.get('moe_intermediate_size') or architecture['intermediate_size']}"
+        yield "--moe-grouped-gemm"
+        yield "--moe-token-dispatcher-type alltoall"
+
+
+def _write(plan: FleetPlan) -> str:
+    architecture = plan.job.architecture
+    sections = [_layout(plan), _training(plan)]
+    if architecture is not None:
+        sections.append(_model(architecture, plan.job.seq_len))
+    arguments = "".join(f"  {line}\n" for lines in sections for line in lines)
+    return f"""set -euo pipefail
+# Megatron's FSDP needs several queues; its tensor parallelism one, for the order of copies and kernels.
+export CUDA_DEVICE_MAX_CONNECTIONS={32 if plan.parallelism.sharding in _FSDP_STRATEGIES else 1}
+arguments=(
+{arguments})
+exec python pretrain_gpt.py "${{arguments[@]}}" "$@"
+"""
+
+
+def _notes(plan: FleetPlan) -> Iterator[str]:
+    yield "arguments that follow the script's name are pretrain_gpt.py's too: the tokenizer, the data, --save, --load"
+    if plan.job.architecture is None:
+        yield "the plan has no model config: add --num-layers, --hidden-size, --num-attention-heads and the like"
+
+
+def _arguments(_plan: FleetPlan, file: str) -> list[str]:
+    return ["--no-python", "bash", file, "--save", "CHECKPOINTS", "--load", "CHECKPOINTS"]
+
+
+ENGINE = Engine(
+    name="megatron-core",
+    version="0.16.1",
+    suffix=".sh",
+    refusals=_refusals,
+    write=_write,
+    arguments=_arguments,
+    notes=_notes,
+)

@@ -1,0 +1,186 @@
+"""torchtitan: a Python module with a configuration function, read by ``--module NAME --config plan``.
+
+torchtitan 0.3 reads no TOML: ``torchtitan.config.manager.ConfigManager`` calls a function of a module that it imports
+by name, then applies ``--section.key`` arguments. The model is transformers' own, by torchtitan's
+``experiments.transformers_modeling_backend``, so that it is exactly the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from pprint import pformat
+
+from bootstrap.contract.trainer import TORCHVISION
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
+from optimizer.plan import FleetPlan
+
+_MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
+_CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+_OPTIMIZERS = {"adamw": 'optimizer_name="AdamW"', "adam": 'optimizer_name="Adam"'}
+_ENCODERS = ("bert", "roberta")
+
+
+def _refusals(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    yield from unless_in(
+        "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
+    )
+    yield from unless_in("precision", job.precision, ("fp32", "tf32", "bf16"), "its training loop scales no loss")
+    yield from unless_in(
+        "optimizer", job.optimizer, tuple(_OPTIMIZERS), "these are its optimizers with a default set-up"
+    )
+    if job.architecture is not None:
+        kind = str(job.architecture.get("model_type"))
+        if TORCHVISION in job.architecture or kind in _ENCODERS:
+            yield f"the model is {job.model}, and torchtitan trains decoders"
+    if split.tensor > 1 and not split.sequence_parallel:
+        yield f"tensor parallelism is {split.tensor} without sequence parallelism, which its model code always adds"
+    if split.pipeline > 1 and split.virtual_stages > 1 and _layers(plan) is None:
+        yield "virtual stages need the number of layers, and the plan's job has no architecture"
+    if split.expert > 1 and split.sharding == "ddp":
+        yield f"expert parallelism is {split.expert} with sharding ddp: experts go to ranks that shard"
+
+
+def _layers(plan: FleetPlan) -> int | None:
+    architecture = plan.job.architecture or {}
+    return architecture.get("num_hidden_layers") or architecture.get("n_layer")
+
+
+def _parallelism(plan: FleetPlan) -> Iterator[str]:
+    split = plan.parallelism
+    replicas, shards = (split.data, 1) if split.sharding == "ddp" else (1, split.data)
+    yield f"data_parallel_replicate_degree={replicas}"
+    yield f"data_parallel_shard_degree={shards}"
+    yield f'fsdp_reshard_after_forward="{"always" if split.sharding == "zero3" else "never"}"'
+    yield f"tensor_parallel_degree={split.tensor}"
+    yield f"context_parallel_degree={split.context}"
+    if split.context > 1:
+        # The block masks of flex attention are balanced by this one only (parallelize.py of the backend).
+        yield 'context_parallel_load_balancer="ptrr"'
+    yield f"expert_parallel_degree={split.expert}"
+    yield f"pipeline_parallel_degree={split.pipeline}"
+    if split.pipeline > 1:
+        looped = split.virtual_stages > 1
+        yield f'pipeline_parallel_schedule="{"Interleaved1F1B" if looped else "1F1B"}"'
+        yield f"pipeline_parallel_microbatch_size={split.micro_batch}"
+        layers = _layers(plan)
+        if layers is not None:
+            # Even stages, as the plan's estimate has them.
+            yield "pipeline_parallel_first_stage_less_layers=0"
+            yield "pipeline_parallel_last_stage_less_layers=0"
+            yield f"pipeline_parallel_layers_per_stage={-(-layers // (split.pipeline * split.virtual_stages))}"
+
+
+def _training(plan: FleetPlan) -> Iterator[str]:
+    split, job = plan.parallelism, plan.job
+    # In a pipeline a local batch is cut into micro-batches; elsewhere accumulation follows from the global batch.
+    local = split.micro_batch * (split.grad_accum if split.pipeline > 1 else 1)
+    yield f"local_batch_size={local}"
+    yield f"global_batch_size={job.global_batch}"
+    yield f"seq_len={job.seq_len}"
+    yield f"steps={job.steps}"
+    yield 'dtype="float32"'
+    yield f'mixed_precision_param="{"bfloat16" if job.precision == "bf16" else "float32"}"'
+    if split.pipeline > 1 or split.expert > 1:
+        # torchtitan refuses CUDA graphs with either (Trainer.Config).
+        yield "disable_cuda_graphs=True"
+
+
+def _arguments(lines: Iterator[str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{line},\n" for line in lines)
+
+
+def _write(plan: FleetPlan) -> str:
+    job = plan.job
+    experts = any("expert" in key for key in job.architecture or {})
+    model_config = "TitanMoeModelConfig" if experts else "TitanModelConfig"
+    tf32 = _MATMUL_PRECISION.get(job.precision)
+    precision = f'    torch.set_float32_matmul_precision("{tf32}")\n' if tf32 else ""
+    architecture = "None" if job.architecture is None else pformat(dict(job.architecture), width=110)
+    return f'''import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.experiments import transformers_modeling_backend as backend
+from torchtitan.experiments.transformers_modeling_backend.configs import TransformersBackendConfig
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+# Hugging Face config of the plan's model; None: the plan has none, and HF_MODEL names the model or its folder.
+ARCHITECTURE = {architecture}
+
+
+def hf_model():
+    """Folder or name that transformers.AutoConfig reads the model from."""
+    if ARCHITECTURE is None:
+        return os.environ["HF_MODEL"]
+    names = {{"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ARCHITECTURE["model_type"]]]}}
+    folder = Path(tempfile.mkdtemp(prefix="gpufleet-model-"))
+    (folder / "config.json").write_text(json.dumps(names | ARCHITECTURE))
+    return str(folder)
+
+
+def optimizer():
+    """AdamW or Adam with torchtitan's defaults; --optimizer.* arguments change them."""
+    config = default_adamw()
+    groups = [dataclasses.replace(group, {_OPTIMIZERS[job.optimizer]}) for group in config.param_groups]
+    return dataclasses.replace(config, param_groups=groups)
+
+
+def plan():
+    """Configuration of the plan; data set, tokenizer and learning rate are set by arguments."""
+{precision}    spec = dataclasses.replace(
+        backend.model_registry("full"),
+        flavor="plan",
+        model=backend.HFTransformerModel.Config(model_config=backend.{model_config}()),
+    )
+    return TransformersBackendConfig(
+        hf_model=hf_model(),
+        model_spec=spec,
+        loss=CrossEntropyLoss.Config(),
+        optimizer=optimizer(),
+        training=TrainingConfig(
+{_arguments(_training(plan), 12)}        ),
+        parallelism=ParallelismConfig(
+{_arguments(_parallelism(plan), 12)}        ),
+        activation_checkpoint={_CHECKPOINTINGS[plan.parallelism.activation_checkpointing]},
+        compile=CompileConfig(enable={job.compiled}),
+        checkpoint=CheckpointManager.Config(
+            enable=True,
+            interval={checkpoint_interval_steps(plan)},
+            keep_latest_k={max(2, job.checkpoints_kept)},
+            last_save_model_only=False,
+        ),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+    )
+'''
+
+
+def _notes(plan: FleetPlan) -> Iterator[str]:
+    yield (
+        "needs torch 2.13 (0.3.0 imports torch.distributed.fsdp.DataParallelMeshDims, which 2.11 lacks) in an "
+        "environment of its own (gpufleet:wheels); --checkpoint.folder, relative to --dump_folder, must be on shared "
+        "storage"
+    )
+    if plan.job.architecture is None:
+        yield "the plan has no model config: export HF_MODEL=NAME, a model of the hub or a folder with config.json"
+
+
+ENGINE = Engine(
+    name="torchtitan",
+    version="0.3.0",
+    suffix=".py",
+    refusals=_refusals,
+    write=_write,
+    arguments=lambda _plan, file: ("-m", "torchtitan.train", "--module", PurePath(file).stem, "--config", "plan"),
+    notes=_notes,
+)

@@ -1,0 +1,316 @@
+"""The configuration of each engine has the plan's layout, and the engine's own parser reads it.
+
+accelerate is installed with the tests. torchtitan (which needs another torch), deepspeed and Megatron-LM are checked
+where they can be imported; docs/engines.md records the last run with each.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import InvalidInputError
+from optimizer.launch_config import ENGINES, accelerate, launch_config
+from optimizer.plan import FleetPlan
+from tests.plans import sample_plan
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "head_dim": 128,
+}
+CHECKPOINT_STEPS = 83  # 600 s of 7.2 s each
+
+
+def plan(job: dict[str, Any] | None = None, **parallelism: Any) -> FleetPlan:
+    return sample_plan(job={"architecture": LLAMA} | (job or {}), parallelism=parallelism)
+
+
+PLANS = {
+    "ddp": plan(sharding="ddp", activation_checkpointing="none"),
+    "zero1": plan(sharding="zero1"),
+    "zero2": plan(sharding="zero2", activation_checkpointing="none"),
+    "zero3": plan(),
+    "selective": plan(sharding="zero3", activation_checkpointing="selective"),
+    "tensor": plan(sharding="zero3", data=4, tensor=4, sequence_parallel=True, micro_batch=4, grad_accum=8),
+    "plain tensor": plan(sharding="zero2", data=4, tensor=4, micro_batch=4, grad_accum=8),
+    "context": plan(sharding="zero3", data=8, context=2, micro_batch=4, grad_accum=4),
+    "pipeline": plan(sharding="zero1", data=4, pipeline=4, micro_batch=1, grad_accum=32),
+    "interleaved": plan(sharding="zero2", data=4, pipeline=4, virtual_stages=2, micro_batch=1, grad_accum=32),
+    "megatron": plan(
+        sharding="zero1",
+        data=2,
+        tensor=2,
+        pipeline=4,
+        sequence_parallel=True,
+        virtual_stages=2,
+        micro_batch=1,
+        grad_accum=64,
+        activation_checkpointing="selective",
+    ),
+    "experts": plan(job={"architecture": QWEN3_MOE}, sharding="zero3", expert=8),
+    "expert tensor": plan(
+        job={"architecture": QWEN3_MOE},
+        sharding="zero1",
+        data=8,
+        tensor=2,
+        sequence_parallel=True,
+        expert=4,
+        micro_batch=1,
+        grad_accum=16,
+    ),
+    "fp16": plan(job={"precision": "fp16"}, activation_checkpointing="none"),
+    "tf32": plan(job={"precision": "tf32", "compiled": True}, sharding="ddp", activation_checkpointing="none"),
+    "fp8": plan(job={"precision": "fp8"}, sharding="zero1"),
+}
+ABLE = {
+    "torchtitan": "ddp zero2 zero3 selective tensor context interleaved experts tf32",
+    "accelerate": "ddp zero2 zero3 plain+tensor context fp16 tf32",
+    "deepspeed": "ddp zero1 zero2 zero3 plain+tensor pipeline fp16 tf32",
+    "megatron-core": "ddp zero1 zero2 zero3 selective tensor plain+tensor context pipeline megatron experts "
+    "expert+tensor fp16 fp8",
+}
+CASES = [(engine, name.replace("+", " ")) for engine, names in ABLE.items() for name in names.split()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_rest(engine: str) -> None:
+    refused = {}
+    for name, one in PLANS.items():
+        try:
+            launch_config(one, engine, f"gpufleet_plan{ENGINES[engine].suffix}")
+        except InvalidInputError as error:
+            refused[name] = error
+    assert set(PLANS) - set(refused) == {name for case, name in CASES if case == engine}
+    for name, error in refused.items():
+        able = [case for case, case_name in CASES if case_name == name]
+        assert all(one in error.next_step for one in able) and engine in error.got
+
+
+def text_of(engine: str, name: str) -> str:
+    return launch_config(PLANS[name], engine, f"gpufleet_plan{ENGINES[engine].suffix}")[0]
+
+
+@pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "torchtitan"])
+def test_torchtitan(name: str, tmp_path: Path) -> None:
+    one, text = PLANS[name], text_of("torchtitan", name)
+    (tmp_path / "gpufleet_plan.py").write_text(text, encoding="utf-8")
+    calls = {
+        call.func.id: {keyword.arg: keyword.value for keyword in call.keywords}
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
+    training, mesh = calls["TrainingConfig"], calls["ParallelismConfig"]
+    split = one.parallelism
+    local = split.micro_batch * (split.grad_accum if split.pipeline > 1 else 1)
+    assert ast.literal_eval(training["local_batch_size"]) == local
+    assert ast.literal_eval(training["global_batch_size"]) == one.job.global_batch
+    assert ast.literal_eval(mesh["tensor_parallel_degree"]) == split.tensor
+    assert ast.literal_eval(mesh["pipeline_parallel_degree"]) == split.pipeline
+    pytest.importorskip("torchtitan", reason="torchtitan 0.3 needs torch 2.13; docs/engines.md has the last run")
+    done = subprocess.run(
+        [sys.executable, "-c", _TITAN, json.dumps([one.gpus])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    read = json.loads(done.stdout.splitlines()[-1])
+    replicas, shards = (split.data, 1) if split.sharding == "ddp" else (1, split.data)
+    assert read["mesh"] == [replicas, shards, split.context, split.tensor, split.pipeline, split.expert]
+    assert read["stages"] == (split.pipeline * split.virtual_stages if split.pipeline > 1 else None)
+    assert read["training"] == [local, one.job.global_batch, one.job.seq_len, one.job.steps]
+    assert read["interval"] == CHECKPOINT_STEPS
+    assert (
+        read["checkpointing"]
+        == {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[split.activation_checkpointing]
+    )
+    assert one.job.architecture is not None
+    assert read["model"] == [one.job.architecture[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")]
+
+
+_TITAN = """
+import json, sys
+from types import SimpleNamespace
+from torchtitan.config.manager import ConfigManager
+from torchtitan.distributed.parallel_dims import ParallelDims
+from torchtitan.distributed.pipeline_parallel import _get_pipeline_metadata
+sys.path.insert(0, ".")
+config = ConfigManager().parse_args(["--module", "gpufleet_plan", "--config", "plan"])
+dims = ParallelDims.from_config(config.parallelism, json.loads(sys.argv[1])[0])
+model = config.model_spec.model
+model.update_from_config(config=config)
+layers = SimpleNamespace(layers=range(model.n_layers))
+stages = _get_pipeline_metadata(dims, config.parallelism, layers)[0] if dims.pp > 1 else None
+training, policy = config.training, config.activation_checkpoint
+print(json.dumps({
+    "mesh": [dims.dp_replicate, dims.dp_shard, dims.cp, dims.tp, dims.pp, dims.ep],
+    "stages": stages,
+    "training": [training.local_batch_size, training.global_batch_size, training.seq_len, training.steps],
+    "interval": config.checkpoint.interval,
+    "checkpointing": policy and type(policy).__qualname__.split(".")[0],
+    "model": [model.dim, model.n_layers, model.vocab_size],
+}))
+"""
+
+
+@pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "accelerate"])
+def test_accelerate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    one, split = PLANS[name], PLANS[name].parallelism
+    path = tmp_path / "gpufleet_plan.yaml"
+    path.write_text(text_of("accelerate", name), encoding="utf-8")
+    arguments: Namespace = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    arguments, *_ = _validate_launch_command(arguments)
+    assert arguments.num_processes == 16 and int(arguments.num_machines) == 2
+    assert arguments.use_fsdp is (split.sharding != "ddp") and arguments.multi_gpu is (split.sharding == "ddp")
+    assert arguments.mixed_precision == {"fp16": "fp16", "tf32": "no"}.get(name, "bf16")
+    if arguments.use_fsdp:
+        assert int(arguments.fsdp_version) == 2
+        assert arguments.fsdp_reshard_after_forward is (split.sharding == "zero3")
+        assert arguments.fsdp_activation_checkpointing is (split.activation_checkpointing == "full")
+    # The variables of the launch line on a stack are those that accelerate's own launcher sets.
+    for variable in [key for key in os.environ if key.startswith(("FSDP", "ACCELERATE", "PARALLELISM"))]:
+        monkeypatch.delenv(variable)
+    theirs = prepare_multi_gpu_env(arguments)
+    ours = accelerate.environment(one)
+    assert {key: theirs.get(key) for key in ours} == ours
+    assert ("FSDP_VERSION" in ours) == arguments.use_fsdp
+    if split.beyond_data:
+        for variable, value in ours.items():
+            monkeypatch.setenv(variable, value)
+        mesh = ParallelismConfig()
+        assert (mesh.dp_shard_size, mesh.tp_size, mesh.cp_size) == (split.data, split.tensor, split.context)
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
+def test_the_arguments_of_train_py_are_those_of_transformers(engine: str, tmp_path: Path) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    line = launch_config(PLANS["ddp"], engine, "gpufleet_plan")[1][-1]
+    words = line[line.index("train.py") :].split()[1:]
+    if engine == "deepspeed":  # its package is not here
+        at = words.index("--deepspeed")
+        del words[at : at + 2]
+    words = [word for word in words if word not in ("--bf16",)]
+    words.remove("true")  # bf16 is refused on a CPU
+    (arguments,) = HfArgumentParser([TrainingArguments]).parse_args_into_dataclasses(
+        [*words, "--output_dir", str(tmp_path)]
+    )
+    split = PLANS["ddp"].parallelism
+    assert arguments.per_device_train_batch_size == split.micro_batch
+    assert (arguments.gradient_accumulation_steps, arguments.max_steps) == (split.grad_accum, PLANS["ddp"].job.steps)
+    assert arguments.save_steps == CHECKPOINT_STEPS
+
+
+@pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "deepspeed"])
+def test_deepspeed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, split, text = PLANS[name], PLANS[name].parallelism, text_of("deepspeed", name)
+    document = json.loads(text)
+    data = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * split.data
+    assert document["train_batch_size"] == data == one.job.global_batch
+    assert document["zero_optimization"]["stage"] == ["ddp", "zero1", "zero2", "zero3"].index(split.sharding)
+    config = pytest.importorskip(
+        "deepspeed.runtime.config", reason="deepspeed is not installed; docs/engines.md has the last run"
+    )
+    path = tmp_path / "gpufleet_plan.json"
+    path.write_text(text, encoding="utf-8")
+
+    class DataRanks:
+        def get_data_parallel_world_size(self) -> int:
+            return split.data
+
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
+    read = config.DeepSpeedConfig(str(path), mpu=DataRanks())
+    assert read.zero_optimization_stage == document["zero_optimization"]["stage"]
+    assert read.gradient_accumulation_steps == split.grad_accum
+    assert read.bfloat16_config.enabled is (one.job.precision == "bf16")
+    assert read.optimizer_name == one.job.optimizer
+    assert read.tensor_parallel_config.autotp_size == (split.tensor if split.tensor > 1 else 0)
+
+
+@pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "megatron-core"])
+def test_megatron(name: str, tmp_path: Path) -> None:
+    one, split = PLANS[name], PLANS[name].parallelism
+    script = tmp_path / "gpufleet_plan.sh"
+    script.write_text(text_of("megatron-core", name), encoding="utf-8")
+    # A python that prints its arguments: the script itself runs.
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    printed = subprocess.run(
+        ["bash", script, "--mock-data"], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    connections, program, *arguments = printed
+    assert program == "pretrain_gpt.py" and arguments[-1] == "--mock-data"
+    assert arguments[arguments.index("--tensor-model-parallel-size") + 1] == str(split.tensor)
+    assert arguments[arguments.index("--global-batch-size") + 1] == str(one.job.global_batch)
+    pytest.importorskip(
+        "megatron.training.arguments", reason="Megatron-LM is no package; docs/engines.md has the last run"
+    )
+    # Without Transformer Engine, which is compiled for GPUs.
+    extra = ["--tokenizer-type", "NullTokenizer", "--transformer-impl", "local", "--no-rope-fusion"]
+    extra += ["--no-persist-layer-norm", "--no-gradient-accumulation-fusion"]
+    environment = os.environ | {"WORLD_SIZE": str(one.gpus), "RANK": "0", "CUDA_DEVICE_MAX_CONNECTIONS": connections}
+    done = subprocess.run(
+        [sys.executable, "-c", _MEGATRON, *arguments, *extra],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        split.data,
+        split.virtual_stages if split.virtual_stages > 1 else None,
+        split.grad_accum,
+        split.activation_checkpointing if split.activation_checkpointing != "none" else None,
+        split.sharding in ("zero2", "zero3"),
+        CHECKPOINT_STEPS,
+        LLAMA["num_hidden_layers"],
+        LLAMA["num_key_value_heads"],
+    ]
+
+
+_MEGATRON = """
+import json
+import megatron.training.arguments as arguments
+import torch
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+arguments.get_device_arch_version = lambda: 9
+options = arguments.parse_args()
+arguments.validate_args(options)
+model = arguments.core_transformer_config_from_args(options)
+count = options.global_batch_size // (options.micro_batch_size * options.data_parallel_size)
+print(json.dumps([
+    options.data_parallel_size, options.virtual_pipeline_model_parallel_size, count, model.recompute_granularity,
+    options.use_megatron_fsdp, options.save_interval, model.num_layers, model.num_query_groups,
+]))
+"""
