@@ -13,7 +13,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -104,9 +104,9 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
         except InvalidInputError as error:
             refused[name] = error
     assert set(PLANS) - set(refused) == {name for case, name in CASES if case == engine}
-    for name, error in refused.items():
+    for name, refusal in refused.items():
         able = [case for case, case_name in CASES if case_name == name]
-        assert all(one in error.next_step for one in able) and engine in error.got
+        assert all(one in refusal.next_step for one in able) and engine in refusal.got
 
 
 def text_of(engine: str, name: str) -> str:
@@ -220,7 +220,7 @@ def test_the_arguments_of_train_py_are_those_of_transformers(engine: str, tmp_pa
         del words[at : at + 2]
     words = [word for word in words if word not in ("--bf16",)]
     words.remove("true")  # bf16 is refused on a CPU
-    (arguments,) = HfArgumentParser([TrainingArguments]).parse_args_into_dataclasses(
+    (arguments,) = HfArgumentParser(cast(Any, TrainingArguments)).parse_args_into_dataclasses(
         [*words, "--output_dir", str(tmp_path)]
     )
     split = PLANS["ddp"].parallelism
