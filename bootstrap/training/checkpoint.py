@@ -1,11 +1,11 @@
-"""Checkpoint format: shards first, the manifest last, nothing overwritten; the newest valid checkpoint is used.
+"""Checkpoint format: the ranks' files first, the manifest last, nothing overwritten; the newest valid one is used.
 
-    step-00000120-5f3a9c1e.1/replicated.pt   model, optimizer, scheduler, scaler: the same on every rank, rank 0 writes
-    step-00000120-5f3a9c1e.1/rank-00000.pt   each rank's own: random generators, buffers
-    step-00000120-5f3a9c1e.1/manifest.json   size and SHA-256 of each shard, and of itself
+    step-00000120-5f3a9c1e.1/rank-00000.bin   a rank's share: bytes of its tensors' chunks, then its plain values
+    step-00000120-5f3a9c1e.1/manifest.json    index: where each chunk lies, checksum of each chunk and of itself
 
 The writer's random id and the save's number keep two writers apart (a node thought dead was only slow). A prefix
-without a manifest does not count. ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit.
+without a manifest does not count. ``torch.load`` and ``torch.distributed.checkpoint`` accept a flipped bit. Plain
+values (random generators, hyperparameters) are read with ``weights_only=True``: reading a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -14,34 +14,19 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
+from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.stores.base import Store, file_digest
+from bootstrap.training.index import Extent, Index, compact_json
+from bootstrap.training.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
-REPLICATED_NAME = "replicated.pt"
 _PREFIX = re.compile(r"^step-(\d{8,})-[0-9a-f]+\.\d+$")
-
-ShardKind = Literal["replicated", "rank"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One file of a checkpoint."""
-
-    name: str
-    kind: ShardKind
-    rank: int
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +39,15 @@ class Manifest:
     global_batch: int
     dataset_size: int
     seed: int
-    layout: Literal["replicated"]
     created_unix_s: float
     torch_version: str
-    shards: tuple[Shard, ...]
+    index: Index
 
     def to_bytes(self) -> bytes:
         """JSON with a checksum of its own."""
-        body = {"format": FORMAT, **asdict(self)}
-        return (json.dumps({"sha256": _digest(body), "checkpoint": body}, indent=1) + "\n").encode()
+        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "index"}
+        body = compact_json({"format": FORMAT, **facts, "index": self.index.to_json()})
+        return b'{"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'","checkpoint":' + body + b"}\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -70,18 +55,21 @@ class Manifest:
         try:
             document = json.loads(data)
             body = document["checkpoint"]
-            if _digest(body) != document["sha256"]:
+            if hashlib.sha256(compact_json(body)).hexdigest() != document["sha256"]:
                 raise InvalidCheckpoint("its manifest's checksum is wrong")
             if (version := body.pop("format")) != FORMAT:
-                raise CheckpointError(f"its manifest has format {version}, and this version reads {FORMAT}")
-            return cls(shards=tuple(Shard(**shard) for shard in body.pop("shards")), **body)
+                raise CheckpointError(
+                    f"its manifest has format {version}, and this version reads {FORMAT}: go on with the version of "
+                    "gpufleet that wrote it, or use a new store"
+                )
+            return cls(index=Index.from_json(body.pop("index")), **body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
 
 
-def rank_shard_name(rank: int) -> str:
-    """File of one rank's own state."""
-    return f"rank-{rank:05d}.pt"
+def rank_file_name(rank: int) -> str:
+    """File of one rank."""
+    return f"rank-{rank:05d}.bin"
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:
@@ -91,7 +79,7 @@ def prefix_name(step: int, writer_id: str, save_number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """A checkpoint with a valid manifest; its shards are not verified yet."""
+    """A checkpoint with a valid manifest; its files are not verified yet."""
 
     prefix: str
     manifest: Manifest
@@ -134,33 +122,29 @@ class Checkpoints:
             raise InvalidCheckpoint(f"its manifest has step {manifest.step}, and its name another step")
         return manifest
 
-    @contextmanager
-    def verified(self, checkpoint: Committed, name: str) -> Iterator[Path]:
-        """Local path of one shard; InvalidCheckpoint where it is missing, truncated or changed."""
-        shard = next((shard for shard in checkpoint.manifest.shards if shard.name == name), None)
+    def read_extents(self, checkpoint: Committed, extents: Sequence[Extent], into: memoryview) -> None:
+        """Read neighbouring ``extents`` of one file and verify each; InvalidCheckpoint where one is not as written."""
+        name = rank_file_name(extents[0].file)
         try:
-            if shard is None:
-                raise FileNotFoundError(name)
-            with self.store.fetch(f"{checkpoint.prefix}/{name}") as path:
-                actual = file_digest(path)
-                if actual.bytes != shard.bytes:
-                    raise InvalidCheckpoint(f"{name} has {actual.bytes} bytes, its manifest says {shard.bytes}")
-                if actual.sha256 != shard.sha256:
-                    raise InvalidCheckpoint(f"{name} has another SHA-256 than its manifest says")
-                yield path
+            self.store.read_into(f"{checkpoint.prefix}/{name}", extents[0].at, into)
         except FileNotFoundError as error:
             raise InvalidCheckpoint(f"{name} is missing") from error
+        at = 0
+        for extent in extents:
+            if not matches(into[at : at + extent.bytes], extent.checksum):
+                raise InvalidCheckpoint(
+                    f"{name} has another checksum at bytes {extent.at} to {extent.at + extent.bytes} than its manifest"
+                )
+            at += extent.bytes
 
-    def verify(self, checkpoint: Committed, *, skip: Collection[str] = ()) -> None:
-        """Read and check every shard but those named in ``skip``; raises as ``verified``."""
-        for shard in checkpoint.manifest.shards:
-            if shard.name not in skip:
-                with self.verified(checkpoint, shard.name):
-                    pass
+    def verify(self, checkpoint: Committed) -> None:
+        """Read and check every byte; raises as ``read_extents``."""
+        for extent in checkpoint.manifest.index.extents():
+            self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
 
     def commit(self, prefix: str, manifest: Manifest) -> None:
         """Write the manifest: from here on the checkpoint counts."""
-        self.store.write(f"{prefix}/{MANIFEST_NAME}", lambda file: file.write(manifest.to_bytes()))
+        self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
 
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
         """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
@@ -195,7 +179,3 @@ class Checkpoints:
 
 def _step_of(prefix: str) -> int:
     return int(prefix.split("-")[1])
-
-
-def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

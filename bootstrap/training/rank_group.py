@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -22,14 +23,25 @@ class RankGroup:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def maximum(self, *values: int) -> list[int]:
         """Largest value over the ranks, for each of ``values``."""
+        return self.start_maximum(*values)()
+
+    def start_maximum(self, *values: int) -> Callable[[], list[int]]:
+        """Begin ``maximum`` in the background; the returned function waits for its result."""
         if self._group is None:
-            return list(values)
+            return lambda: list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        return [int(value) for value in tensor.tolist()]
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def result() -> list[int]:
+            assert work is not None
+            work.wait()
+            return [int(value) for value in tensor.tolist()]
+
+        return result
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
@@ -46,3 +58,33 @@ class RankGroup:
         values: list[T | None] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return cast(list[T], values)
+
+    def gather_to_first(self, value: T) -> list[T]:
+        """Every rank's value by rank, on rank 0; nothing on the others."""
+        if self._group is None:
+            return [value]
+        values: list[T | None] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return cast(list[T], values or [])
+
+    def scatter(self, values: list[T] | None) -> T:
+        """This rank's one of rank 0's values."""
+        if self._group is None:
+            assert values is not None
+            return values[0]
+        box: list[T | None] = [None]
+        dist.scatter_object_list(box, values, src=0, group=self._group)
+        return cast(T, box[0])
+
+    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
+        """Every rank's CPU tensor of one shape, stacked by rank, on every rank."""
+        if self._group is None:
+            return row[None]
+        rows = [torch.empty_like(row) for _ in range(self.world_size)]
+        dist.all_gather(rows, row, group=self._group)
+        return torch.stack(rows)
+
+    def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill ``tensor`` with ``source``'s: over the default group on a GPU, over gloo on the CPU."""
+        if self._group is not None:
+            dist.broadcast(tensor, src=source, group=None if tensor.is_cuda else self._group)

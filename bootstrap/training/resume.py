@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bootstrap.training.checkpoint import REPLICATED_NAME, Checkpoints, Committed, Manifest, rank_shard_name
+from bootstrap.training.checkpoint import Checkpoints, Committed, Manifest
+from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
+from bootstrap.training.loading import READ_THREADS, load_tensors
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
-from bootstrap.training.state import TrainingState, random_state, restore_buffers, seed_everything
+from bootstrap.training.state import MODEL, TrainingState, random_state, seed_everything
 
 logger = logging.getLogger(__name__)
 
@@ -26,85 +30,108 @@ class Resumed:
     random: Mapping[str, Any]
 
 
-def load_newest(
-    checkpoints: Checkpoints, state: TrainingState, order: SampleOrder, ranks: RankGroup, beat: Callable[[str], None]
-) -> Resumed | None:
-    """Load the newest checkpoint that is valid on every rank; None where the store has none.
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Load of checkpoints into one run. ``buffer``: host bytes for the reads."""
 
-    CheckpointError: every checkpoint is damaged. ConfigurationError: the checkpoint belongs to another run.
-    """
-    uri = checkpoints.store.uri
-    committed, broken = ranks.broadcast(checkpoints.scan() if ranks.rank == 0 else ([], []))
-    for checkpoint in committed:
-        beat(f"loading {checkpoint.prefix}")
-        problem, replicated, own = _read(checkpoints, checkpoint, ranks)
-        problems = "; ".join(one for one in ranks.gather(problem) if one)
-        if not problems:
-            _refuse_other_run(f"{uri}/{checkpoint.prefix}", checkpoint.manifest, set(replicated), state, order)
-            return _adopt(checkpoint, replicated, own, state, order, ranks)
-        broken.append(f"{checkpoint.prefix}: {problems}")
-        if ranks.rank == 0:
-            logger.error("checkpoint %s is not valid, trying an older one: %s", checkpoint.prefix, problems)
-    if broken:
-        raise CheckpointError(
-            f"no valid checkpoint in {uri}, and these are damaged: {' | '.join(broken)}. Starting over would throw "
-            "away what they hold: restore one, or move them away to start over"
+    checkpoints: Checkpoints
+    state: TrainingState
+    order: SampleOrder
+    ranks: RankGroup
+    data_ranks: DataRanks
+    buffer: torch.Tensor
+    beat: Callable[[str], None]
+
+    def newest(self) -> Resumed | None:
+        """Load the newest checkpoint that is valid on every rank; None where the store has none.
+
+        CheckpointError: every checkpoint is damaged. ConfigurationError: the checkpoint belongs to another run.
+        """
+        uri = self.checkpoints.store.uri
+        committed, broken = self.ranks.broadcast(self.checkpoints.scan() if self.ranks.rank == 0 else ([], []))
+        for checkpoint in committed:
+            self.beat(f"loading {checkpoint.prefix}")
+            problems, resumed = self._load(checkpoint)
+            if resumed is not None:
+                return resumed
+            broken.append(f"{checkpoint.prefix}: {problems}")
+            if self.ranks.rank == 0:
+                logger.error("checkpoint %s is not valid, trying an older one: %s", checkpoint.prefix, problems)
+        if broken:
+            raise CheckpointError(
+                f"no valid checkpoint in {uri}, and these are damaged: {' | '.join(broken)}. Starting over would "
+                "throw away what they hold: restore one, or move them away to start over"
+            )
+        logger.info("no checkpoint in %s: starting at step 0", uri)
+        return None
+
+    def _load(self, checkpoint: Committed) -> tuple[str, Resumed | None]:
+        """What is wrong with a checkpoint on any rank, or what it gave."""
+        manifest = checkpoint.manifest
+        problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
+        if problem:
+            return problem, None
+        parts = merged([one["parts"] for one in values])
+        _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
+        same_ranks = manifest.world_size == self.ranks.world_size
+        fill, finish = self.state.restore(
+            parts, manifest.index.tensors, buffers_of=self.ranks.rank if same_ranks else 0
         )
-    logger.info("no checkpoint in %s: starting at step 0", uri)
-    return None
+        fault = load_tensors(
+            self.checkpoints, checkpoint, fill, buffer=self.buffer, device=self.state.device, ranks=self.ranks
+        )
+        problems = "; ".join(one for one in self.ranks.gather(fault) if one)
+        if problems:
+            return problems, None
+        finish()
+        random = values[self.ranks.rank]["random"] if same_ranks else self._new_generators(manifest)
+        logger.info("resuming at step %d from %s", manifest.step, checkpoint.prefix)
+        return "", Resumed(step=manifest.step, random=random)
+
+    def _values(self, checkpoint: Committed) -> tuple[str, list[Any]]:
+        """What is wrong with the ranks' plain values, or these values by rank."""
+
+        def read(extent: Any) -> Any:
+            data = bytearray(extent.bytes)
+            self.checkpoints.read_extents(checkpoint, [extent], memoryview(data))
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+        try:
+            with ThreadPoolExecutor(READ_THREADS) as threads:
+                return "", list(threads.map(read, checkpoint.manifest.index.values))
+        except InvalidCheckpoint as error:
+            return str(error), []
+
+    def _new_generators(self, manifest: Manifest) -> Mapping[str, Any]:
+        """Generators of a rank that saved none; ranks with the same samples draw the same numbers."""
+        logger.warning(
+            "checkpoint of %d ranks, now %d: same samples a step, new random generators",
+            manifest.world_size,
+            self.ranks.world_size,
+        )
+        seed_everything(((self.order.seed * 1_000_003 + manifest.step) * 1_000_003 + self.data_ranks.rank) % 2**63)
+        return random_state(self.state.device)
 
 
-def _read(checkpoints: Checkpoints, checkpoint: Committed, ranks: RankGroup) -> tuple[str, Any, Any]:
-    """Problem, replicated shard, this rank's own shard (None after a change of the number of ranks)."""
-    names = [REPLICATED_NAME]
-    if checkpoint.manifest.world_size == ranks.world_size:
-        names.append(rank_shard_name(ranks.rank))
-    shards = []
-    try:
-        for name in names:
-            with checkpoints.verified(checkpoint, name) as path:
-                shards.append(torch.load(path, map_location="cpu", weights_only=True))
-        if ranks.rank == 0:  # verifies the other ranks' shards too
-            checkpoints.verify(checkpoint, skip=names)
-    except InvalidCheckpoint as error:
-        return str(error), None, None
-    return "", shards[0], shards[1] if len(shards) > 1 else None
+def merged(parts_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parts of rank 0, with the optimizer's states of every rank: ZeroRedundancyOptimizer divides them."""
+    parts = parts_by_rank[0]
+    for other in parts_by_rank[1:]:
+        if "state" in other.get("optimizer", {}) and isinstance(other["optimizer"]["state"], dict):
+            parts["optimizer"]["state"] = other["optimizer"]["state"] | parts["optimizer"]["state"]
+    return parts
 
 
-def _refuse_other_run(
-    place: str, manifest: Manifest, parts: set[str], state: TrainingState, order: SampleOrder
-) -> None:
+def _refuse_other_run(place: str, manifest: Manifest, parts: set[str], run: Resume) -> None:
     for name in ("global_batch", "dataset_size", "seed"):
-        value, saved = getattr(order, name), getattr(manifest, name)
+        value, saved = getattr(run.order, name), getattr(manifest, name)
         if value != saved:
             raise ConfigurationError(
                 f"{name} is {value}, and {place} was trained with {saved}: going on would change the samples of each "
                 f"step; set {name} back, or use a new store"
             )
-    if parts != set(state.parts):
+    if parts - {MODEL} != run.state.part_names:
         raise ConfigurationError(
-            f"{place} holds {sorted(parts)}, and this run has {sorted(state.parts)}: give the same scheduler, scaler "
-            "and extra as before"
+            f"{place} holds {sorted(parts)}, and this run has {sorted(run.state.part_names)}: give the same "
+            "scheduler, scaler and extra as before"
         )
-
-
-def _adopt(
-    checkpoint: Committed, replicated: Any, own: Any, state: TrainingState, order: SampleOrder, ranks: RankGroup
-) -> Resumed:
-    step = checkpoint.manifest.step
-    for name, part in state.parts.items():
-        part.load_state_dict(replicated[name])
-    if own is not None:
-        restore_buffers(state.model, own["buffers"])
-        random = own["random"]
-    else:
-        # No saved generator belongs to this rank.
-        logger.warning(
-            "checkpoint of %d ranks, now %d: same samples a step, new random generators",
-            checkpoint.manifest.world_size,
-            ranks.world_size,
-        )
-        seed_everything(((order.seed * 1_000_003 + step) * 1_000_003 + ranks.rank) % 2**63)
-        random = random_state(state.device)
-    logger.info("resuming at step %d from %s", step, checkpoint.prefix)
-    return Resumed(step=step, random=random)

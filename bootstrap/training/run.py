@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -15,17 +14,21 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from bootstrap.training.agreement import Agreement
 from bootstrap.training.checkpoint import Checkpoints
+from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.ledger.writer import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
-from bootstrap.training.resume import load_newest
+from bootstrap.training.resume import Resume
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.saver import Saver
+from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
@@ -35,29 +38,10 @@ logger = logging.getLogger(__name__)
 INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
 MTBF_VARIABLE = "GPUFLEET_MTBF_S"
 HANG_VARIABLE = "GPUFLEET_HANG_TIMEOUT_S"
-# Ranks that split one model must see the same samples; this runtime gives each rank its own.
-SPLIT_VARIABLES = (
-    "GPUFLEET_TENSOR_PARALLEL",
-    "GPUFLEET_PIPELINE_PARALLEL",
-    "GPUFLEET_CONTEXT_PARALLEL",
-    "GPUFLEET_EXPERT_PARALLEL",
-)
 DEFAULT_INTERVAL_S = 600.0
 DEFAULT_HANG_TIMEOUT_S = 600.0
 # For compilation, autotuning and cold data caches.
 FIRST_STEP_FACTOR = 3
-
-
-def refuse_splits() -> None:
-    """Refuse a plan with a split: samples and checkpoints would be wrong."""
-    values = {name: os.environ.get(name, "").strip() or "1" for name in SPLIT_VARIABLES}
-    splits = [f"{name}={value}" for name, value in values.items() if value != "1"]
-    if splits:
-        raise ConfigurationError(
-            f"the plan has {', '.join(splits)}, and SpotTolerantRun is data-parallel: it gives every rank its own "
-            "samples and takes every rank for a replica. Use a framework that splits models, and its own checkpoints, "
-            "or a plan without it (gpufleet recommend --parallelism data)"
-        )
 
 
 class SpotTolerantRun:
@@ -67,22 +51,26 @@ class SpotTolerantRun:
     state saved. Make model, wrappers, optimizer and process group first. ``step`` counts completed steps.
 
     Args:
-        model: on its device; plain, DistributedDataParallel or compiled.
+        model: on its device; plain, compiled, DistributedDataParallel, fully_shard (FSDP2) or with DTensor parameters.
+        optimizer: of torch, or with states of the parameters' own layout; ZeroRedundancyOptimizer too.
         dataset_size: samples of one epoch.
         global_batch: samples of one step over all ranks; constant, whatever the number of ranks.
+        mesh: all ranks, by dimensions named dp_replicate, dp_shard (ranks with samples of their own), cp, tp and ep
+            (ranks of one group see the same samples); without one every rank has samples of its own.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
         tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
         checkpoint_every: steps between checkpoints instead of seconds.
-        agree_every: steps between two agreements; a notice waits for the next one.
+        agree_every: steps between two agreements, for which a notice waits; default: about four a second.
         hang_timeout_s: longest step (the first: three times as long); default: ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
             it for a bit-equal resume: it lays its gradient buckets, and so the order of sums, out after its first pass.
 
     Raises:
-        ConfigurationError: sharded states, a plan with a split, sizes that do not divide, no store, a bad variable.
+        ConfigurationError: states that cannot be saved, a layout other than the plan's, sizes that do not divide, too
+            little host memory, no store, a bad variable.
     """
 
     def __init__(
@@ -90,6 +78,7 @@ class SpotTolerantRun:
         model: nn.Module,
         optimizer: Stateful,
         *,
+        mesh: DeviceMesh | None = None,
         dataset_size: int,
         global_batch: int,
         store: Store | str | None = None,
@@ -102,27 +91,33 @@ class SpotTolerantRun:
         checkpoint_interval_s: float | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
-        agree_every: int = 1,
+        agree_every: int | None = None,
         hang_timeout_s: float | None = None,
         watcher: Watcher | None = None,
         rehearsal: Callable[[], object] | None = None,
     ) -> None:
-        refuse_splits()
         optional = {"scheduler": scheduler, "scaler": scaler}
         optional |= {f"extra.{name}": part for name, part in (extra or {}).items()}
-        self._state = TrainingState(model, optimizer, optional)
-        if keep < 1 or agree_every < 1 or (checkpoint_every is not None and checkpoint_every < 1):
+        if (
+            keep < 1
+            or (agree_every is not None and agree_every < 1)
+            or (checkpoint_every is not None and checkpoint_every < 1)
+        ):
             raise ConfigurationError(
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )
         self._hang_timeout_s = hang_timeout_s or positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
-        self._agree_every = agree_every
         self._checkpoints = Checkpoints(open_store(store) if store is None or isinstance(store, str) else store)
         self._watcher = watcher or Watcher.from_environment()
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         self._rehearsal = rehearsal
         self._heartbeat = Heartbeat()
         self._ranks = RankGroup(timeout_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
+        self._data = DataRanks.of(mesh, rank=self._ranks.rank, world_size=self._ranks.world_size)
+        refuse_other_layout(model, optimizer, mesh, self._data.size)
+        self._state = TrainingState(
+            model, optimizer, optional, rank=self._ranks.rank, world_size=self._ranks.world_size
+        )
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self.sample_indices(0)  # refuses sizes that do not divide before the first step
         self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
@@ -132,9 +127,11 @@ class SpotTolerantRun:
             if self._ranks.rank == 0
             else Ledger(None, writer_id=writer_id)
         )
+        self._share = Share(self._state, self._ranks, self._checkpoints.store)
+        self._agreement = Agreement(self._ranks, self._flags, agree_every)
         self._saver = Saver(
             checkpoints=self._checkpoints,
-            state=self._state,
+            share=self._share,
             order=self._order,
             ranks=self._ranks,
             ledger=self._ledger,
@@ -150,8 +147,18 @@ class SpotTolerantRun:
         self.step = 0
 
     @property
+    def data_rank(self) -> int:
+        """Place of this rank among the ranks with samples of their own."""
+        return self._data.rank
+
+    @property
+    def data_size(self) -> int:
+        """Number of ranks with samples of their own."""
+        return self._data.size
+
+    @property
     def last_stall_s(self) -> float | None:
-        """Seconds that the last checkpoint stopped training."""
+        """Seconds that the last checkpoint stopped training, with its copy: an upper bound on a GPU."""
         return self._saver.last_stall_s
 
     def __enter__(self) -> Self:
@@ -162,9 +169,16 @@ class SpotTolerantRun:
         if self._ranks.maximum(int(self._watcher.stop_notice is not None))[0]:
             self._leave()
         self._rehearse()
-        resumed = load_newest(
-            self._checkpoints, self._state, self._order, self._ranks, lambda doing: self._beat(doing, FIRST_STEP_FACTOR)
-        )
+        self._share.prepare()
+        resumed = Resume(
+            checkpoints=self._checkpoints,
+            state=self._state,
+            order=self._order,
+            ranks=self._ranks,
+            data_ranks=self._data,
+            buffer=self._share.buffer,
+            beat=lambda doing: self._beat(doing, FIRST_STEP_FACTOR),
+        ).newest()
         if resumed is not None:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
@@ -174,6 +188,7 @@ class SpotTolerantRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._heartbeat.close()
+        self._share.close()
         # An interrupted process is about to exit; a SIGTERM is no fault then.
         if not isinstance(error, Interrupted):
             if error is not None:
@@ -200,25 +215,47 @@ class SpotTolerantRun:
         self._beat("what follows the last step", math.inf)
 
     def sample_indices(self, step: int) -> torch.Tensor:
-        """Data set indices this rank trains on in ``step``: int64 of shape (global_batch / world_size,)."""
-        return self._order.indices(step, rank=self._ranks.rank, world_size=self._ranks.world_size)
+        """Data set indices this rank trains on in ``step``: int64 of shape (global_batch / data_size,)."""
+        return self._order.indices(step, rank=self._data.rank, world_size=self._data.size)
 
     def _end_step(self, *, is_last: bool) -> None:
         self._ledger.progress(self.step)
         if self._ranks.rank == 0:
             self._progress.update(self.step)
-        if not is_last and self.step % self._agree_every:
-            return
         self._beat(f"agreeing after step {self.step}")
-        stop, due, any_writing = self._ranks.maximum(
-            int(self._watcher.stop_notice is not None), int(self._saver.is_due(self.step)), int(self._saver.is_writing)
+        self._act(self._agreement.finish(), is_last=is_last)
+        self._begin_if_due(is_last=is_last)
+        # After the last flags were acted on, so that the new ones know of a save that has just begun.
+        self._act(self._agreement.exchange(now=is_last), is_last=is_last)
+        self._begin_if_due(is_last=is_last)
+        if is_last:
+            self._save_final()
+
+    def _act(self, agreed: list[int] | None, *, is_last: bool) -> None:
+        if agreed is None:
+            return
+        stop, wanted, any_busy, any_failed = agreed
+        if stop and not is_last:
+            self._save_final()
+            self._leave()
+        self._saver.advance(
+            self.step, due=bool(wanted) and not is_last, any_busy=bool(any_busy), any_failed=bool(any_failed)
         )
-        if stop or is_last:
-            self._saver.save_final(self.step, limit_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
-            if stop and not is_last:
-                self._leave()
-        else:
-            self._saver.advance(self.step, due=bool(due), any_writing=bool(any_writing))
+
+    def _begin_if_due(self, *, is_last: bool) -> None:
+        if not is_last and self._saver.is_due(self.step):
+            self._saver.begin(self.step)
+
+    def _flags(self) -> tuple[int, ...]:
+        return (
+            int(self._watcher.stop_notice is not None),
+            int(self._saver.wants_save()),
+            int(self._saver.is_busy),
+            int(self._saver.has_failed),
+        )
+
+    def _save_final(self) -> None:
+        self._saver.save_final(self.step, limit_s=self._hang_timeout_s * FIRST_STEP_FACTOR)
 
     def _beat(self, doing: str, factor: float = 1) -> None:
         self._heartbeat.beat(limit_s=self._hang_timeout_s * factor, doing=doing)

@@ -1,4 +1,4 @@
-"""Saver: copies the state to CPU memory, writes it in the background, commits it once every rank has written."""
+"""Saver: copies this rank's share, writes it in the background, commits the checkpoint once every rank has written."""
 
 from __future__ import annotations
 
@@ -7,32 +7,27 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bootstrap.training.checkpoint import (
-    REPLICATED_NAME,
-    Checkpoints,
-    Manifest,
-    Shard,
-    ShardKind,
-    prefix_name,
-    rank_shard_name,
-)
+from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name, rank_file_name
+from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError
+from bootstrap.training.index import Extent, Index
 from bootstrap.training.ledger.writer import Ledger
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
-from bootstrap.training.state import TrainingState
+from bootstrap.training.share import Share
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
 # Longest wait at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
+CHECKSUM_THREADS = 4
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
@@ -46,20 +41,24 @@ def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0
     return max(math.sqrt(2 * stall_s * mtbf_s), write_s)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Save:
-    """Background write of this rank's shards."""
+    """One save of this rank: first its file is written, then, by rank 0, the manifest."""
 
     step: int
     prefix: str
-    shards: list[Shard] = field(default_factory=list)
+    checksums: list[str] = field(default_factory=list)
+    values: Extent | None = None
     problem: str | None = None
+    copy_s: float = 0.0
     write_s: float = 0.0
+    is_collected: bool = False
+    bytes: int = 0
     thread: threading.Thread | None = None
 
     @property
-    def is_written(self) -> bool:
-        return self.thread is not None and not self.thread.is_alive()
+    def is_busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
 
 
 @dataclass(kw_only=True)
@@ -67,7 +66,7 @@ class Saver:
     """Saves of one rank; all ranks call the same methods after the same step. ``writer_id`` is equal on all ranks."""
 
     checkpoints: Checkpoints
-    state: TrainingState
+    share: Share
     order: SampleOrder
     ranks: RankGroup
     ledger: Ledger
@@ -89,34 +88,47 @@ class Saver:
         """Begin the first interval."""
         self._last_save = time.monotonic()
 
-    def is_due(self, step: int) -> bool:
-        """True where this rank wants a checkpoint after ``step``."""
+    def wants_save(self) -> bool:
+        """True where this rank asks for a checkpoint now; the ranks agree."""
         if self.watcher.save_notice is not None:
             return True
-        if self.every_steps is not None:
-            return step % self.every_steps == 0
         # Only rank 0's clock counts; the ranks' clocks would ask one after the other.
-        return self.ranks.rank == 0 and time.monotonic() - self._last_save >= self.interval_s
+        is_clock = self.every_steps is None and self.ranks.rank == 0
+        return is_clock and time.monotonic() - self._last_save >= self.interval_s
+
+    def is_due(self, step: int) -> bool:
+        """True on all ranks where ``checkpoint_every`` says so."""
+        return self.every_steps is not None and step % self.every_steps == 0
 
     @property
-    def is_writing(self) -> bool:
-        """True while this rank writes its shards."""
-        return self._pending is not None and not self._pending.is_written
+    def is_busy(self) -> bool:
+        """True while this rank writes its file or the manifest."""
+        return self._pending is not None and self._pending.is_busy
 
-    def advance(self, step: int, *, due: bool, any_writing: bool) -> None:
-        """Commit a save that every rank has written, then begin a due one; all ranks pass the same arguments."""
-        if self._pending is not None and not any_writing:
-            self._commit(step)
-        if due and self._pending is None:
+    @property
+    def has_failed(self) -> bool:
+        """True where this rank knows that the pending save failed."""
+        return self._pending is not None and self._pending.problem is not None
+
+    def advance(self, step: int, *, due: bool, any_busy: bool, any_failed: bool) -> None:
+        """Take a save further once no rank is busy, then begin a due one; all ranks pass the same arguments."""
+        if self._pending is not None and not any_busy:
+            self._take_further(step, any_failed=any_failed)
+        if due:
+            self.begin(step)
+
+    def begin(self, step: int) -> None:
+        """Begin a save, unless one is pending or ``step`` is saved."""
+        if self._pending is None and self.saved_step != step:
             self._begin(step)
 
     def save_final(self, step: int, limit_s: float) -> None:
         """Save exactly ``step`` and wait until it is committed, at most ``limit_s`` or the time of the notice."""
         self.ledger.progress(step, force=True)
         deadline = time.monotonic() + limit_s
-        self._finish_pending(step, deadline)
-        if self.saved_step != step:
+        if self._finish_pending(step, deadline) and self.saved_step != step:
             self._begin(step)
+            self.share.finish_copy()
             self._finish_pending(step, deadline)
 
     def join_pruner(self) -> None:
@@ -125,18 +137,13 @@ class Saver:
             self._pruner.join(timeout=PRUNE_LIMIT_S)
 
     def _begin(self, step: int) -> None:
-        if self.saved_step == step:
-            return
         self.beat(f"copying the state of step {step}")
         self.ledger.progress(step, force=True)
         started = time.monotonic()
         self._saves += 1
         save = _Save(step=step, prefix=prefix_name(step, self.writer_id, self._saves))
-        own = {**self.state.rank_own(), "step": step}
-        shards: list[tuple[str, ShardKind, Any]] = [(rank_shard_name(self.ranks.rank), "rank", own)]
-        if self.ranks.rank == 0:
-            shards.append((REPLICATED_NAME, "replicated", self.state.replicated()))
-        save.thread = threading.Thread(target=self._write, args=(save, shards), name="checkpoint-writer", daemon=True)
+        values = self.share.begin_copy()
+        save.thread = threading.Thread(target=self._write, args=(save, values), name="checkpoint-writer", daemon=True)
         save.thread.start()
         self._pending = save
         self._last_save = time.monotonic()
@@ -144,77 +151,105 @@ class Saver:
         self.watcher.save_done()
         self.ledger.stall(step)
 
-    def _write(self, save: _Save, shards: list[tuple[str, ShardKind, Any]]) -> None:
+    def _write(self, save: _Save, values: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
-            for name, kind, value in shards:
-                digest = self.checkpoints.store.write(f"{save.prefix}/{name}", partial(torch.save, value))
-                save.shards.append(Shard(name=name, kind=kind, rank=self.ranks.rank, **asdict(digest)))
-        except Exception as error:  # noqa: BLE001 - the commit reports it to every rank
+            save.copy_s = self.share.wait_copied()
+            content = self.share.content(values)
+            name = rank_file_name(self.ranks.rank)
+            with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checkpoint-checksum") as threads:
+                sums = threads.map(checksum, content.pieces)
+                self.checkpoints.store.write(f"{save.prefix}/{name}", content.parts)
+                save.checksums = list(sums)
+            save.values = Extent(
+                file=self.ranks.rank,
+                at=content.values_at,
+                bytes=len(content.values),
+                checksum=checksum(memoryview(content.values)),
+            )
+        except Exception as error:  # noqa: BLE001 - the manifest's writer reports it to every rank
             save.problem = f"rank {self.ranks.rank}: {type(error).__name__}: {error}"
         save.write_s = time.monotonic() - started
 
-    def _finish_pending(self, step: int, deadline: float) -> None:
-        """Commit once every rank has written, at the latest at ``deadline`` or the earliest notice's ``save_by``."""
-        if (save := self._pending) is None:
-            return
-        assert save.thread is not None
-        while True:
+    def _finish_pending(self, step: int, deadline: float) -> bool:
+        """Commit the pending save, at the latest at ``deadline`` or a notice's ``save_by``; False: too late."""
+        while (save := self._pending) is not None:
             self.beat("the final save")
             left_s = deadline - time.monotonic()
             if self.watcher.stop_notice is not None:
                 left_s = min(left_s, self.watcher.stop_notice.save_by - time.time())
-            any_writing, minus_left_s = self.ranks.maximum(int(self.is_writing), -max(0, math.ceil(left_s)))
-            if not any_writing or minus_left_s == 0:
-                break
-            save.thread.join(timeout=1.0)
-        self._commit(step)
+            any_busy, any_failed, minus_left_s = self.ranks.maximum(
+                int(self.is_busy), int(self.has_failed), -max(0, math.ceil(left_s))
+            )
+            if not any_busy:
+                self._take_further(step, any_failed=bool(any_failed))
+            elif minus_left_s == 0:
+                logger.error("checkpoint of step %d is NOT saved: not written in time", save.step)
+                self._pending = None
+                return False
+            elif save.thread is not None:
+                save.thread.join(timeout=1.0)
+        return True
 
-    def _commit(self, step: int) -> None:
-        save, self._pending = self._pending, None
+    def _take_further(self, step: int, *, any_failed: bool) -> None:
+        """After every rank's file comes the manifest, and after the manifest the checkpoint counts."""
+        save = self._pending
         assert save is not None
+        if not save.is_collected:
+            save.is_collected = True
+            if self.share.is_torn:
+                save.problem = f"rank {self.ranks.rank}: a parameter changed outside optimizer.step while it was copied"
+            answers = self.ranks.gather_to_first((save.problem, save.checksums, save.values, save.write_s))
+            if self.ranks.rank == 0:
+                save.problem = "; ".join(problem for problem, *_ in answers if problem) or None
+                save.write_s = max(seconds for *_, seconds in answers)
+                if save.problem is None:
+                    arguments = (save, [sums for _, sums, _, _ in answers], [values for _, _, values, _ in answers])
+                    save.thread = threading.Thread(
+                        target=self._write_manifest, args=arguments, name="checkpoint-writer", daemon=True
+                    )
+                    save.thread.start()
+            return
+        self._pending = None
+        if any_failed:
+            problem = save.problem or "another rank's log has the reason"
+            logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, problem)
+            return
         self.ledger.progress(step, force=True)
-        problem = save.problem if save.is_written else f"rank {self.ranks.rank}: not written in time"
-        answers = self.ranks.gather((problem, [] if problem else save.shards))
-        problems = [one for one, _ in answers if one]
-        if not problems and self.ranks.rank == 0:
-            problems = self._write_manifest(save, tuple(shard for _, shards in answers for shard in shards))
-        problems = self.ranks.broadcast(problems)
-        if problems:
-            logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, "; ".join(problems))
-        else:
-            self.saved_step = save.step
-            if self.mtbf_s is not None and self.last_stall_s is not None:
-                self.interval_s = young_daly_interval_s(
-                    stall_s=self.last_stall_s, mtbf_s=self.mtbf_s, write_s=save.write_s
-                )
-        self.ledger.stall(step)
-        self.ledger.flush()
+        self.saved_step = save.step
+        self.last_stall_s = (self.last_stall_s or 0.0) + save.copy_s
+        self._set_interval(save)
+        if self.ranks.rank == 0:
+            self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
+            self._pruner = threading.Thread(
+                target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True
+            )
+            self._pruner.start()
 
-    def _write_manifest(self, save: _Save, shards: tuple[Shard, ...]) -> list[str]:
-        manifest = Manifest(
-            step=save.step,
-            samples=save.step * self.order.global_batch,
-            world_size=self.ranks.world_size,
-            global_batch=self.order.global_batch,
-            dataset_size=self.order.dataset_size,
-            seed=self.order.seed,
-            layout="replicated",
-            created_unix_s=round(time.time(), 3),
-            torch_version=str(torch.__version__),
-            shards=shards,
-        )
+    def _set_interval(self, save: _Save) -> None:
+        # Rank 0's clock counts, so its own measurements do.
+        if self.mtbf_s is not None and self.last_stall_s is not None:
+            self.interval_s = young_daly_interval_s(stall_s=self.last_stall_s, mtbf_s=self.mtbf_s, write_s=save.write_s)
+
+    def _write_manifest(self, save: _Save, checksums: list[list[str]], values: list[Extent]) -> None:
         try:
+            index = Index.of(self.share.files, checksums, values)
+            save.bytes = index.bytes
+            manifest = Manifest(
+                step=save.step,
+                samples=save.step * self.order.global_batch,
+                world_size=self.ranks.world_size,
+                global_batch=self.order.global_batch,
+                dataset_size=self.order.dataset_size,
+                seed=self.order.seed,
+                created_unix_s=round(time.time(), 3),
+                torch_version=str(torch.__version__),
+                index=index,
+            )
             self.checkpoints.commit(save.prefix, manifest)
-        except (CheckpointError, OSError) as error:
-            return [f"manifest: {error}"]
-        logger.info("checkpoint of step %d committed: %s", save.step, save.prefix)
-        self.ledger.commit(
-            save.step, prefix=save.prefix, bytes=sum(shard.bytes for shard in shards), write_s=round(save.write_s, 3)
-        )
-        self._pruner = threading.Thread(target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True)
-        self._pruner.start()
-        return []
+            logger.info("checkpoint of step %d committed: %s", save.step, save.prefix)
+        except Exception as error:  # noqa: BLE001 - the ranks learn it from the next agreement
+            save.problem = f"manifest: {type(error).__name__}: {error}"
 
     def _prune(self, known_valid: str) -> None:
         try:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.optimizer_states import PREFIX, OptimizerStates, Saved, is_zero_redundancy
+from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
+
+MODEL = "model"
 
 
 class Stateful(Protocol):
@@ -25,34 +30,142 @@ class Stateful(Protocol):
         """Restore the values of ``state_dict``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """State of this rank after a step; the tensors are the live ones.
+
+    Attributes:
+        later: tensors that only the optimizer's step changes.
+        now: tensors that a forward pass or the user may change.
+        values: everything else by part, copied.
+    """
+
+    later: dict[str, torch.Tensor]
+    now: dict[str, torch.Tensor]
+    values: dict[str, Any]
+
+
 class TrainingState:
     """Model, optimizer and optional parts, with this rank's generators and buffers."""
 
-    def __init__(self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None], *, rank: int = 0,
+        world_size: int = 1,
+    ) -> None:  # fmt: skip
         self.model = unwrap(model)
-        refuse_sharded(self.model, optimizer)
-        self.parts: dict[str, Stateful] = {"model": self.model, "optimizer": optimizer}
-        self.parts |= {name: part for name, part in optional.items() if part is not None}
-        parameter = next(self.model.parameters(), None)
+        refuse_unsupported(self.model, optimizer)
+        self._rank, self._world_size = rank, world_size
+        self._optional = {name: part for name, part in optional.items() if part is not None}
+        # Its step is what changes the parameters.
+        self.stepper = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        self._optimizer = optimizer
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Find the parameters; again on entering a run, as the user may have replaced a module since."""
+        for module in self.model.modules():
+            # Of fully_shard (its import takes long): gathered parameters may stand in place of the sharded ones.
+            reshard: Any = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()
+        self.parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
+        self.parts = dict(self._optional)
+        self.optimizer: OptimizerStates | None = None
+        if has_torch_states(self._optimizer):
+            self.optimizer = OptimizerStates(self._optimizer, self.parameters, self._world_size)
+        else:
+            self.parts["optimizer"] = self._optimizer
+        self._extra_states = {
+            plain_name(name): module
+            for name, module in self.model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+        parameter = next(iter(self.parameters.values()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
 
-    def replicated(self) -> dict[str, Any]:
-        """CPU copy of the parts' states, which are the same on every rank."""
-        return {name: to_cpu(part.state_dict()) for name, part in self.parts.items()}
+    @property
+    def part_names(self) -> set[str]:
+        """Names of what a checkpoint holds beside the model."""
+        return {*self.parts, "optimizer"}
 
-    def rank_own(self) -> dict[str, Any]:
-        """CPU copy of this rank's generators and buffers."""
-        return {"random": random_state(self.device), "buffers": to_cpu(persistent_buffers(self.model))}
+    def snapshot(self) -> Snapshot:
+        """Tensors and values to save."""
+        later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.parameters.items()}
+        now: dict[str, torch.Tensor] = {}
+        values: dict[str, Any] = {}
+        if self.optimizer is not None:
+            tensors, values["optimizer"] = self.optimizer.tensors_and_values()
+            later |= tensors
+        for name, part in self.parts.items():
+            values[name] = take_apart(part.state_dict(), name, now)
+        if self._extra_states:
+            states = {name: module.get_extra_state() for name, module in self._extra_states.items()}
+            values[MODEL] = take_apart(states, f"{MODEL}.extra_state", now)
+        for name, buffer in persistent_buffers(self.model).items():
+            now[buffer_key(self._rank, name, buffer)] = buffer
+        return Snapshot(later=later, now=now, values=values)
+
+    def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
+        """Geometry of each of a snapshot's tensors."""
+        own_buffers, replicas = own_prefix(self._rank), self._world_size
+        states = self.optimizer.replicas if self.optimizer is not None else replicas
+        found = {}
+        for key, tensor in tensors.items():
+            holders = states if key.startswith(PREFIX) else 1 if key.startswith(own_buffers) else replicas
+            found[key] = geometry_of(tensor, holders)
+        return found
+
+    def expected(self) -> dict[str, Geometry]:
+        """Geometry of the tensors that the first checkpoint will hold, before the first step."""
+        snapshot = self.snapshot()
+        states = self.optimizer.probe() if self.optimizer is not None else {}
+        return {**self.geometries(snapshot.later), **states, **self.geometries(snapshot.now)}
+
+    def restore(
+        self, values: Mapping[str, Any], saved: Mapping[str, Saved], *, buffers_of: int
+    ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+        """Tensors to fill by key, and a function to call when they are filled.
+
+        ``buffers_of``: the rank whose buffers this rank takes. ConfigurationError: the checkpoint is another model's.
+        """
+        fill: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.parameters.items()}
+        for name, buffer in persistent_buffers(self.model).items():
+            fill[buffer_key(buffers_of, name, buffer)] = buffer
+        refuse_other_model(fill, saved)
+        if self.optimizer is not None:
+            fill |= self.optimizer.restore(values["optimizer"], saved)
+        templates: dict[str, torch.Tensor] = {}
+        for name, part in self.parts.items():
+            take_apart(part.state_dict(), name, templates)
+
+        def new(key: str) -> torch.Tensor:
+            like, shape, dtype = templates.get(key), saved[key].shape, saved[key].dtype
+            fill[key] = empty_like_part(like, dtype) if isinstance(like, DTensor) else torch.empty(shape, dtype=dtype)
+            return fill[key]
+
+        states = {name: put_together(values[name], new) for name in self.parts}
+        extra_states = put_together(values.get(MODEL, {}), new)
+
+        def finish() -> None:
+            for name, part in self.parts.items():
+                part.load_state_dict(states[name])
+            for name, module in self._extra_states.items():
+                module.set_extra_state(extra_states[name])
+
+        return fill, finish
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore generators and buffers, and drop the gradients, on leaving."""
-        own = self.rank_own()
+        generators = random_state(self.device)
+        buffers = {name: buffer.detach().clone() for name, buffer in persistent_buffers(self.model).items()}
         yield
         for parameter in self.model.parameters():
             parameter.grad = None
-        restore_buffers(self.model, own["buffers"])
-        restore_random_state(own["random"], self.device)
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                self.model.get_buffer(name).copy_(buffer)
+        restore_random_state(generators, self.device)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -63,31 +176,57 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def refuse_sharded(model: nn.Module, optimizer: Stateful) -> None:
-    """Refuse FSDP, DTensor parameters and ZeroRedundancyOptimizer: no rank holds their state whole."""
-    sharded = [name for name, parameter in model.named_parameters() if type(parameter.data).__name__ == "DTensor"]
-    classes = {type(module).__name__ for module in model.modules()} | {type(optimizer).__name__}
-    sharded = sharded or sorted(classes & {"FullyShardedDataParallel", "ZeroRedundancyOptimizer"})
-    if sharded:
+def plain_name(name: str) -> str:
+    """Parameter name as in torch's state dicts, without the wrappers of torch.compile and activation checkpointing."""
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+def buffer_key(rank: int, name: str, buffer: torch.Tensor) -> str:
+    """Key of a buffer: plain ones are a rank's own, as batch statistics differ between DDP's ranks."""
+    return f"{MODEL}.{plain_name(name)}" if isinstance(buffer, DTensor) else f"{own_prefix(rank)}{plain_name(name)}"
+
+
+def own_prefix(rank: int) -> str:
+    """Beginning of the keys of a rank's own buffers."""
+    return f"rank-{rank:05d}.buffers."
+
+
+def has_torch_states(optimizer: Stateful) -> TypeGuard[torch.optim.Optimizer]:
+    """True where the optimizer's state is what torch's own state_dict says."""
+    return isinstance(optimizer, torch.optim.Optimizer) and (
+        type(optimizer).state_dict is torch.optim.Optimizer.state_dict or is_zero_redundancy(optimizer)
+    )
+
+
+def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
+    """Refuse FSDP1 and an optimizer that steps within DDP's backward pass."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ConfigurationError(
-            f"{sharded[0]} is sharded over ranks, and this runtime saves replicated (DDP) states only; "
-            "use DDP, or save with torch.distributed.checkpoint yourself"
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters fit no other layout; use "
+            "fully_shard (FSDP2, torch.distributed.fsdp) or DistributedDataParallel"
+        )
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise ConfigurationError(
+            "ZeroRedundancyOptimizer has overlap_with_ddp=True, so parameters change during the backward pass, where "
+            "no checkpoint can be taken; leave it False"
         )
 
 
-def to_cpu(value: Any) -> Any:
-    """Copy of a nested state with every tensor cloned to the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        copied = OrderedDict((key, to_cpu(item)) for key, item in value.items())
-        if hasattr(value, "_metadata"):  # module versions, which load_state_dict reads
-            copied._metadata = value._metadata  # type: ignore[attr-defined]
-            return copied
-        return dict(copied)
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(to_cpu(item) for item in value)
-    return value
+def refuse_other_model(fill: Mapping[str, torch.Tensor], saved: Mapping[str, Saved]) -> None:
+    """Refuse a checkpoint whose parameters have other names or shapes."""
+    model = {key for key in saved if key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state.")}
+    missing = sorted(set(fill) - set(saved)) or sorted(model - set(fill))
+    if missing:
+        raise ConfigurationError(
+            f"{missing[0]} is in only one of the checkpoint and this model ({len(missing)} such tensors): build the "
+            "same model as before, or use a new store"
+        )
+    for key, tensor in fill.items():
+        if tuple(tensor.shape) != saved[key].shape:
+            raise ConfigurationError(
+                f"size mismatch: {key} has shape {tuple(tensor.shape)}, and the checkpoint {saved[key].shape}: build "
+                "the same model as before, or use a new store"
+            )
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -123,13 +262,10 @@ def seed_everything(seed: int) -> None:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers of the model's state dict; batch statistics differ between DDP's ranks."""
-    saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
-def restore_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Copy ``buffers`` into the model's own."""
-    with torch.no_grad():
-        for name, buffer in buffers.items():
-            model.get_buffer(name).copy_(buffer)
+    """Buffers of the model's state dict."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }

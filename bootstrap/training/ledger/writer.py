@@ -87,7 +87,7 @@ class SegmentSink:
         if lines:
             data = ("\n".join(lines) + "\n").encode()
             try:
-                self._store.write(name, lambda file: file.write(data))
+                self._store.write(name, [data])
             except TrainingError:
                 with self._lock:
                     self._lines = lines + self._lines

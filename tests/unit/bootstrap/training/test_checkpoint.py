@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from bootstrap.training.checkpoint import Checkpoints, Manifest, Shard, _digest, prefix_name
+from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name, rank_file_name
+from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
+from bootstrap.training.index import Extent, Index, compact_json
+from bootstrap.training.planning import Piece
 from bootstrap.training.stores import LocalStore, Store, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -29,29 +35,42 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, commit: bool = True) -> str:
-    """A checkpoint of two small shards."""
+    """A checkpoint of two ranks: a tensor in two chunks, and the ranks' values."""
     prefix = prefix_name(step, writer, number)
-    shards = []
-    for rank, name in enumerate(("replicated.pt", "rank-00000.pt")):
-        data = os.urandom(500)
-        written = store.write(f"{prefix}/{name}", lambda file, data=data: file.write(data) and None)
-        shards.append(Shard(name=name, kind="replicated", rank=rank, bytes=written.bytes, sha256=written.sha256))
+    files, sums, values = [], [], []
+    for rank in range(2):
+        data, value = os.urandom(400), os.urandom(100)
+        store.write(f"{prefix}/{rank_file_name(rank)}", [data, value])
+        files.append([Piece(key="w", offsets=(100 * rank,), sizes=(100,), dtype=torch.float32, shape=(200,), at=0)])
+        sums.append([checksum(memoryview(data))])
+        values.append(Extent(file=rank, at=400, bytes=100, checksum=checksum(memoryview(value))))
     if commit:
-        Checkpoints(store).commit(prefix, manifest(step, shards))
+        Checkpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values)))
     return prefix
 
 
-def manifest(step: int, shards: list[Shard]) -> Manifest:
+def manifest(step: int, index: Index) -> Manifest:
     return Manifest(
-        step=step, samples=step * 8, world_size=1, global_batch=8, dataset_size=100, seed=0,
-        layout="replicated", created_unix_s=1000.0 + step, torch_version="2.11.0", shards=tuple(shards),
+        step=step, samples=step * 8, world_size=2, global_batch=8, dataset_size=100, seed=0,
+        created_unix_s=1000.0 + step, torch_version="2.11.0", index=index,
     )  # fmt: skip
 
 
-def flip(path: Path) -> None:
+def resign(path: Path, **changes: Any) -> None:
+    """Change a manifest, with the right checksum."""
+    body = json.loads(path.read_text())["checkpoint"] | changes
+    digest = hashlib.sha256(compact_json(body)).hexdigest()
+    path.write_text(json.dumps({"sha256": digest, "checkpoint": body}))
+
+
+def flip(path: Path, at: int = 250) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
+    data[at] ^= 0x10
     path.write_bytes(data)
+
+
+def flip_last(path: Path) -> None:
+    flip(path, -1)
 
 
 def truncate(path: Path) -> None:
@@ -70,14 +89,19 @@ def test_newest_first_and_whole_ones_verify(any_store: Store) -> None:
     assert sorted(valid_prefixes(any_store)) == sorted(prefixes)
 
 
-@pytest.mark.parametrize("shard", ["replicated.pt", "rank-00000.pt"])
+@pytest.mark.parametrize("name", ["rank-00000.bin", "rank-00001.bin"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(flip, "another SHA-256"), (truncate, "bytes, its manifest says"), (Path.unlink, "is missing")],
+    [
+        (flip, "another checksum at bytes 0 to 400"),
+        (flip_last, "another checksum at bytes 400 to 500"),
+        (truncate, "cannot read 100 bytes at 400"),
+        (Path.unlink, "is missing"),
+    ],
 )
-def test_damaged_shard_is_found(store: LocalStore, shard: str, damage: Callable[[Path], None], reason: str) -> None:
+def test_damaged_file_is_found(store: LocalStore, name: str, damage: Callable[[Path], None], reason: str) -> None:
     good, bad = save(store, 5), save(store, 9)
-    damage(store.root / bad / shard)
+    damage(store.root / bad / name)
     checkpoints = Checkpoints(store)
     with pytest.raises(InvalidCheckpoint, match=reason):
         checkpoints.verify(checkpoints.scan()[0][0])
@@ -96,7 +120,9 @@ def test_damaged_manifest_is_found(store: LocalStore, damage: Callable[[Path], N
 
 
 def test_every_single_bit_of_the_manifest_is_protected(store: LocalStore) -> None:
-    data = manifest(3, [Shard(name="a", kind="rank", rank=0, bytes=1, sha256="00")]).to_bytes()
+    extent = Extent(file=0, at=4, bytes=1, checksum="00")
+    piece = Piece(key="w", offsets=(), sizes=(), dtype=torch.float32, shape=(), at=0)
+    data = manifest(3, Index.of([[piece]], [["ab"]], [extent])).to_bytes()
     whole = Manifest.from_bytes(data)
     for position in range(len(data)):
         for bit in (0x01, 0x10):
@@ -115,13 +141,19 @@ def test_manifest_of_another_step_than_its_name(store: LocalStore) -> None:
     assert Checkpoints(store).scan()[0] == []
 
 
-def test_newer_format_is_an_error_and_not_passed_over(store: LocalStore) -> None:
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"format": 1}, "format 1, and this version reads 2"),
+        ({"format": 3}, "format 3, and this version reads 2"),
+    ],
+)
+def test_another_format_is_an_error_and_not_passed_over(
+    store: LocalStore, changes: dict[str, Any], reason: str
+) -> None:
     save(store, 5)
-    prefix = save(store, 9)
-    path = store.root / prefix / "manifest.json"
-    body = json.loads(path.read_text())["checkpoint"] | {"format": 2}
-    path.write_text(json.dumps({"sha256": _digest(body), "checkpoint": body}))
-    with pytest.raises(CheckpointError, match="format 2, and this version reads 1"):
+    resign(store.root / save(store, 9) / "manifest.json", **changes)
+    with pytest.raises(CheckpointError, match=reason):
         Checkpoints(store).scan()
 
 
@@ -163,7 +195,7 @@ def test_prune_keeps_the_newest_and_clears_debris(any_store: Store) -> None:
 def test_prune_never_deletes_the_newest_valid_one(store: LocalStore) -> None:
     prefixes = [save(store, step) for step in (1, 2, 3, 4, 5)]
     for bad in prefixes[2:]:
-        flip(store.root / bad / "replicated.pt")
+        flip(store.root / bad / "rank-00001.bin")
     Checkpoints(store).prune(keep=1)
     assert valid_prefixes(store) == [prefixes[1]]
     assert not (store.root / prefixes[0]).exists()
@@ -172,7 +204,7 @@ def test_prune_never_deletes_the_newest_valid_one(store: LocalStore) -> None:
 def test_prune_deletes_nothing_when_nothing_is_valid(store: LocalStore) -> None:
     prefixes = [save(store, step) for step in (1, 2, 3)]
     for bad in prefixes:
-        truncate(store.root / bad / "replicated.pt")
+        truncate(store.root / bad / "rank-00001.bin")
     assert Checkpoints(store).prune(keep=1) == []
 
 

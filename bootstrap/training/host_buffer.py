@@ -1,0 +1,93 @@
+"""Host memory that a rank's part of a checkpoint is copied to: allocated once, page-locked beside a GPU."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from bootstrap.training.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+# Page-locks are set in time proportional to the pages; touching huge pages first, in parallel, makes it fast.
+TOUCH_BYTES = 256 * 2**20
+TOUCH_THREADS = 8
+# Left to the operating system and the training's own growth.
+RESERVE_BYTES = 2 * 2**30
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def allocate(size: int, *, pinned: bool) -> torch.Tensor:
+    """Bytes of host memory; ``pinned``: copies from and to the GPU run beside the CPU."""
+    if not pinned:
+        return torch.empty(size, dtype=torch.uint8)
+    started = time.monotonic()
+    buffer = _touched(max(size, 1))
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(cuda.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 1))
+    if error:
+        logger.warning("cudaHostRegister of %d bytes failed with error %d: torch allocates the buffer", size, error)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    weakref.finalize(buffer, cuda.cudaHostUnregister, buffer.data_ptr()).atexit = False
+    logger.info("page-locked %.1f GiB in %.2f s", size / 2**30, time.monotonic() - started)
+    return buffer
+
+
+def _touched(size: int) -> torch.Tensor:
+    """Anonymous memory in huge pages where the kernel has them, every page present."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    with ThreadPoolExecutor(TOUCH_THREADS) as threads:
+        for piece in torch.split(buffer, TOUCH_BYTES):
+            threads.submit(piece.zero_)
+    return buffer
+
+
+def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
+    """Refuse buffers that this node's memory cannot hold: ``size`` and ``other_bytes`` a rank."""
+    needed = (size + other_bytes) * local_ranks
+    available, where = available_bytes()
+    if needed + RESERVE_BYTES > available:
+        raise ConfigurationError(
+            f"checkpoints need {needed / 2**30:.1f} GiB of host memory on this node ({local_ranks} ranks × "
+            f"{size / 2**30:.1f} GiB of state and {other_bytes / 2**30:.1f} GiB for the transfer), and "
+            f"{available / 2**30:.1f} GiB are free ({where}), of which {RESERVE_BYTES / 2**30:.0f} stay free. Use a "
+            "machine with more memory, more ranks (each keeps a smaller part), or free memory on this one"
+        )
+
+
+def available_bytes() -> tuple[int, str]:
+    """Free host memory, and the file that says so: the machine's or the control group's, whichever is less."""
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append((int(line.split()[1]) * 1024, str(meminfo)))
+    # https://docs.kernel.org/admin-guide/cgroup-v2.html: memory.current counts the page cache, which can be dropped.
+    limit, current, stat = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
+    if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+        used = int(current.read_text(encoding="ascii")) - _file_cache_bytes(stat)
+        found.append((int(text) - max(0, used), str(limit)))
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(found, default=(pages, "sysconf"))
+
+
+def _file_cache_bytes(stat: Path) -> int:
+    rows = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return sum(int(value) for name, value in rows if name in ("inactive_file", "active_file"))
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """Bytes of a contiguous CPU tensor, without a copy."""
+    return memoryview(cast(Any, tensor.numpy()))

@@ -1,0 +1,131 @@
+"""Index of a checkpoint: where in which rank's file each tensor's chunks lie, with their checksums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+
+from bootstrap.training.planning import Piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Bytes of a rank's file that have one checksum."""
+
+    file: int
+    at: int
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Part of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    extent: Extent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedTensor:
+    """Tensor of a checkpoint, with the chunks that make it up."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def metadata(self) -> TensorStorageMetadata:
+        """The same in DCP's terms, for its resharding."""
+        chunks = [
+            ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+            for chunk in self.chunks
+        ]
+        return TensorStorageMetadata(TensorProperties(dtype=self.dtype), torch.Size(self.shape), chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """Tensors by key, and the extent of each rank's plain values."""
+
+    tensors: dict[str, SavedTensor]
+    values: tuple[Extent, ...]
+
+    def extents(self) -> Iterator[Extent]:
+        """Every extent: together they are every byte of the files."""
+        for tensor in self.tensors.values():
+            for chunk in tensor.chunks:
+                yield chunk.extent
+        yield from self.values
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(extent.bytes for extent in self.extents())
+
+    @classmethod
+    def of(
+        cls, files: Sequence[Sequence[Piece]], checksums: Sequence[Sequence[str]], values: Sequence[Extent]
+    ) -> Index:
+        """Index of files with these pieces, and their checksums in the same order."""
+        tensors: dict[str, SavedTensor] = {}
+        chunks: dict[str, list[Chunk]] = {}
+        for file, (pieces, sums) in enumerate(zip(files, checksums, strict=True)):
+            for piece, checksum in zip(pieces, sums, strict=True):
+                extent = Extent(file=file, at=piece.at, bytes=piece.bytes, checksum=checksum)
+                chunks.setdefault(piece.key, []).append(Chunk(offsets=piece.offsets, sizes=piece.sizes, extent=extent))
+                tensors.setdefault(piece.key, SavedTensor(dtype=piece.dtype, shape=piece.shape, chunks=()))
+        whole = {
+            key: SavedTensor(dtype=tensor.dtype, shape=tensor.shape, chunks=tuple(chunks[key]))
+            for key, tensor in tensors.items()
+        }
+        return cls(tensors=whole, values=tuple(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain form: a chunk is [offsets, sizes, file, byte, bytes, checksum]."""
+        return {
+            "tensors": {
+                key: {
+                    "dtype": str(tensor.dtype).removeprefix("torch."),
+                    "shape": tensor.shape,
+                    "chunks": [[chunk.offsets, chunk.sizes, *_row(chunk.extent)] for chunk in tensor.chunks],
+                }
+                for key, tensor in self.tensors.items()
+            },
+            "values": [_row(extent) for extent in self.values],
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Index:
+        """Read ``to_json``; ValueError, KeyError or TypeError for anything else."""
+        tensors = {}
+        for key, tensor in document["tensors"].items():
+            dtype = getattr(torch, tensor["dtype"])
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"{key} has dtype {tensor['dtype']!r}")
+            chunks = tuple(
+                Chunk(offsets=tuple(offsets), sizes=tuple(sizes), extent=_extent(row))
+                for offsets, sizes, *row in tensor["chunks"]
+            )
+            tensors[key] = SavedTensor(dtype=dtype, shape=tuple(tensor["shape"]), chunks=chunks)
+        return cls(tensors=tensors, values=tuple(_extent(row) for row in document["values"]))
+
+
+def _row(extent: Extent) -> tuple[int, int, int, str]:
+    return extent.file, extent.at, extent.bytes, extent.checksum
+
+
+def _extent(row: Sequence[Any]) -> Extent:
+    file, at, size, checksum = row
+    return Extent(file=int(file), at=int(at), bytes=int(size), checksum=str(checksum))
+
+
+def compact_json(value: Any) -> bytes:
+    """JSON in the form that checksums are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

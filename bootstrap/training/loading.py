@@ -1,0 +1,221 @@
+"""Load of a checkpoint's tensors into a run of any layout: parallel reads, each chunk verified before it counts.
+
+DCP's resharding tells which saved chunks overlap this rank's parts. A chunk that every rank needs is read by one rank
+and broadcast; any other is read by each rank that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from bootstrap.training.checkpoint import Checkpoints, Committed
+from bootstrap.training.errors import InvalidCheckpoint
+from bootstrap.training.host_buffer import memory_of
+from bootstrap.training.index import Chunk, Extent, SavedTensor
+from bootstrap.training.planning import PIECE_BYTES
+from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.tensors import geometry_of, local_part
+
+# Of one rank; a store's read_into divides large ranges further.
+READ_THREADS = 8
+_UNUSED, _ON_CPU, _ON_GPU = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """Box of a saved chunk that goes to a box of a local tensor."""
+
+    chunk: Chunk
+    dtype: torch.dtype
+    source: tuple[slice, ...]
+    target: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class Range:
+    """Neighbouring chunks of one file, read at once.
+
+    Attributes:
+        reader: rank that reads and broadcasts them; None: each rank that needs them reads them.
+        copies: what this rank takes from them.
+    """
+
+    extents: list[Extent]
+    reader: int | None
+    is_on_gpu: bool
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Size."""
+        return sum(extent.bytes for extent in self.extents)
+
+
+def load_tensors(
+    checkpoints: Checkpoints,
+    checkpoint: Committed,
+    fill: Mapping[str, torch.Tensor],
+    *,
+    buffer: torch.Tensor,
+    device: torch.device,
+    ranks: RankGroup,
+) -> str:
+    """Fill the tensors by key; the fault of a damaged checkpoint, else "". All ranks call it together.
+
+    ``buffer``: host bytes that reads go to, as many at a time as fit.
+    """
+    tensors = checkpoint.manifest.index.tensors
+    ranges = _ranges(tensors, _copies(tensors, fill), ranks)
+    mine = [one for one in ranges if one.reader == ranks.rank or (one.reader is None and one.copies)]
+    problem = ""
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="checkpoint-reader") as threads:
+        reads = _Reads(checkpoints, checkpoint, mine, buffer, threads)
+        for one in ranges:
+            data: torch.Tensor | None = None
+            if one in reads:
+                data, fault = reads.result(one)
+                problem = problem or fault
+            if one.reader is not None:
+                target = device if one.is_on_gpu else torch.device("cpu")
+                if data is None:
+                    data = torch.empty(one.bytes, dtype=torch.uint8, device=target)
+                else:
+                    data = data.to(target, non_blocking=True)
+                ranks.broadcast_tensor(data, one.reader)
+            if data is not None and not problem:
+                _scatter(data, one)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+    return problem
+
+
+class _Reads:
+    """Reads of this rank in order, as many ahead as the buffer holds."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, checkpoint: Committed, ranges: list[Range], buffer: torch.Tensor,
+        threads: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        self._checkpoints, self._checkpoint, self._threads = checkpoints, checkpoint, threads
+        self._buffer = buffer
+        self._waiting = list(reversed(ranges))
+        self._running: dict[int, tuple[torch.Tensor, Future[str]]] = {}
+        self._known = {id(one) for one in ranges}
+
+    def __contains__(self, one: Range) -> bool:
+        return id(one) in self._known
+
+    def result(self, one: Range) -> tuple[torch.Tensor, str]:
+        """Bytes of a range, and what is wrong with them; in the order of the ranges."""
+        if id(one) not in self._running:
+            self._start_next()
+        data, read = self._running.pop(id(one))
+        return data, read.result()
+
+    def _start_next(self) -> None:
+        """Start reads into the whole buffer; copies out of it must be over."""
+        if self._buffer.is_pinned():
+            torch.cuda.current_stream().synchronize()
+        at = 0
+        while self._waiting:
+            one = self._waiting[-1]
+            # Offsets stay aligned for every dtype.
+            fits = at + one.bytes <= self._buffer.nbytes
+            if not fits and at:
+                return
+            self._waiting.pop()
+            data = self._buffer[at : at + one.bytes] if fits else torch.empty(one.bytes, dtype=torch.uint8)
+            at += -(-one.bytes // 64) * 64
+            self._running[id(one)] = data, self._threads.submit(self._read, one.extents, data)
+            if not fits:
+                return
+
+    def _read(self, extents: Sequence[Extent], into: torch.Tensor) -> str:
+        try:
+            self._checkpoints.read_extents(self._checkpoint, extents, memory_of(into))
+        except InvalidCheckpoint as error:
+            return str(error)
+        return ""
+
+
+def _copies(tensors: Mapping[str, SavedTensor], fill: Mapping[str, torch.Tensor]) -> dict[Extent, list[Copy]]:
+    """Copies to this rank's parts, by the chunk's place."""
+    copies: dict[Extent, list[Copy]] = {}
+    for key, tensor in fill.items():
+        saved, part = tensors[key], local_part(tensor)
+        if not part.numel():
+            continue
+        local = [geometry_of(tensor, 1).chunk]
+        for item in create_read_items_for_chunk_list(key, saved.metadata, local):
+            assert item.storage_index.index is not None
+            chunk = saved.chunks[item.storage_index.index]
+            copies.setdefault(chunk.extent, []).append(
+                Copy(
+                    chunk=chunk,
+                    dtype=saved.dtype,
+                    source=_box(item.storage_offsets, item.lengths),
+                    target=part[_box(item.dest_offsets, item.lengths)],
+                )
+            )
+    return copies
+
+
+def _box(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
+
+
+def _ranges(tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Copy]], ranks: RankGroup) -> list[Range]:
+    """Ranges in one order on all ranks: each file's chunks in order, joined up to 64 MiB where they have one reader."""
+    extents = [chunk.extent for tensor in tensors.values() for chunk in tensor.chunks if chunk.extent.bytes]
+    extents.sort(key=lambda extent: (extent.file, extent.at))
+    need = torch.zeros(len(extents), dtype=torch.uint8)
+    for number, extent in enumerate(extents):
+        if extent in copies:
+            need[number] = _ON_GPU if copies[extent][0].target.is_cuda else _ON_CPU
+    needs = ranks.gather_rows(need)
+    shared = ((needs == needs[0]).all(dim=0) & (needs[0] != _UNUSED)).tolist() if ranks.world_size > 1 else None
+    kinds = need.tolist()
+    ranges: list[Range] = []
+    # The same on all ranks, unlike the ranges that one rank reads for itself.
+    shared_ranges: dict[int, list[Range]] = {}
+    last: Range | None = None
+    previous = None
+    for number, extent in enumerate(extents):
+        is_shared = shared is not None and shared[number]
+        kind = (extent.file, is_shared, kinds[number])
+        joins = last is not None and kind == previous and last.extents[-1].at + last.extents[-1].bytes == extent.at
+        if last is None or not joins or last.bytes + extent.bytes > PIECE_BYTES:
+            last = Range(extents=[], reader=None, is_on_gpu=kinds[number] == _ON_GPU)
+            (shared_ranges.setdefault(extent.file, []) if is_shared else ranges).append(last)
+        last.extents.append(extent)
+        last.copies.extend(copies.get(extent, ()))
+        previous = kind
+    in_turn = list(_round_robin(list(shared_ranges.values())))
+    load = [0] * ranks.world_size
+    for one in in_turn:
+        one.reader = load.index(min(load))
+        load[one.reader] += one.bytes
+    return [one for one in ranges if one.copies] + in_turn
+
+
+def _round_robin(lists: list[list[Range]]) -> Iterator[Range]:
+    """First of each list, then second of each, and so on."""
+    for turn in range(max(map(len, lists), default=0)):
+        for one in lists:
+            if turn < len(one):
+                yield one[turn]
+
+
+def _scatter(data: torch.Tensor, one: Range) -> None:
+    """Copy a range's bytes to this rank's tensors."""
+    first = one.extents[0].at
+    with torch.no_grad():
+        for copy in one.copies:
+            at = copy.chunk.extent.at - first
+            values = data[at : at + copy.chunk.extent.bytes].view(copy.dtype).view(copy.chunk.sizes)
+            copy.target.copy_(values[copy.source], non_blocking=True)

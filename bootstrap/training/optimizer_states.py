@@ -1,0 +1,240 @@
+"""States of an optimizer by parameter name, read and restored in place, without a copy and without a step.
+
+``torch.distributed.checkpoint.state_dict`` gives the same names, but walks the module tree at each call (10 to 20 ms
+for 400 parameters), and loads through ``Optimizer.load_state_dict``, which rounds states to the parameter's dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.tensors import (
+    Geometry,
+    empty_like_part,
+    geometry_of,
+    put_together,
+    refuse_unsharded,
+    take_apart,
+)
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "optimizer.state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateForm:
+    """Form that the optimizer gives a state tensor of a parameter."""
+
+    geometry: Geometry
+    device: torch.device
+    is_sharded: bool
+
+
+class Saved(Protocol):
+    """Tensor of a checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Whole shape."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its elements."""
+
+
+Forms = Mapping[str, StateForm]
+
+
+class OptimizerStates:
+    """State of an optimizer whose own state_dict is torch's; ``names``: parameters of the model by name.
+
+    ``probe`` learns the states that a first step would make, by a step of a copy on zeros, one parameter at a time, so
+    that buffers are allocated, and unusable optimizers refused, before the first step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], world_size: int) -> None:
+        self._optimizer = optimizer
+        is_zero = is_zero_redundancy(optimizer)
+        # Holds the states of the parameters that this rank owns.
+        self._inner: torch.optim.Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
+        self._world_size = world_size
+        self._name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in names.items()}
+        self._group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+        unknown = [tuple(parameter.shape) for parameter in self._group_of if parameter not in self._name_of]
+        if unknown:
+            raise ConfigurationError(
+                f"the optimizer has a parameter of shape {unknown[0]} that the model has not: a checkpoint would lose "
+                "it; make it a parameter of the model"
+            )
+        self._forms: dict[str, Forms] = {}
+
+    def tensors_and_values(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors by key, and everything else as plain values."""
+        tensors: dict[str, torch.Tensor] = {}
+        state = {
+            self._name_of[parameter]: take_apart(
+                value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True
+            )
+            for parameter, value in self._inner.state.items()
+            if value
+        }
+        groups = [
+            {**group, "params": [self._name_of[parameter] for parameter in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+        return tensors, {"state": state, "param_groups": copy.deepcopy(groups)}
+
+    def check(self) -> None:
+        """Refuse states without a sharded form."""
+        for parameter, value in self._inner.state.items():
+            tensors: dict[str, torch.Tensor] = {}
+            take_apart(value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True)
+            for key, tensor in tensors.items():
+                refuse_unsharded(key, tensor, parameter)
+
+    def probe(self) -> dict[str, Geometry]:
+        """Geometry of the states, from the states themselves where a step was made; empty where a probe fails."""
+        self._forms = {}
+        if self._inner.state:
+            self.check()
+            for parameter, value in self._inner.state.items():
+                self._forms[self._name_of[parameter]] = self._forms_of(parameter, value)
+        else:
+            with _unchanged_generators(), torch.no_grad():
+                self._probe_groups()
+        return {
+            f"{PREFIX}.{name}.{state}": form.geometry
+            for name, forms in self._forms.items()
+            for state, form in forms.items()
+            if form.device.type != "cpu" or form.is_sharded or form.geometry.shape
+        }
+
+    def _probe_groups(self) -> None:
+        known: dict[Any, Forms] = {}
+        for number, group in enumerate(self._inner.param_groups):
+            for parameter in group["params"]:
+                if not parameter.requires_grad:
+                    continue
+                name = self._name_of[parameter]
+                layout = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+                signature = (number, tuple(parameter.shape), parameter.dtype, parameter.device, layout)
+                if signature not in known:
+                    try:
+                        known[signature] = self._forms_of(parameter, self._states_after_a_step(group, parameter))
+                    except ConfigurationError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - an optimizer may need more than zeros
+                        logger.warning("states of %s are not known before the first step: %s", name, error)
+                        known[signature] = {}
+                self._forms[name] = known[signature]
+
+    def _states_after_a_step(self, group: dict[str, Any], parameter: nn.Parameter) -> Any:
+        stand_in = nn.Parameter(torch.zeros_like(parameter))
+        stand_in.grad = torch.zeros_like(parameter)
+        twin = copy.copy(self._inner)
+        twin.state = defaultdict(dict)
+        twin.param_groups = [{**group, "params": [stand_in]}]
+        twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        # Through the class: a scheduler replaces the instance's step by one that counts.
+        type(twin).step(twin)
+        return twin.state[stand_in]
+
+    def _forms_of(self, parameter: torch.Tensor, states: Any) -> Forms:
+        tensors: dict[str, torch.Tensor] = {}
+        forms = {}
+        key = f"{PREFIX}.{self._name_of[parameter]}"
+        for state, value in states.items():
+            if isinstance(value, torch.Tensor):
+                refuse_unsharded(f"{key}.{state}", value, parameter)
+                forms[state] = StateForm(
+                    geometry=geometry_of(value, self.replicas), device=value.device,
+                    is_sharded=isinstance(value, DTensor),
+                )  # fmt: skip
+            else:
+                take_apart(value, f"{key}.{state}", tensors)
+        for name, tensor in tensors.items():
+            refuse_unsharded(name, tensor, parameter)
+        return forms
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same plain state: one with ZeroRedundancyOptimizer."""
+        return 1 if self._inner is not self._optimizer else self._world_size
+
+    def restore(self, values: Mapping[str, Any], saved: Mapping[str, Saved]) -> dict[str, torch.Tensor]:
+        """Restore plain values, and return new state tensors by key, which the caller fills."""
+        groups = values["param_groups"]
+        own = [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
+        if own != [group["params"] for group in groups]:
+            raise ConfigurationError(
+                f"the optimizer has {len(own)} parameter groups of {[len(names) for names in own]} parameters, and the "
+                f"checkpoint {[len(group['params']) for group in groups]}, or others: group them as before"
+            )
+        for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):
+            for name, value in loaded.items():
+                if name != "params":
+                    held = group.get(name)
+                    group[name] = value.to(held.device) if isinstance(held, torch.Tensor) else value
+        destinations: dict[str, torch.Tensor] = {}
+        self._inner.state.clear()
+        for parameter in (p for group in self._inner.param_groups for p in group["params"]):
+            name = self._name_of[parameter]
+            if name in values["state"]:
+                self._inner.state[parameter] = self._restored(
+                    parameter, name, values["state"][name], saved, destinations
+                )
+        return destinations
+
+    def _restored(
+        self, parameter: nn.Parameter, name: str, states: Mapping[str, Any], saved: Mapping[str, Saved],
+        destinations: dict[str, torch.Tensor],
+    ) -> dict[str, Any]:  # fmt: skip
+        forms = self._forms.get(name, {})
+
+        def new(state: str, key: str) -> torch.Tensor:
+            if key not in saved:
+                raise CheckpointError(f"the checkpoint names {key} and does not hold it")
+            shape, dtype = saved[key].shape, saved[key].dtype
+            form = forms.get(state)
+            if form is not None and form.geometry.shape == shape and not form.is_sharded:
+                tensor = torch.empty(shape, dtype=dtype, device=form.device)
+            elif shape == tuple(parameter.shape):
+                tensor = empty_like_part(parameter, dtype)
+            else:
+                tensor = torch.empty(shape, dtype=dtype, device=form.device if form is not None else parameter.device)
+            destinations[key] = tensor
+            return tensor
+
+        restored = {}
+        for state, skeleton in states.items():
+            value = put_together(skeleton, partial(new, state))
+            if isinstance(value, torch.Tensor) and state in forms and not forms[state].is_sharded:
+                value = value.to(forms[state].device)
+            restored[state] = value
+        return restored
+
+
+def is_zero_redundancy(optimizer: object) -> bool:
+    """True for ZeroRedundancyOptimizer, whose import takes a second and which few runs use."""
+    return any(one.__name__ == "ZeroRedundancyOptimizer" for one in type(optimizer).__mro__)
+
+
+@contextmanager
+def _unchanged_generators() -> Iterator[None]:
+    """Restore torch's generators: an optimizer may round at random."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -1,0 +1,136 @@
+"""Share of a rank in every checkpoint: which bytes, copied where, in which order in its file."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
+from bootstrap.training.planning import FilePlan, Piece, plan_files
+from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.stager import Stager
+from bootstrap.training.state import Snapshot, TrainingState, random_state
+from bootstrap.training.stores import Store
+from bootstrap.training.tensors import Geometry, local_part
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Bytes of a rank's file: ``parts`` are all of them, ``pieces`` those of each planned piece."""
+
+    parts: list[memoryview | bytes]
+    pieces: list[memoryview]
+    values: bytes
+
+    @property
+    def values_at(self) -> int:
+        """First byte of the plain values, which end the file."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+class Share:
+    """Copies of this rank's share to host memory. All ranks call the same methods in the same order."""
+
+    def __init__(self, state: TrainingState, ranks: RankGroup, store: Store) -> None:
+        self._state, self._ranks, self._store = state, ranks, store
+        self._geometries: dict[str, Geometry] = {}
+        self._plan = FilePlan(own=())
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        self._views: list[torch.Tensor] = []
+        self._stager = Stager(state.device, state.stepper)
+
+    def close(self) -> None:
+        """Let go of the optimizer."""
+        self._stager.close()
+
+    def prepare(self) -> None:
+        """Plan and allocate for the states that the first step will make; ConfigurationError where memory lacks."""
+        self._state.resolve()
+        self._replan(self._state.expected())
+
+    @property
+    def files(self) -> Sequence[Sequence[Piece]]:
+        """Pieces of every rank's file; on rank 0 only."""
+        return self._plan.all
+
+    @property
+    def is_torn(self) -> bool:
+        """True where a tensor changed while it was copied."""
+        return self._stager.is_torn
+
+    def begin_copy(self) -> dict[str, Any]:
+        """Begin to copy this rank's share; returns the plain values, copied."""
+        snapshot = self._state.snapshot()
+        tensors = {**snapshot.later, **snapshot.now}
+        geometries = self._checked(tensors)
+        if self._ranks.maximum(int(geometries != self._geometries))[0]:
+            logger.info("the state's structure changed: planning the checkpoint anew")
+            self._replan(geometries)
+        self._copy(snapshot, tensors)
+        return {"parts": snapshot.values, "random": random_state(self._state.device)}
+
+    def finish_copy(self) -> None:
+        """Let the copy end before anything else runs on the GPU."""
+        self._stager.finish_now()
+
+    def wait_copied(self) -> float:
+        """Wait in the calling thread until the copy is over; the seconds it took."""
+        return self._stager.wait()
+
+    def content(self, values: dict[str, Any]) -> Content:
+        """Bytes of this rank's file after the copy."""
+        memory = memory_of(self.buffer)
+        tail = io.BytesIO()
+        torch.save(values, tail)
+        return Content(
+            parts=[memory[: self._plan.bytes], tail.getvalue()],
+            pieces=[memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own],
+            values=tail.getvalue(),
+        )
+
+    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
+        """Geometries, known ones without computing them again."""
+        found = {}
+        for key, tensor in tensors.items():
+            known = self._geometries.get(key)
+            is_known = known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype
+            if is_known and known is not None and local_part(tensor).shape == known.sizes:
+                found[key] = known
+            else:
+                found |= self._state.geometries({key: tensor})
+        return found
+
+    def _replan(self, geometries: dict[str, Geometry]) -> None:
+        self._geometries = geometries
+        self._plan = plan_files(geometries, self._ranks)
+        is_gpu = self._state.device.type == "cuda"
+        (needed,) = self._ranks.maximum(self._plan.bytes)
+        if self._plan.bytes > self.buffer.nbytes:
+            refuse_too_large(needed, local_ranks=self._ranks.local_world_size, other_bytes=self._store.buffer_bytes)
+            self.buffer = allocate(self._plan.bytes, pinned=is_gpu)
+        self._views = [
+            self.buffer[piece.at : piece.at + piece.bytes].view(piece.dtype).view(piece.sizes)
+            for piece in self._plan.own
+        ]
+
+    def _copy(self, snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> None:
+        later, now = [], []
+        guarded = {}
+        for piece, view in zip(self._plan.own, self._views, strict=True):
+            source = local_part(tensors[piece.key])
+            if source.shape != view.shape:
+                first = piece.offsets[0] - self._geometries[piece.key].offsets[0]
+                source = source[first : first + piece.sizes[0]]
+            if piece.key in snapshot.later:
+                later.append((view, source))
+                guarded[piece.key] = tensors[piece.key]
+            else:
+                now.append((view, source))
+        self._stager.copy(later, now, list(guarded.values()))

@@ -1,0 +1,139 @@
+"""Tensors of a checkpoint: key, whole shape, and the part that this rank holds, the same for every layout.
+
+Nested states (optimizers, schedulers, averages) are taken apart into tensors and a skeleton of plain values, in which
+``{"__tensor__": key}`` stands for a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from bootstrap.training.errors import ConfigurationError
+
+_REFERENCE = "__tensor__"
+# Smaller tensors on the CPU stay in the skeleton: an index entry is longer.
+INLINE_BYTES = 4096
+
+Lookup = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Whole shape of a tensor and this rank's part of it.
+
+    Attributes:
+        offsets, sizes: the part, in elements a dimension.
+        replicas: ranks that hold the same part.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    replicas: int
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """The part, in DCP's terms."""
+        return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=torch.Size(self.sizes))
+
+    @property
+    def bytes(self) -> int:
+        """Size of this rank's part."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+
+def geometry_of(tensor: torch.Tensor, replicas: int) -> Geometry:
+    """Geometry of a DTensor, or of a plain tensor that ``replicas`` ranks hold whole."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Geometry(shape=shape, dtype=tensor.dtype, offsets=(0,) * len(shape), sizes=shape, replicas=replicas)
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    mesh = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return Geometry(
+        shape=shape,
+        dtype=tensor.dtype,
+        offsets=tuple(chunk.offsets),
+        sizes=tuple(chunk.sizes),
+        replicas=math.prod(size for size, placement in mesh if placement.is_replicate()),
+    )
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of this rank's part, without autograd."""
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor.detach()
+
+
+def is_inline(tensor: torch.Tensor, *, scalars_only: bool) -> bool:
+    """True where a tensor stays in the skeleton; larger ones of an optimizer may be DTensors in another layout."""
+    if isinstance(tensor, DTensor) or tensor.device.type != "cpu":
+        return False
+    return tensor.dim() == 0 or (not scalars_only and tensor.nbytes <= INLINE_BYTES)
+
+
+def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor], *, scalars_only: bool = False) -> Any:
+    """Skeleton of a nested ``value``; its tensors go to ``tensors`` under keys that begin with ``key``."""
+    if isinstance(value, torch.Tensor):
+        if is_inline(value, scalars_only=scalars_only):
+            return value.detach().clone()
+        tensors[key] = value
+        return {_REFERENCE: key}
+    if isinstance(value, Mapping):
+        items = (
+            (name, take_apart(item, f"{key}.{name}", tensors, scalars_only=scalars_only))
+            for name, item in value.items()
+        )
+        if not hasattr(value, "_metadata"):
+            return dict(items)
+        skeleton = OrderedDict(items)
+        skeleton._metadata = value._metadata  # type: ignore[attr-defined]  # module versions, for load_state_dict
+        return skeleton
+    if isinstance(value, list | tuple):
+        taken = [
+            take_apart(item, f"{key}.{index}", tensors, scalars_only=scalars_only) for index, item in enumerate(value)
+        ]
+        return taken if isinstance(value, list) else tuple(taken)
+    return value
+
+
+def put_together(skeleton: Any, lookup: Lookup) -> Any:
+    """Nested value of ``take_apart``, with ``lookup``'s tensors."""
+    if isinstance(skeleton, dict):
+        if len(skeleton) == 1 and _REFERENCE in skeleton:
+            return lookup(skeleton[_REFERENCE])
+        for name, item in skeleton.items():
+            skeleton[name] = put_together(item, lookup)
+        return skeleton
+    if isinstance(skeleton, list):
+        return [put_together(item, lookup) for item in skeleton]
+    if isinstance(skeleton, tuple):
+        return tuple(put_together(item, lookup) for item in skeleton)
+    return skeleton
+
+
+def empty_like_part(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """New tensor laid out as ``like``, a plain tensor or a DTensor."""
+    with torch.no_grad():
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+
+
+def refuse_unsharded(key: str, state: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Refuse a plain tensor as state of a sharded parameter: nothing says which part of the whole it is."""
+    if isinstance(parameter, DTensor) and not isinstance(state, DTensor) and state.numel() > 1:
+        raise ConfigurationError(
+            f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks: this "
+            "optimizer has no sharded form, so its state cannot be saved. Use an optimizer whose states are DTensors "
+            "(torch.optim.AdamW, Adam, SGD, Muon), or train with DistributedDataParallel (gpufleet recommend "
+            "--sharding ddp)"
+        )

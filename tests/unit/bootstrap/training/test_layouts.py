@@ -1,0 +1,87 @@
+"""Every layout saves and resumes exactly, and takes over the checkpoints of every other (layouts.py runs them)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bootstrap.training.layouts import GLOBAL_BATCH, PROGRAM, RANKS
+
+ROOT = Path(__file__).parents[4]
+Facts = list[list[Any]]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
+    """Facts of each rank."""
+    folder = tmp_path_factory.mktemp("layouts")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUFLEET_")}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "tests.unit.bootstrap.training.layouts", str(folder)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert outcome.returncode == 0, outcome.stderr[-5000:]
+    assert "NOT saved" not in outcome.stderr
+    return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def of(facts: Facts, function: str) -> list[tuple[str, int, Any]]:
+    return [(layout, ranks, fact) for _, name, layout, ranks, fact in facts if name == function]
+
+
+@pytest.mark.timeout(300)
+def test_same_layout_resumes_bit_equal(facts: list[Facts]) -> None:
+    """Losses, parameters and optimizer states, with dropout; sharded models need no rehearsal."""
+    for rank in facts:
+        for layout, _, fact in of(rank, "resumes_bit_equal"):
+            whole, first, second = fact["whole"], fact["first"], fact["second"]
+            assert first["step"] < second["step"] == 8 and second["loaded"] == first["end"], layout
+            assert first["losses"] | second["losses"] == whole["losses"], layout
+            assert second["end"] == whole["end"], layout
+            assert fact["means"] == fact["undisturbed_means"], "a rank's batch statistics"
+    means = [fact["means"] for rank in facts for layout, _, fact in of(rank, "resumes_bit_equal") if fact["means"]]
+    assert len({tuple(one) for one in means}) == RANKS, "the ranks' statistics do not differ, so nothing is shown"
+
+
+def test_every_layout_takes_over_from_every_other(facts: list[Facts]) -> None:
+    """The state after a load is bit for bit the state before the save, and the losses go on as on one rank."""
+    chain = of(facts[0], "one_leg")
+    assert len(chain) == sum(function.__name__ == "one_leg" for _, function, _, _ in PROGRAM)
+    for (_, _, before), (layout, ranks, after) in itertools.pairwise(chain):
+        assert after["loaded"] == before["end"], f"{layout} on {ranks} ranks after {before['layout']}"
+    losses = {int(step): loss for _, _, fact in chain for step, loss in fact["losses"].items()}
+    assert sorted(losses) == list(range(chain[-1][2]["step"]))
+    ((_, _, alone),) = of(facts[0], "alone")
+    assert losses == {int(step): pytest.approx(loss, rel=1e-4) for step, loss in alone["losses"].items()}
+
+
+def test_ranks_of_one_tensor_group_see_the_same_samples(facts: list[Facts]) -> None:
+    places = [next(fact["data"] for layout, _, fact in of(rank, "one_leg") if layout == "fsdp-tp") for rank in facts]
+    assert places == [[0, 2], [0, 2], [1, 2], [1, 2]] and GLOBAL_BATCH % 2 == 0
+
+
+def test_one_changed_byte_in_any_file_makes_every_rank_fall_back(facts: list[Facts]) -> None:
+    for layout, _, first in of(facts[0], "damaged"):
+        *damaged, whole = first
+        assert {fact["file"] for fact in damaged} == {
+            "manifest.json",
+            *(f"rank-{rank:05d}.bin" for rank in range(RANKS)),
+        }
+        assert whole["step"] == 7 and {fact["step"] for fact in damaged} == {3}, layout
+        assert len({fact["digest"] for fact in damaged}) == 1 and damaged[0]["digest"] != whole["digest"]
+    others = [[fact for _, _, fact in of(rank, "damaged")] for rank in facts]
+    assert all(other == others[0] for other in others)
+
+
+def test_what_cannot_be_saved_or_was_not_planned_is_refused(facts: list[Facts]) -> None:
+    ((_, _, (plain, tensor, sharded)),) = of(facts[0], "refused")
+    assert "plain tensor of shape" in plain and "--sharding ddp" in plain
+    assert "GPUFLEET_TENSOR_PARALLEL=2, and the mesh of this run has 1 tp ranks" in tensor
+    assert sharded == "entered"
