@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
+    logging.info("imported")
 
     use_cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")
