@@ -82,7 +82,7 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--sharding", choices=("fsdp2", "ddp"), default="ddp")
+    parser.add_argument("--sharding", choices=("fsdp2", "ddp"), default="fsdp2")
     parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder of losses.jsonl and result.json")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step")
