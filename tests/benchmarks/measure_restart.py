@@ -102,7 +102,7 @@ def main() -> None:
         options.out.open("w", encoding="ascii") as out,
     ):
         for sharding in options.shardings:
-            rows = []
+            rows: list[dict[str, float]] = []
             node = Node(Path(folder) / sharding, imds, steps=10**6, step_delay_s=0.05, sharding=sharding)
             node.environment["GPUFLEET_MAX_RESTARTS"] = "1000"
             with node.running() as process:
@@ -110,10 +110,10 @@ def main() -> None:
                 for _ in range(options.kills):
                     row = measure_kill(node, process)
                     node.wait_for_step(node.steps_done() + 25, process)
-                    rows.append({"sharding": sharding, **row})
+                    rows.append(row)
             for row in rows:
                 row["import torch alone"] = import_s()
-                out.write(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}) + "\n")
+                out.write(json.dumps({"sharding": sharding, **{k: round(v, 3) for k, v in row.items()}}) + "\n")
             names = [*PHASES, "all", "import torch alone"]
             medians = {name: round(statistics.median(row[name] for row in rows), 2) for name in names}
             sys.stdout.write(f"{sharding}: {medians}\n")
