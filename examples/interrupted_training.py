@@ -44,7 +44,7 @@ class Node:
         step_delay_s: float,
         workers: int = 2,
         gpus: bool = False,
-        sharding: str = "fsdp2",
+        sharding: str = "ddp",
     ) -> None:
         self.workers = range(workers)
         self.out = folder / "out"

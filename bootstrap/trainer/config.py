@@ -64,6 +64,10 @@ class TrainerConfig:
         str, Flag("activations computed again in the backward pass", "ACTIVATION_CHECKPOINTING", CHECKPOINTINGS)
     ] = "none"
 
+    gradient_compression: Annotated[
+        str, Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK", "GRADIENT_COMPRESSION")
+    ] = "none"
+
     optimizer: Annotated[str, Flag("optimizer", "OPTIMIZER", OPTIMIZERS)] = "adamw"
     learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
     weight_decay: Annotated[float, Flag("weight decay of matrices")] = 0.1
@@ -75,7 +79,7 @@ class TrainerConfig:
 
     train_data: Annotated[str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", "TRAIN_DATA")] = ""
     weights: Annotated[str, Flag("folder or s3:// prefix of safetensors to start from; empty: random")] = ""
-    out: Annotated[str, Flag("folder of metrics and final weights", "TRAINER_OUT")] = "trainer_out"
+    out: Annotated[str, Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI")] = "trainer_out"
     evaluate_every: Annotated[int, Flag("steps between evaluations on held-out samples; 0: none")] = 0
     evaluation_steps: Annotated[int, Flag("global batches of one evaluation")] = 8
     log_every: Annotated[int, Flag("steps between log lines")] = 10
@@ -106,6 +110,7 @@ class TrainerConfig:
             context=self.context_parallel,
             expert=self.expert_parallel,
             activation_checkpointing=self.activation_checkpointing,
+            gradient_compression=self.gradient_compression,
         )
 
 

@@ -32,10 +32,11 @@ COLLECT_EVERY = 100
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Mean loss of the global batch and norm of its gradients, on the device; norm is 0 without clipping."""
+    """Mean loss of the global batch, norm of its gradients (0 without clipping), both on the device; the rate used."""
 
     loss: torch.Tensor
     gradient_norm: torch.Tensor
+    learning_rate: float
 
 
 class Stepper:
@@ -86,10 +87,17 @@ class Stepper:
             scale_gradients(self._parameters, factor)
         if self._scale.takes_step(norm):
             self._optimizer.step()
+        rate = self._optimizer.param_groups[0]["lr"]
         self._scheduler.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._collect_garbage()
-        return StepResult(loss=sums[0] / sums[1], gradient_norm=norm)
+        return StepResult(loss=sums[0] / sums[1], gradient_norm=norm, learning_rate=rate)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Run one forward and backward pass, after which DDP's buckets have their final layout."""
+        loss, _ = self._loss(batch, torch.ones((), device=self._device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[Batch]) -> torch.Tensor:

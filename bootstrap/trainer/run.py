@@ -1,26 +1,38 @@
-"""Whole run of the reference trainer: device and process group, model, data, loop, evaluation."""
+"""Whole run of the reference trainer: device and process group, model, data, loop, evaluation, final weights."""
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from bootstrap.trainer import oom
+from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
+from bootstrap.trainer.data.open import Split
 from bootstrap.trainer.loop import Stepper
+from bootstrap.trainer.measured import MeasuredRun, measured_row
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler
 from bootstrap.trainer.parallelize import parallelize
+from bootstrap.trainer.report import Report
+from bootstrap.trainer.weights import load_weights, save_weights
+from bootstrap.training import SpotTolerantRun
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.stores import open_store
 
-logger = logging.getLogger(__name__)
+CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +40,7 @@ class Assembled:
     """Parts of one run on this rank; ``config`` has the batch sizes of the ranks there are."""
 
     config: TrainerConfig
+    device: torch.device
     mesh: DeviceMesh
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -36,6 +49,19 @@ class Assembled:
     stepper: Stepper
     data_rank: int
     data_size: int
+
+
+def train(config: TrainerConfig) -> None:
+    """Train to the last step, from the newest checkpoint where there is one; every rank calls it."""
+    device = set_device(config)
+    # Staging data may take longer than process groups wait.
+    data = _open(config, "train")
+    held_out = _open(config, "val") if config.evaluate_every else None
+    init_process_group(device)
+    run = assemble(config, device)
+    with oom.halving_micro_batch(run.config):
+        _train(run, data, held_out)
+    dist.destroy_process_group()
 
 
 def set_device(config: TrainerConfig) -> torch.device:
@@ -54,12 +80,22 @@ def set_device(config: TrainerConfig) -> torch.device:
     return device
 
 
+def init_process_group(device: torch.device) -> None:
+    """Join the other ranks: NCCL for GPU tensors, gloo for those of the CPU."""
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+
+
 def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     """Build model, layout, optimizer and step on this rank; collective, after ``init_process_group``."""
     mesh = build_mesh(config, world_size=dist.get_world_size(), device_type=device.type)
     ranks, rank = data_size(mesh), data_rank(mesh)
     config = with_batches(config, ranks, micro_batch_limit=oom.micro_batch_limit())
     model = parallelize(build(config), config, mesh, device)
+    if config.weights:
+        load_weights(model, config.weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
     optimizer = build_optimizer(config, model)
@@ -67,6 +103,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     scale = LossScale(config.precision == "fp16")
     return Assembled(
         config=config,
+        device=device,
         mesh=mesh,
         model=model,
         optimizer=optimizer,
@@ -78,9 +115,96 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
 
 
-def init_process_group(device: torch.device) -> None:
-    """Join the other ranks: NCCL for GPU tensors, gloo for those of the CPU."""
-    if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+def _open(config: TrainerConfig, split: Split) -> Dataset:
+    return open_dataset(
+        config.train_data,
+        family=config.family,
+        seq_len=config.seq_len,
+        vocab_size=config.architecture.get("vocab_size", 0),
+        classes=config.architecture.get("num_classes", 1000),
+        split=split,
+        seed=config.seed,
+    )
+
+
+def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
+    config, stepper, device = parts.config, parts.stepper, parts.device
+    uri = os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
+    store = open_store(uri)
+    tokens = None if config.family == "cnn" else config.seq_len
+    clock = StepClock(device)
+    measured = MeasuredRun(
+        clock=clock,
+        device=device,
+        store=store,
+        samples_per_step=config.global_batch,
+        total_steps=config.steps,
+        row=lambda measurement: measured_row(config, parts.model, measurement, os.environ),
+    )
+    evaluation = _evaluation(parts, held_out) if held_out is not None else None
+    rehearsal: Callable[[], object] | None = None
+    if isinstance(parts.model, DistributedDataParallel):
+        rehearsal = functools.partial(_rehearse, parts, data)
+    with (
+        Report(
+            Path(config.out),
+            clock=clock,
+            every=config.log_every,
+            total_steps=config.steps,
+            global_batch=config.global_batch,
+            tokens_per_sample=tokens,
+        ) as report,
+        SpotTolerantRun(
+            parts.model,
+            parts.optimizer,
+            mesh=parts.mesh,
+            scheduler=parts.scheduler,
+            scaler=parts.scale if parts.scale.enabled else None,
+            dataset_size=len(data),
+            global_batch=config.global_batch,
+            store=store,
+            tokens_per_sample=tokens,
+            seed=config.seed,
+            rehearsal=rehearsal,
+        ) as run,
+        Loader(data, run.sample_indices, micro_batch=config.micro_batch, device=device) as loader,
+    ):
+        clock.restart()
+        for step in run.steps(config.steps):
+            result = stepper.step(loader.step(step))
+            clock.tick()
+            report.step(
+                step + 1,
+                result.loss,
+                learning_rate=result.learning_rate,
+                gradient_norm=result.gradient_norm,
+                data_wait_s=loader.wait_s,
+            )
+            measured.step(step + 1, data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
+            if evaluation is not None and (step + 1) % config.evaluate_every == 0:
+                report.evaluation(step + 1, stepper.evaluate(evaluation()))
+                clock.restart()
+    measured.close()
+    save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
+
+
+def _rehearse(parts: Assembled, data: Dataset) -> None:
+    parts.stepper.rehearse(data.batch(torch.arange(parts.config.micro_batch), parts.device))
+
+
+def _evaluation(parts: Assembled, held_out: Dataset) -> Callable[[], Iterator[Batch]]:
+    """This rank's micro-batches of the held-out samples: the same in each evaluation, as many on each rank."""
+    config = parts.config
+    each = min(config.evaluation_steps * config.global_batch, len(held_out)) // parts.data_size
+    if each == 0:
+        raise ConfigurationError(
+            f"--train-data {config.train_data} has {len(held_out)} held-out samples for {parts.data_size} data ranks; "
+            "give at least one a rank, or --evaluate-every 0"
+        )
+    indices = torch.arange(parts.data_rank * each, (parts.data_rank + 1) * each)
+
+    def batches() -> Iterator[Batch]:
+        for part in torch.split(indices, config.micro_batch):
+            yield held_out.batch(part, parts.device)
+
+    return batches

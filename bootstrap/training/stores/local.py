@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
-from bootstrap.training.stores.base import Buffer, byte_views
+from bootstrap.training.stores.base import Digest, byte_views, fill_file
 
-# One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_checksums.py).
+# One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_stores.py).
 THREADS = 4
 BLOCK_BYTES = 16 * 2**20
 # Offset, length and address of an O_DIRECT write: https://man7.org/linux/man-pages/man2/open.2.html (NOTES)
@@ -28,14 +29,18 @@ class LocalStore:
         self.uri = str(root)
         self.buffer_bytes = 0
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+    def write(self, name: str, parts: Any) -> Digest:
         """See ``Store.write``."""
+        digest = Digest(bytes=0, sha256="")
         final = self.root / name
         temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
-                _write_file(temporary, byte_views(parts))
+                if callable(parts):
+                    digest = fill_file(temporary, parts)
+                else:
+                    _write_file(temporary, byte_views(parts))
                 try:
                     os.link(temporary, final)
                 except FileExistsError as error:
@@ -50,6 +55,7 @@ class LocalStore:
                     os.close(descriptor)
         except OSError as error:
             raise CheckpointError(f"cannot write {final}: {error}") from error
+        return digest
 
     def read(self, name: str) -> bytes:
         """See ``Store.read``."""
@@ -73,6 +79,14 @@ class LocalStore:
         except (OSError, EOFError) as error:
             kind = InvalidCheckpoint if isinstance(error, EOFError) else CheckpointError
             raise kind(f"cannot read {into.nbytes} bytes at {offset} of {self.root / name}: {error}") from error
+
+    @contextmanager
+    def fetch(self, name: str) -> Iterator[Path]:
+        """See ``Store.fetch``."""
+        path = self.root / name
+        if not path.is_file():
+            raise FileNotFoundError(name)
+        yield path
 
     def names(self, prefix: str) -> list[str]:
         """See ``Store.names``; a folder removed meanwhile counts as empty."""

@@ -1,0 +1,34 @@
+"""Entry of the reference trainer: one process of ``torchrun -m bootstrap.trainer``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from bootstrap.trainer import oom
+from bootstrap.trainer.config import parse_config
+from bootstrap.trainer.run import train
+from bootstrap.training.errors import ConfigurationError
+
+# EX_CONFIG of sysexits.h, as launch.sh's GAVE_UP: another start would end the same way.
+EXIT_AT_FAULT = 78
+
+
+def main() -> None:
+    """Train; exits with 75 after a notice, 78 where the settings are at fault."""
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING, format=f"%(asctime)s rank {rank} %(message)s"
+    )
+    try:
+        config = parse_config(sys.argv[1:], os.environ)
+        train(config)
+    except (ConfigurationError, oom.OutOfMemoryError) as error:
+        if rank == 0 or isinstance(error, oom.OutOfMemoryError):
+            logging.getLogger(__name__).error("%s", error)
+        sys.exit(EXIT_AT_FAULT)
+
+
+if __name__ == "__main__":
+    main()
