@@ -40,6 +40,8 @@ def open_dataset(
     Raises:
         ConfigurationError: no such data, a format that is not known, data that does not fit the model.
     """
+    if family != "cnn" and vocab_size < 1:
+        raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
     # Validation samples are other ones, drawn the same way.
     seed = seed * 2 + (split == "val")
     masked = None
