@@ -64,6 +64,8 @@ class Framework(BaseModel):
     gathers_per_layer: float = Field(ge=1)
     gathers_again: bool
     loss_traffic_bytes: float = Field(gt=0)
+    fsdp2: bool
+    own_ends: bool
     fitted_as: str | None = None
 
 

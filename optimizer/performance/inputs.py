@@ -87,6 +87,8 @@ class Inputs:
     gathers_per_layer: Number
     gathers_again: Number
     loss_traffic_bytes: Number
+    fsdp2: Number
+    own_ends: Number
     # Hardware
     peak_flop_per_s: Number
     attention_flop_per_s: Number

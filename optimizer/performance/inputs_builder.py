@@ -119,6 +119,8 @@ def build_inputs(
         gathers_per_layer=framework.gathers_per_layer,
         gathers_again=float(framework.gathers_again),
         loss_traffic_bytes=framework.loss_traffic_bytes,
+        fsdp2=float(framework.fsdp2),
+        own_ends=float(framework.own_ends),
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, recipe.precision),
         attention_flop_per_s=attention_flop_per_s(hardware.gpu, recipe.precision, framework.flash_kernel),
         expert_flop_per_s=peak_flop_per_s(hardware.gpu, _expert_precision(recipe.precision, framework)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
+from optimizer.performance.fsdp import backward_bytes, in_fsdp2, loss_parameters_bytes
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import (
     experts_in_32_bits,
@@ -61,10 +62,11 @@ class _Moments:
     at_loss: Number
     all_gradients: Number
     last: Number
+    unsharded: Number  # parameters at the end of the backward pass
 
     @property
     def at_end(self) -> Number:
-        return self.all_gradients + self.last
+        return self.all_gradients + self.last + self.unsharded
 
 
 def memory(x: Inputs) -> MemoryParts:
@@ -73,7 +75,7 @@ def memory(x: Inputs) -> MemoryParts:
     loss_peaks = m.at_loss >= m.at_end
     return MemoryParts(
         peak={
-            "weights": m.weights + np.where(loss_peaks, m.cast, 0.0),
+            "weights": m.weights + np.where(loss_peaks, m.cast, m.unsharded),
             "gradients": np.where(loss_peaks, m.early, m.all_gradients),
             "optimizer_state": m.state,
             "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), m.last),
@@ -130,6 +132,14 @@ def _moments(x: Inputs) -> _Moments:
     logits = np.where(last_is_fuller, logits, 0.0)
     saved = saved * np.where(last_is_fuller, last, first)
     early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
+    all_gradients, last_activations, unsharded = gradients + reducing, layer_activations, np.zeros(())
+    fsdp2 = in_fsdp2(x)
+    if np.any(fsdp2):
+        cast = np.where(fsdp2, loss_parameters_bytes(x), cast)
+        moment = backward_bytes(x, early=early, saved=saved, working=working)
+        all_gradients = np.where(fsdp2, moment.gradients, all_gradients)
+        last_activations = np.where(fsdp2, moment.activations, last_activations)
+        unsharded = np.where(fsdp2, moment.parameters, 0.0)
 
     return _Moments(
         weights=weights,
@@ -141,8 +151,9 @@ def _moments(x: Inputs) -> _Moments:
         logits=logits,
         cast=cast,
         at_loss=early + saved + np.maximum(logits, working) + cast,
-        all_gradients=gradients + reducing,
-        last=layer_activations,
+        all_gradients=all_gradients,
+        last=last_activations,
+        unsharded=unsharded,
     )
 
 

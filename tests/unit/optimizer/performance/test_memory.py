@@ -138,6 +138,21 @@ def test_at_the_end_of_the_backward_pass_all_gradients_are_there_and_one_layers_
     assert estimates.peak_memory_gib == pytest.approx(100.5, rel=0.01)
 
 
+def test_fsdp2_peaks_in_the_backward_pass_where_layers_and_tables_are_large() -> None:
+    """Llama 8B over two H200: 64.785 GiB measured for both (torch 2.11, 2026-11-21), the root's reduction."""
+    layout: dict[str, Any] = {"data": 2, "sharding": ZERO3, "gpu": "h200-141gb", "recipe": Recipe(seq_len=2048)}
+    none = of(LLAMA_8B, **layout)
+    full = of(LLAMA_8B, micro_batch=2, checkpointing=FULL, **layout)
+    assert none.peak_memory_gib == full.peak_memory_gib == pytest.approx(64.785, rel=0.002)
+    n, table = LLAMA_8B.parameters, LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    # All gradients in halves, the root's two tables whole in 32 bits, and one of their gradients in 16.
+    assert none.memory_gib["gradients"] == pytest.approx((4 * n / 2 + 4 * 2 * table + 2 * table) / GIB, rel=0.001)
+    assert none.memory_gib["weights"] == pytest.approx(4 * n / 2 / GIB, rel=0.001)
+    # Accumulated gradients are there from the loss on; one more output of the reduction stands beside them.
+    again = of(LLAMA_8B, grad_accum=4, checkpointing=FULL, **layout).memory_gib
+    assert again["gradients"] - none.memory_gib["gradients"] == pytest.approx(4 * 2 * table / 2 / GIB, rel=0.01)
+
+
 def test_a_compiler_recomputes_the_gate_and_fuses_the_loss() -> None:
     """Llama 3.2 1B at 4 sequences of 2048: 36.1 GiB compiled, 45.3 predicted eager (H200, torch 2.11, 2026-11-21)."""
     one = resolve_model("llama-3.2-1b")
