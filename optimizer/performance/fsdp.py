@@ -38,7 +38,7 @@ class _Units:
     table: Number
     root: Number  # embedding and output projection in the root
     head: Number  # output projection in a unit of its own
-    tied: Flag
+    tied: Flag  # or a stage with one table
 
     @property
     def ends(self) -> Number:
@@ -127,9 +127,9 @@ def _total(moment: Moment) -> Number:
 
 
 def _units(x: Inputs) -> _Units:
-    ends = x.embedding_parameters / x.tensor
+    ends = stage_parameters(x) - layers_of_stage(x) * layer_parameters(x, x.expert) / x.tensor
     table = np.minimum(x.vocab * x.hidden / x.tensor, ends)
-    tied = x.embedding_parameters < 2.0 * x.vocab * x.hidden
+    tied = (x.embedding_parameters < 2.0 * x.vocab * x.hidden) | (x.pipeline > 1)
     apart = (x.own_ends > 0) & np.logical_not(tied)
     return _Units(
         layer=layer_parameters(x, x.expert) / x.tensor,

@@ -130,13 +130,14 @@ def _moments(x: Inputs) -> _Moments:
     # The fuller stage: the first, or the last with its logits.
     last_is_fuller = (last - first) * saved + np.maximum(logits - working, 0.0) >= 0
     logits = np.where(last_is_fuller, logits, 0.0)
+    most_saved = saved * np.maximum(first, last)
     saved = saved * np.where(last_is_fuller, last, first)
     early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
     all_gradients, last_activations, unsharded = gradients + reducing, layer_activations, np.zeros(())
     fsdp2 = in_fsdp2(x)
     if np.any(fsdp2):
         cast = np.where(fsdp2, loss_parameters_bytes(x), cast)
-        moment = backward_bytes(x, early=early, saved=saved, working=working)
+        moment = backward_bytes(x, early=early, saved=most_saved, working=working)
         all_gradients = np.where(fsdp2, moment.gradients, all_gradients)
         last_activations = np.where(fsdp2, moment.activations, last_activations)
         unsharded = np.where(fsdp2, moment.parameters, 0.0)
