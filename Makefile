@@ -36,7 +36,7 @@ $(VENV)/.dev: $(VENV)/.torch
 demo: $(VENV)/.core ## Recommend a fleet for the example request and preview its resources and cost (offline)
 	@tools/demo.sh
 
-demo-training: $(VENV)/.torch ## Train on two CPU processes, interrupt three times, end with the same parameters
+demo-training: $(VENV)/.torch ## Train a sharded model on two CPU processes, interrupt three times, end with the same parameters
 	@$(BIN)/python -m examples.interrupted_training
 
 engine-tools: ## Build the Pulumi CLI and Python language host the engine test uses, where none is on PATH

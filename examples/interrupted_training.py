@@ -1,8 +1,9 @@
-"""Train a small GPT undisturbed and interrupted three times, and compare the two runs bit by bit.
+"""Train a sharded GPT undisturbed and interrupted three times, and compare the two runs bit by bit.
 
     python -m examples.interrupted_training
 
-bootstrap/launch.sh starts torchrun with two CPU workers (gloo). The second run is hit by a spot notice from a local
+bootstrap/launch.sh starts torchrun with two CPU workers (gloo), or two GPUs (NCCL); FSDP2 shards parameters, gradients
+and optimizer states of a small model over them. The second run is hit by a spot notice from a local
 metadata server, by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and
 parameter equals the undisturbed run's.
 """
@@ -183,7 +184,7 @@ def main() -> int:
         folder = options.keep or Path(temporary)
         try:
             where = "two GPUs (torchrun, NCCL" if options.gpus else "two CPU processes (torchrun, gloo"
-            say(f"Undisturbed: {options.steps} steps of a small GPT on {where}, dropout on)")
+            say(f"Undisturbed: {options.steps} steps of a small GPT, sharded by FSDP2, on {where}, dropout on)")
             undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, step_delay_s=0.0, gpus=options.gpus)
             with undisturbed.running() as process:
                 undisturbed.wait(process)
