@@ -3,9 +3,9 @@
     python -m examples.interrupted_training
 
 bootstrap/launch.sh starts torchrun with two CPU workers (gloo), or two GPUs (NCCL); FSDP2 shards parameters, gradients
-and optimizer states of a small model over them. The second run is hit by a spot notice from a local
-metadata server, by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and
-parameter equals the undisturbed run's.
+and optimizer states of a small model over them. The second run is hit by a spot notice from a local metadata server,
+by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and parameter equals the
+undisturbed run's.
 """
 
 from __future__ import annotations
