@@ -82,10 +82,9 @@ def set_device(config: TrainerConfig) -> torch.device:
 
 def init_process_group(device: torch.device) -> None:
     """Join the other ranks: NCCL for GPU tensors, gloo for those of the CPU."""
-    if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    # Without device_id: with it, init_device_mesh splits the gloo group with NCCL's options, and the process dies of
+    # SIGSEGV (two H200, torch 2.11.0, 2026-11-22).
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
 
 def assemble(config: TrainerConfig, device: torch.device) -> Assembled:

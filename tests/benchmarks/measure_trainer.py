@@ -18,6 +18,7 @@ import importlib.metadata
 import itertools
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -100,6 +101,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.tiny: bool = options.tiny
         self.out: Path = options.out
+        self.cases: str = options.cases
         self.deadline = time.monotonic() + options.seconds
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.device = trainer.set_device(configuration(LAYOUTS[0], self.world, True))
@@ -154,6 +156,8 @@ class Bench:
 
     def attempt(self, name: str, measure: Callable[[], object]) -> None:
         """Measure where time allows; report a failure and go on."""
+        if not re.search(self.cases, name):
+            return
         if self.agreed(time.monotonic() - self.deadline) > 0:
             if self.rank == 0:
                 print(f"out of time before {name}", file=sys.stderr)
@@ -329,6 +333,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=460.0)
     parser.add_argument("--parts", nargs="*", default=["loops", "layouts", "scaling"])
+    parser.add_argument("--cases", default="", help="Regular expression of the measurements' names.")
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
     parser.add_argument("--rows", type=int, help="GPUs: write the rows of the layouts and measure nothing.")
     options = parser.parse_args()
@@ -337,9 +342,8 @@ def main() -> None:
         return
     bench = Bench(options)
     if "scaling" in options.parts:
-        on_gpu = bench.device.type == "cuda"
         store = torch._C._distributed_c10d.HashStore()
-        dist.init_process_group(store=store, rank=0, world_size=1, device_id=bench.device if on_gpu else None)
+        dist.init_process_group(store=store, rank=0, world_size=1)
         scaling(bench, alone=True)
         dist.destroy_process_group()
     trainer.init_process_group(bench.device)
