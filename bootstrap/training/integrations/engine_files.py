@@ -1,0 +1,224 @@
+"""Files of an engine's own checkpoint format in a store: uploaded, verified, newest valid first.
+
+engine-00000120-5f3a9c1e.1/files/...        the engine's files, under their own names
+engine-00000120-5f3a9c1e.1/manifest.json    size and checksum of each file and of itself, written last
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bootstrap.training.checksum import checksum, matches
+from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.stores import Store
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+_PREFIX = re.compile(r"^engine-(\d{8,})-[0-9a-f]+\.\d+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFile:
+    """One file of the engine's checkpoint, by its path in the checkpoint's folder."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineManifest:
+    """Contents of a checkpoint after ``step`` completed steps of ``global_batch`` samples."""
+
+    engine: str
+    step: int
+    world_size: int
+    global_batch: int
+    created_unix_s: float
+    files: tuple[EngineFile, ...]
+
+    def to_bytes(self) -> bytes:
+        """JSON with a checksum of its own."""
+        body = {"format": FORMAT, **asdict(self)}
+        return (json.dumps({"checksum": _digest(body), "checkpoint": body}, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EngineManifest:
+        """Read ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
+        try:
+            document = json.loads(data)
+            body = document["checkpoint"]
+            if not matches(_view(body), document["checksum"]):
+                raise InvalidCheckpoint("its manifest's checksum is wrong")
+            if (version := body.pop("format")) != FORMAT:
+                raise CheckpointError(f"its manifest has format {version}, and this version reads {FORMAT}")
+            return cls(files=tuple(EngineFile(**file) for file in body.pop("files")), **body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A valid checkpoint on this node's disk."""
+
+    prefix: str
+    manifest: EngineManifest
+    folder: Path
+
+
+class EngineFiles:
+    """An engine's checkpoints in one store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def upload(self, prefix: str, folder: Path, names: Sequence[str]) -> list[EngineFile]:
+        """Write files of ``folder``; they count once ``commit`` has named them."""
+        files = []
+        for name in names:
+            with _mapped(folder / name) as view:
+                self.store.write(f"{prefix}/files/{name}", [view])
+                files.append(EngineFile(name=name, bytes=view.nbytes, checksum=checksum(view)))
+        return files
+
+    def commit(self, prefix: str, manifest: EngineManifest) -> None:
+        """Write the manifest: from here on the checkpoint counts."""
+        self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
+
+    def scan(self) -> list[tuple[str, EngineManifest]]:
+        """Prefix and manifest of each committed checkpoint, newest first."""
+        committed = []
+        for name in self.store.names("engine-"):
+            prefix, _, rest = name.partition("/")
+            if rest != MANIFEST_NAME or not _PREFIX.match(prefix):
+                continue
+            try:
+                committed.append((prefix, EngineManifest.from_bytes(self.store.read(name))))
+            except (InvalidCheckpoint, FileNotFoundError) as error:
+                logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
+        return sorted(committed, key=lambda one: (one[1].step, one[1].created_unix_s, one[0]), reverse=True)
+
+    def fetch_newest(self, folder: Path) -> Fetched | None:
+        """Copy the newest valid checkpoint into ``folder``, once a node; None where the store has none.
+
+        Raises:
+            CheckpointError: all of them are damaged.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        committed = self.scan()
+        problems = []
+        # The other processes of the node wait here, and find the files.
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for prefix, manifest in committed:
+                try:
+                    self._download(prefix, manifest, folder / prefix)
+                except InvalidCheckpoint as error:
+                    problems.append(f"{prefix}: {error}")
+                    logger.error("checkpoint %s is not valid, trying an older one: %s", prefix, error)
+                    continue
+                for old in folder.glob("engine-*"):
+                    if old.name != prefix:
+                        shutil.rmtree(old, ignore_errors=True)
+                return Fetched(prefix=prefix, manifest=manifest, folder=folder / prefix)
+        if problems:
+            raise CheckpointError(
+                f"no valid checkpoint in {self.store.uri}, and these are damaged: {' | '.join(problems)}. Starting "
+                "over would throw away what they hold: restore one, or move them away to start over"
+            )
+        return None
+
+    def _download(self, prefix: str, manifest: EngineManifest, folder: Path) -> None:
+        if folder.exists():
+            if all(_is_whole(folder / file.name, file) for file in manifest.files):
+                return
+            shutil.rmtree(folder)
+        new = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            for file in manifest.files:
+                name = PurePosixPath(file.name)
+                if name.is_absolute() or ".." in name.parts:
+                    raise InvalidCheckpoint(f"{file.name} leads out of its folder")
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                data = bytearray(file.bytes)
+                try:
+                    self.store.read_into(f"{prefix}/files/{file.name}", 0, memoryview(data))
+                except FileNotFoundError as error:
+                    raise InvalidCheckpoint(f"{file.name} is missing") from error
+                if not matches(memoryview(data), file.checksum):
+                    raise InvalidCheckpoint(f"{file.name} has another checksum than its manifest says")
+                (new / name).write_bytes(data)
+            new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+    def prune(self, *, keep: int) -> None:
+        """Delete all but the newest ``keep`` committed checkpoints, and unfinished saves older than these."""
+        committed = self.scan()
+        if not committed:
+            return
+        kept = {prefix for prefix, _ in committed[:keep]}
+        oldest = min(_step_of(prefix) for prefix in kept)
+        names = [(name.partition("/")[0], name) for name in self.store.names("engine-")]
+        old = [name for prefix, name in names if prefix not in kept and _step_of(prefix) < oldest]
+        for name in sorted(old, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
+            self.store.delete(name)
+
+
+def prefix_name(step: int, writer_id: str, save_number: int) -> str:
+    """Folder of one save in the store."""
+    return f"engine-{step:08d}-{writer_id}.{save_number}"
+
+
+def file_names(folder: Path) -> list[str]:
+    """Paths of all files below ``folder``, relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def now_unix_s() -> float:
+    """Wall time for a manifest."""
+    return round(time.time(), 3)
+
+
+def _is_whole(path: Path, file: EngineFile) -> bool:
+    if not path.is_file():
+        return False
+    with _mapped(path) as view:
+        return view.nbytes == file.bytes and matches(view, file.checksum)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses an empty file
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            yield view
+
+
+def _step_of(prefix: str) -> int:
+    match = _PREFIX.match(prefix)
+    return int(match[1]) if match else 0
+
+
+def _view(body: dict[str, Any]) -> memoryview:
+    return memoryview(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return checksum(_view(body))

@@ -1,0 +1,232 @@
+"""Notices, saves and the ledger around a loop that an engine owns; the callbacks of all engines share it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.training.environment import positive_number
+from bootstrap.training.errors import CheckpointError, ConfigurationError, Interrupted
+from bootstrap.training.heartbeat import Heartbeat
+from bootstrap.training.integrations.engine_files import (
+    EngineFiles,
+    EngineManifest,
+    Fetched,
+    file_names,
+    now_unix_s,
+    prefix_name,
+)
+from bootstrap.training.ledger.writer import Ledger, process_started_at
+from bootstrap.training.progress import ProgressFile
+from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.stores import Store, open_store
+from bootstrap.training.watcher import Watcher
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
+DEFAULT_INTERVAL_S = 600.0
+# Local disk that checkpoints are fetched to before the engine reads them.
+SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
+# Ranks meet at a save: the slowest may still write its files.
+RANKS_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What all ranks do after the same step."""
+
+    save: bool
+    stop: bool
+
+
+class EngineRun:
+    """One process of a run whose loop belongs to an engine.
+
+    Args:
+        engine: the engine's name; a store holds checkpoints of one engine.
+        store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
+        checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
+        checkpoint_every: steps between checkpoints instead of seconds.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        store: Store | str | None,
+        checkpoint_interval_s: float | None,
+        checkpoint_every: int | None,
+        keep: int,
+        watcher: Watcher | None = None,
+    ) -> None:
+        if keep < 1 or (checkpoint_every is not None and checkpoint_every < 1):
+            raise ConfigurationError(f"keep {keep} and checkpoint_every {checkpoint_every} must be at least 1")
+        self.engine = engine
+        self.files = EngineFiles(open_store(store) if store is None or isinstance(store, str) else store)
+        self.step = 0
+        self._interval_s = checkpoint_interval_s or positive_number(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S
+        self._every = checkpoint_every
+        self._keep = keep
+        self._watcher = watcher or Watcher.from_environment()
+        self._heartbeat = Heartbeat()
+        self._fetched: Fetched | None = None
+        self._saved_step: int | None = None
+        self._saves = 0
+        self._stopping = False
+
+    def fetch(self) -> Fetched | None:
+        """Newest valid checkpoint, on this node's disk; None where the store has none."""
+        root = Path(os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir())
+        folder = root / f"gpufleet-{self.engine}-{uuid.uuid5(uuid.NAMESPACE_URL, self.files.store.uri).hex[:12]}"
+        fetched = self.files.fetch_newest(folder)
+        if fetched is not None and fetched.manifest.engine != self.engine:
+            raise ConfigurationError(
+                f"{self.files.store.uri} holds checkpoints of {fetched.manifest.engine}, and this run is by "
+                f"{self.engine}: use a new store"
+            )
+        self._fetched = fetched
+        return fetched
+
+    def start(self, step: int, *, global_batch: int) -> None:
+        """Begin after ``step`` steps, once the engine has its ranks; raises Interrupted where a node already ends.
+
+        Raises:
+            ConfigurationError: the engine does not go on from the checkpoint, or has another global batch.
+            CheckpointError: the nodes have different checkpoints; starting again fetches them anew.
+        """
+        self.step = step
+        self._global_batch = global_batch
+        self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
+        self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
+        self._ledger = (
+            Ledger.open(self.files.store, writer_id=self._writer_id)
+            if self._ranks.rank == 0
+            else Ledger(None, writer_id=self._writer_id)
+        )
+        self._progress = ProgressFile(global_batch=global_batch)
+        # Only for a torchrun that is gone: the engine may evaluate for hours between two steps.
+        self._heartbeat.beat(limit_s=math.inf, doing="the engine's loop")
+        self._watcher.start()
+        self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
+        self._check_resume(step, global_batch)
+        self._last_save = time.monotonic()
+        if self._ranks.maximum(int(self._watcher.stop_notice is not None))[0]:
+            self._stopping = True
+            self.finish()
+        self._ledger.train(step)
+
+    def _check_resume(self, step: int, global_batch: int) -> None:
+        prefixes = set(self._ranks.gather(self._fetched.prefix if self._fetched else ""))
+        if len(prefixes) > 1:
+            raise CheckpointError(f"the nodes fetched different checkpoints, {sorted(prefixes)}: start again")
+        if self._fetched is None:
+            return
+        manifest = self._fetched.manifest
+        if step != manifest.step:
+            raise ConfigurationError(
+                f"{self.files.store.uri} has a checkpoint of step {manifest.step}, and {self.engine} begins at step "
+                f"{step}: give it the callback's checkpoint (docs/engines.md), or use a new store"
+            )
+        if global_batch != manifest.global_batch:
+            raise ConfigurationError(
+                f"the global batch is {global_batch} samples on {self._ranks.world_size} ranks, and the checkpoint was "
+                f"trained with {manifest.global_batch} on {manifest.world_size}: the samples of each step would change. "
+                "Set micro-batch and accumulation to the same product, or use a new store"
+            )
+        if manifest.world_size != (ranks := self._ranks.world_size) and self._ranks.rank == 0:
+            logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)
+        self._saved_step = manifest.step
+
+    def end_step(self, step: int, *, is_last: bool) -> Decision:
+        """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
+        self.step = step
+        self._ledger.progress(step)
+        if self._ranks.rank == 0:
+            self._progress.update(step)
+        stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(step)))
+        self._stopping = bool(stop) and not is_last
+        save = bool(due) or self._stopping or is_last
+        return Decision(save=save and self._saved_step != step, stop=self._stopping)
+
+    def _is_due(self, step: int) -> bool:
+        if self._watcher.save_notice is not None:
+            return True
+        if self._every is not None:
+            return step % self._every == 0
+        # Only rank 0's clock counts; the ranks' clocks would ask one after the other.
+        return self._ranks.rank == 0 and time.monotonic() - self._last_save >= self._interval_s
+
+    def saved(self, step: int, folder: Path) -> None:
+        """Make the engine's checkpoint in ``folder`` durable: each node's files once, the manifest last."""
+        if self._saved_step == step:
+            return
+        self._ledger.progress(step, force=True)
+        self._saves += 1
+        prefix = prefix_name(step, self._writer_id, self._saves)
+        self._ranks.maximum(0)  # every rank has written its files
+        # Nodes may share the folder, or have one each.
+        local = file_names(folder) if self._ranks.local_rank == 0 else []
+        listings = self._ranks.gather(local)
+        own = [name for name in local if not any(name in listing for listing in listings[: self._ranks.rank])]
+        problem, uploaded = "", []
+        try:
+            uploaded = self.files.upload(prefix, folder, own)
+        except (CheckpointError, OSError) as error:
+            problem = f"rank {self._ranks.rank}: {error}"
+        answers = self._ranks.gather((problem, uploaded))
+        problems = [one for one, _ in answers if one]
+        if not problems and self._ranks.rank == 0:
+            manifest = EngineManifest(
+                engine=self.engine,
+                step=step,
+                world_size=self._ranks.world_size,
+                global_batch=self._global_batch,
+                created_unix_s=now_unix_s(),
+                files=tuple(file for _, files in answers for file in files),
+            )
+            try:
+                self.files.commit(prefix, manifest)
+                self._ledger.commit(step, prefix=prefix, bytes=sum(file.bytes for file in manifest.files))
+                self.files.prune(keep=self._keep)
+            except (CheckpointError, OSError) as error:
+                problems = [f"manifest: {error}"]
+        problems = self._ranks.broadcast(problems)
+        if problems:
+            logger.error("checkpoint of step %d is NOT safe, training goes on: %s", step, "; ".join(problems))
+        else:
+            self._saved_step = step
+        self._watcher.save_done()
+        self._last_save = time.monotonic()
+        self._ledger.stall(step)
+        self._ledger.flush()
+
+    def finish(self) -> None:
+        """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""
+        self._heartbeat.close()
+        if not self._stopping:
+            self._ledger.end("done", self.step, "all steps done")
+            self._watcher.close()
+            return
+        reason = next(filter(None, self._ranks.gather(str(self._watcher.stop_notice or ""))), "a notice")
+        interrupted = Interrupted(reason=reason, step=self.step, saved=self._saved_step == self.step)
+        if self._ranks.rank == 0:
+            logger.warning("%s", interrupted)
+        self._ledger.end("stop", self.step, reason)
+        # Rank 0 writes the ledger first: torchrun ends all ranks when one exits.
+        self._ranks.maximum(0)
+        if self._ranks.local_rank == 0:
+            self._watcher.announce_saved()
+        raise interrupted
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the engine failed."""
+        self._heartbeat.close()
+        self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
+        self._watcher.close()

@@ -1,0 +1,174 @@
+"""Callback for Lightning: notices, safe checkpoints, exact resume with the data order, and the ledger.
+
+spot = SpotTolerantCallback()
+trainer = Trainer(max_steps=1000, callbacks=[spot], use_distributed_sampler=False)
+trainer.fit(model, spot.loader(data, global_batch=64), ckpt_path=spot.checkpoint)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from bootstrap.training.errors import ConfigurationError, Interrupted
+from bootstrap.training.integrations.engine_run import EngineRun
+from bootstrap.training.sample_order import SampleOrder
+from bootstrap.training.state import random_state, restore_random_state
+from bootstrap.training.stores import Store
+from bootstrap.training.watcher import Watcher
+
+_LIGHTNING_FILE = "lightning.ckpt"
+
+
+class SpotTolerantCallback(Callback):
+    """Saves in Lightning's own format when due and on a notice, which ends the process with exit code 75.
+
+    The arguments are those of ``SpotTolerantRun``; ``seed`` is of the order of the samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store | str | None = None,
+        checkpoint_interval_s: float | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        seed: int = 0,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._run = EngineRun(
+            "lightning",
+            store=store,
+            checkpoint_interval_s=checkpoint_interval_s,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            watcher=watcher,
+        )
+        self._seed = seed
+        self._folder: Path | None = None
+        self._is_fetched = False
+        self._random: Mapping[str, Any] | None = None
+        self._order: SampleOrder | None = None
+        self.trainer: Trainer | None = None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Newest valid checkpoint for ``trainer.fit(ckpt_path=...)``; None starts from the beginning."""
+        self._fetch()
+        return str(self._folder / _LIGHTNING_FILE) if self._folder else None
+
+    def _fetch(self) -> None:
+        if not self._is_fetched:
+            fetched = self._run.fetch()
+            self._folder = fetched.folder if fetched else None
+            self._is_fetched = True
+
+    def loader(self, dataset: Dataset[Any], *, global_batch: int, **options: Any) -> DataLoader[Any]:
+        """DataLoader that goes on at the exact sample; ``global_batch`` samples over all ranks a forward pass."""
+        size = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no length
+        self._order = SampleOrder(dataset_size=size, global_batch=global_batch, seed=self._seed)
+        if size < global_batch:
+            raise ConfigurationError(f"global_batch is {global_batch}, and the data set has {size} samples")
+        return _ResumableLoader(dataset, batch_sampler=_Batches(self, self._order), **options)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the set-up of the data."""
+        self.trainer = trainer
+        if stage == "fit" and self._order is None:
+            raise ConfigurationError(
+                "the training data is no loader of this callback, so its place cannot be restored: "
+                "trainer.fit(model, spot.loader(dataset, global_batch=...), ckpt_path=spot.checkpoint)"
+            )
+        if stage == "fit" and trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+            raise ConfigurationError(
+                "Lightning would replace the callback's order of samples: Trainer(use_distributed_sampler=False)"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join the ranks, and refuse a run that would not go on from its checkpoint."""
+        assert self._order is not None
+        self._fetch()  # so that a run without ckpt_path is refused
+        self._run.start(
+            trainer.global_step, global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches)
+        )
+        own = self._folder / _random_name(trainer.global_rank) if self._folder else None
+        if own is not None and own.exists():
+            self._random = torch.load(own, map_location="cpu", weights_only=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Restore the random generators before the first batch: set-up may have drawn numbers."""
+        if self._random is not None:
+            restore_random_state(self._random, pl_module.device)
+            self._random = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save and stop where the ranks agree, after an optimizer step."""
+        step = trainer.global_step
+        if step == self._run.step:  # accumulating
+            return
+        decision = self._run.end_step(step, is_last=trainer.max_steps > 0 and step >= trainer.max_steps)
+        if decision.save:
+            self._save(trainer, pl_module, step)
+        if decision.stop:
+            self._run.finish()
+
+    def _save(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        root = Path(trainer.default_root_dir) / "gpufleet"
+        folder = root / f"step-{step:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer.save_checkpoint(folder / _LIGHTNING_FILE)
+        torch.save(random_state(pl_module.device), folder / _random_name(trainer.global_rank))
+        self._run.saved(step, folder)
+        if trainer.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # the store has it
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step, where the end was not known before it, and close the ledger."""
+        if self._run.end_step(trainer.global_step, is_last=True).save:
+            self._save(trainer, pl_module, trainer.global_step)
+        self._run.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Record a failure; an interruption has recorded itself."""
+        if not isinstance(exception, Interrupted):
+            self._run.fail(exception)
+
+
+class _Batches(Sampler[list[int]]):
+    """This rank's samples of each forward pass of one epoch, from the batch that Lightning has come to."""
+
+    def __init__(self, callback: SpotTolerantCallback, order: SampleOrder) -> None:
+        self._callback = callback
+        self._order = order
+
+    def __len__(self) -> int:
+        return self._order.dataset_size // self._order.global_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        trainer = self._callback.trainer
+        assert trainer is not None
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        for number in range(done, (done // len(self) + 1) * len(self)):
+            yield self._order.indices(number, rank=trainer.global_rank, world_size=trainer.world_size).tolist()
+
+
+class _ResumableLoader(DataLoader[Any]):
+    """Loader with the state methods that Lightning takes for resumable; the position is its own ``batch_progress``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def _random_name(rank: int) -> str:
+    return f"random-{rank:05d}.pt"

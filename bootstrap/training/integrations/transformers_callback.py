@@ -1,0 +1,86 @@
+"""Callback for transformers' Trainer: notices, safe checkpoints, exact resume and the ledger.
+
+spot = SpotTolerantCallback()
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[spot])
+trainer.train(resume_from_checkpoint=spot.checkpoint)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.integrations.engine_run import EngineRun
+from bootstrap.training.stores import Store
+from bootstrap.training.watcher import Watcher
+
+
+class SpotTolerantCallback(TrainerCallback):
+    """Saves in Trainer's own format when due and on a notice, which ends the process with exit code 75.
+
+    Trainer's other saves (``save_strategy``) are made safe too. The arguments are those of ``SpotTolerantRun``.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store | str | None = None,
+        checkpoint_interval_s: float | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._run = EngineRun(
+            "transformers",
+            store=store,
+            checkpoint_interval_s=checkpoint_interval_s,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            watcher=watcher,
+        )
+        self._checkpoint: str | None = None
+        self._is_fetched = False
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
+        self._fetch()
+        return self._checkpoint
+
+    def _fetch(self) -> None:
+        if not self._is_fetched:
+            fetched = self._run.fetch()
+            self._checkpoint = str(fetched.folder) if fetched else None
+            self._is_fetched = True
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Join the ranks, and refuse a run that would not go on from its checkpoint."""
+        if args.save_only_model or args.ignore_data_skip:
+            raise ConfigurationError(
+                "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
+                "or its place in the data"
+            )
+        self._fetch()  # so that a run without resume_from_checkpoint is refused
+        batch = args.per_device_train_batch_size * max(1, args.n_gpu)
+        self._run.start(state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Ask Trainer to save, and to stop, where the ranks agree."""
+        decision = self._run.end_step(state.global_step, is_last=state.global_step >= state.max_steps)
+        control.should_save = control.should_save or decision.save
+        control.should_training_stop = control.should_training_stop or decision.stop
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Make Trainer's checkpoint durable."""
+        assert args.output_dir is not None  # TrainingArguments sets a default
+        self._run.saved(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leave with exit code 75 after a notice."""
+        self._run.finish()

@@ -1,0 +1,106 @@
+"""Real engines, stopped by SIGTERM and started again, end with the parameters of an undisturbed run, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
+from bootstrap.training.integrations.engine_files import EngineFiles
+from bootstrap.training.ledger.summary import read_ledger
+from bootstrap.training.stores import open_store
+from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, parameters
+
+pytestmark = [
+    pytest.mark.training,
+    # Of the engines, not of ours.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path / "scratch"))
+    yield
+
+
+def steps(store: Path) -> list[int]:
+    return [manifest.step for _, manifest in EngineFiles(open_store(str(store))).scan()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_interrupted_run_goes_on_exactly(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = ENGINES[engine]
+    undisturbed = parameters(train(tmp_path / "undisturbed"))
+    folder = tmp_path / "interrupted"
+    with pytest.raises(Interrupted) as stopped:
+        train(folder, stop_after=STOP_AFTER)
+    assert (stopped.value.code, stopped.value.step, stopped.value.saved) == (EXIT_INTERRUPTED, STOP_AFTER, True)
+    assert steps(folder / "store") == [5, 4, 2]
+    with pytest.raises(ConfigurationError, match="begins at step 0"):
+        train(folder, resume=False)
+
+    # The newest checkpoint has a flipped bit, and another node starts: the one before is used.
+    monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path / "another node"))
+    newest = max((folder / "store").glob("engine-*/files"))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    assert parameters(train(folder)) == undisturbed
+    assert steps(folder / "store") == [STEPS, 10, 8]
+    account = read_ledger(str(folder / "store"))
+    assert account.finished and account.steps == STEPS
+
+
+def test_two_ranks_stop_together_and_go_on_exactly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.training.engine_programs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in range(2):
+        result = json.loads((tmp_path / f"result-{rank}.json").read_text(encoding="utf-8"))
+        for engine in ENGINES:
+            assert result[f"{engine} stopped"] == [STOP_AFTER, True]
+            assert result[engine] is True, f"{engine} on rank {rank} is not bit-equal"
+
+
+def test_all_checkpoints_damaged_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "model.bin").write_bytes(b"weights")
+    (folder / "empty").write_bytes(b"")
+    store = open_store(str(tmp_path / "store"))
+    files = EngineFiles(store)
+    assert files.fetch_newest(tmp_path / "nothing") is None
+    from bootstrap.training.integrations.engine_files import EngineManifest
+
+    for step in (1, 2, 3):
+        prefix = f"engine-{step:08d}-abc.1"
+        uploaded = files.upload(prefix, folder, ["model.bin", "empty"])
+        files.commit(
+            prefix,
+            EngineManifest(
+                engine="e", step=step, world_size=1, global_batch=1, created_unix_s=float(step), files=tuple(uploaded)
+            ),
+        )
+    files.prune(keep=2)
+    assert steps(tmp_path / "store") == [3, 2]
+    (tmp_path / "store/engine-00000003-abc.1/files/model.bin").unlink()
+    fetched = files.fetch_newest(tmp_path / "got")
+    assert fetched is not None and fetched.manifest.step == 2
+    assert (fetched.folder / "model.bin").read_bytes() == b"weights" and (fetched.folder / "empty").exists()
+    (tmp_path / "store/engine-00000002-abc.1/files/model.bin").write_bytes(b"weighTs")
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        files.fetch_newest(tmp_path / "other")
