@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
-from bootstrap.training.integrations.engine_files import EngineFiles
+from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.stores import open_store
 from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, parameters
@@ -59,6 +60,19 @@ def test_an_interrupted_run_goes_on_exactly(engine: str, tmp_path: Path, monkeyp
     assert account.finished and account.steps == STEPS
 
 
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["transformers", "lightning"])
+def test_the_pages_examples_run_as_they_stand(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUFLEET_CHECKPOINT_URI", str(tmp_path / "store"))
+    exec(compile(example, "engines.md", "exec"), {"__name__": "__main__"})  # noqa: S102
+    assert steps(tmp_path / "store") == [20]
+
+
 def test_two_ranks_stop_together_and_go_on_exactly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -84,8 +98,6 @@ def test_all_checkpoints_damaged_is_an_error(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
     files = EngineFiles(store)
     assert files.fetch_newest(tmp_path / "nothing") is None
-    from bootstrap.training.integrations.engine_files import EngineManifest
-
     for step in (1, 2, 3):
         prefix = f"engine-{step:08d}-abc.1"
         uploaded = files.upload(prefix, folder, ["model.bin", "empty"])

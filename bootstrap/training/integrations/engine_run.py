@@ -137,7 +137,7 @@ class EngineRun:
         if global_batch != manifest.global_batch:
             raise ConfigurationError(
                 f"the global batch is {global_batch} samples on {self._ranks.world_size} ranks, and the checkpoint was "
-                f"trained with {manifest.global_batch} on {manifest.world_size}: the samples of each step would change. "
+                f"trained with {manifest.global_batch} on {manifest.world_size}: each step's samples would change. "
                 "Set micro-batch and accumulation to the same product, or use a new store"
             )
         if manifest.world_size != (ranks := self._ranks.world_size) and self._ranks.rank == 0:
