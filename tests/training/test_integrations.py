@@ -77,6 +77,7 @@ def test_two_ranks_stop_together_and_go_on_exactly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, "-m", "tests.training.engine_programs", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
