@@ -17,6 +17,10 @@ from pydantic.alias_generators import to_camel
 
 from optimizer.plan import FleetPlan
 
+# What nodes run where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
+TRAINER_COMMAND = "-m bootstrap.trainer"
+NO_COMMAND = "none"
+
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
 
@@ -128,8 +132,12 @@ class Settings(_Model):
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
     for an image that has the code."""
     train_command: str = ""
-    """Command of every node under torchrun once healthy, a script or "-m module" with its arguments; empty leaves the
-    nodes ready and idle."""
+    """Command of every node under torchrun once healthy, a script or "-m module" with its arguments. Empty is
+    gpufleet's own trainer (-m bootstrap.trainer) where it carries out the plan and trainDir is not set; else the nodes
+    join and wait, as they do with none."""
+    train_data: str = ""
+    """Data of gpufleet's own trainer, an s3:// prefix that the nodes may then read, or a folder on the nodes; empty is
+    synthetic data. A bucket outside the stack's account or under another key must grant it too."""
     alarm_email: str = ""
     """Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) and of the
     budget; empty makes none."""
@@ -165,6 +173,14 @@ class Settings(_Model):
         return value or (plan.job.budget_usd if plan else None)
 
     @property
+    def command(self) -> str:
+        """Command that the nodes run; empty: they join and wait."""
+        if self.train_command.strip():
+            return "" if self.train_command.strip() == NO_COMMAND else self.train_command
+        own_code = self.train_dir is not None or self.mode == "workers"
+        return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
+
+    @property
     def gang(self) -> bool:
         """Several nodes train together."""
         return self.mode == "training" and self.plan.node_count > 1
@@ -187,11 +203,12 @@ class Settings(_Model):
         return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
 
     def run_id(self, train_archive: str) -> str:
-        """12 hex digits that name a run: other code, command, amount or layout is another run."""
+        """12 hex digits that name a run: other code, command, data, amount or layout is another run."""
         # A raised budget or a later deadline continues the same run.
         limits = {"job": {"budget_usd", "deadline_hours"}}
         plan = self.plan.model_dump(mode="json", include={"job", "parallelism"}, exclude=limits)
-        text = json.dumps([train_archive, self.train_command, plan], sort_keys=True)
+        parts = [train_archive, self.train_command, plan]
+        text = json.dumps([*parts, self.train_data] if self.train_data else parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

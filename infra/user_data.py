@@ -86,8 +86,8 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
-        "GPUFLEET_TRAIN_COMMAND": settings.train_command,
-        "GPUFLEET_TRAIN_DATA": "",
+        "GPUFLEET_TRAIN_COMMAND": settings.command,
+        "GPUFLEET_TRAIN_DATA": settings.train_data,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }
 
@@ -179,8 +179,8 @@ def _multipart(parts: Mapping[str, str]) -> str:
 
 
 def _compact_json(value: Mapping[str, object]) -> str:
-    # Escaped to ASCII: a line break within a name would end the variable.
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+    # ASCII without single quotes, which every reader of node.env takes alike within single quotes.
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).replace("'", "\\u0027")
 
 
 def _number(value: float) -> str:

@@ -169,7 +169,7 @@ class Cluster(Component):
             for policy in managed
         ]
         if name in EKS_STATEMENTS:
-            policy = self._policy(eks_policy, self._args.key_arn, role=name)
+            policy = self._policy(eks_policy, self._args.key_arn, role=name, train_data=self._settings.train_data)
             granted.append(self._role_policy(logical, role, policy))
         return role, granted
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, document
+from infra.s3_uri import read_s3_prefix
 
 # Statements of node_policy that each role of platform eks has; the training container alone reaches the checkpoints.
 EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
     "PublishMetrics SessionManagerChannels SessionManagerRegisters",
-    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReportRun UseKeyThroughServices WriteLogs "
-    "PublishMetrics ReadParameters",
+    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadTrainData ListTrainData ReportRun "
+    "UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters",
 }
 
@@ -62,8 +65,8 @@ def flow_log_policy(names: Names) -> Policy:
     )
 
 
-def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
-    """Policy of a node's role.
+def node_policy(names: Names, *, key_arn: str, workers: bool = False, train_data: str = "") -> Policy:
+    """Policy of a node's role; ``train_data`` is gpufleet:trainData.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -77,6 +80,7 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
             f"{bucket}/{names.checkpoint_prefix}/*",
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
+        *_read_train_data(names, train_data),
         allow("ReportRun", "s3:PutObject", f"{bucket}/{names.control_prefix}/nodes/*"),
         allow("SeeController", "s3:GetObject", f"{bucket}/{names.control_prefix}/state.json"),
         _use_key_through(names, key_arn, "s3", "ssm"),
@@ -120,10 +124,11 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False) -> Policy:
     )
 
 
-def eks_policy(names: Names, *, key_arn: str, role: str) -> Policy:
-    """Policy of a role of ``EKS_STATEMENTS``."""
-    statements = {statement["Sid"]: statement for statement in node_policy(names, key_arn=key_arn)["Statement"]}
-    return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split()))
+def eks_policy(names: Names, *, key_arn: str, role: str, train_data: str = "") -> Policy:
+    """Policy of a role of ``EKS_STATEMENTS``; without data on S3 there is no statement of it."""
+    policy = node_policy(names, key_arn=key_arn, train_data=train_data)
+    statements = {statement["Sid"]: statement for statement in policy["Statement"]}
+    return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
 
 
 def controller_policy(names: Names, *, key_arn: str) -> Policy:
@@ -178,6 +183,22 @@ def _list_prefix(sid: str, names: Names, prefix: str) -> Statement:
     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
     condition = {"StringLikeIfExists": {"s3:prefix": [f"{prefix}/*"]}}
     return allow(sid, "s3:ListBucket", names.bucket_arn, condition=condition)
+
+
+def _read_train_data(names: Names, uri: str) -> list[Statement]:
+    """Read objects below an s3:// prefix; of one object also its sidecars, which differ in the suffix only."""
+    parts = read_s3_prefix(uri)
+    if parts is None:
+        return []
+    bucket, prefix = f"arn:{names.partition}:s3:::{parts[0]}", PurePosixPath(parts[1])
+    stem = prefix.with_suffix("")
+    objects = [f"{bucket}/{prefix}/*", *([f"{bucket}/{stem}.*"] if prefix.suffix else [])]
+    # bootstrap/trainer/data/staging.py lists without the suffix.
+    condition = {"StringEquals": {"s3:prefix": str(stem)}}
+    return [
+        allow("ReadTrainData", "s3:GetObject", objects),
+        allow("ListTrainData", "s3:ListBucket", bucket, condition=condition),
+    ]
 
 
 def _use_key_through(names: Names, key_arn: str, *services: str) -> Statement:

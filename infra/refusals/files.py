@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from infra.bundle import files_of
+from infra.s3_uri import read_s3_prefix
 
 # The archive travels inside the stack's state, which Pulumi reads and writes whole.
 TRAIN_DIR_LIMIT_MIB = 10
@@ -24,6 +26,16 @@ def train_dir_refusals(folder: Path | None) -> Iterator[str]:
             f"gpufleet:trainDir {folder} has {size / 2**20:.1f} MiB of files, the limit is above 0 and at most "
             f"{TRAIN_DIR_LIMIT_MIB}: it is for code; data belongs into a bucket the nodes may read"
         )
+
+
+def train_data_refusals(uri: str) -> Iterator[str]:
+    """Problems of gpufleet:trainData, which becomes a resource of the nodes' policy: no wildcard may widen it."""
+    if not uri or re.fullmatch(r"/[\w./=+-]*", uri) or read_s3_prefix(uri):
+        return
+    yield (
+        f"gpufleet:trainData is {uri!r}: name an S3 prefix like s3://my-bucket/tokens (letters, digits and ._=+- "
+        "between slashes), or a folder of the nodes like /mnt/nvme/tokens"
+    )
 
 
 def wheels_refusals(file: Path | None, cpu_architecture: str) -> Iterator[str]:

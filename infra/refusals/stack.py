@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from infra import clock
 from infra.control_settings import node_prices
 from infra.naming import slug
-from infra.refusals.files import train_dir_refusals, wheels_refusals
+from infra.refusals.files import train_data_refusals, train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
 from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
@@ -39,6 +39,7 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
             "SecureString, and read it in the training code (docs/security.md)"
         )
+    yield from train_data_refusals(settings.train_data)
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
     yield from wheels_refusals(settings.wheels, plan.node.cpu_architecture)
@@ -77,12 +78,19 @@ def start_refusals(settings: Settings) -> Iterator[str]:
             f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
             "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
         )
-    if ec2 and not settings.train_command and settings.ceiling_usd is None:
+    if ec2 and not settings.command and settings.ceiling_usd is None:
         yield (
-            "gpufleet:trainCommand is empty and nothing limits the spend: the nodes would idle at full price until "
-            "somebody stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
+            f"{_idle_reason(settings)} and nothing limits the spend: the nodes would idle at full price until somebody "
+            "stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
             "`pulumi config set gpufleet:ceilingUsd 100`"
         )
+
+
+def _idle_reason(settings: Settings) -> str:
+    if settings.train_command or not settings.plan.beyond_trainer:
+        return f"gpufleet:trainCommand is {settings.train_command or 'empty'}"
+    beyond = "; ".join(settings.plan.beyond_trainer)
+    return f"gpufleet:trainCommand is empty, gpufleet's own trainer does not carry out the plan ({beyond})"
 
 
 def _network_refusals(settings: Settings) -> Iterator[str]:

@@ -52,7 +52,7 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
 
     from optimizer.preflight.run import preflight
 
-    report = preflight(_target(chosen, stack, file), offline=_check_configuration(chosen, stack, file))
+    report = preflight(_target(chosen, stack, file), offline=_check_offline(chosen, stack, file))
     if output_format == "json":
         write_json(_document(report, chosen, stack))
     elif output_format == "csv":
@@ -116,6 +116,27 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         ami_name=ami_name,
         ami_problem=ami_problem,
         ceiling_usd=ceiling_usd,
+    )
+
+
+def _check_offline(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
+    return [*_check_configuration(plan, stack, file), _check_training_code(plan, file)]
+
+
+def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
+    """Warn of a plan that nothing on the nodes would train."""
+    from optimizer.preflight.model import passed, warning
+    from optimizer.training_code import describe_demands, other_code
+
+    command = str(file.config.get("gpufleet:trainCommand") or "") if file else ""
+    if not plan.beyond_trainer or command:
+        text = "gpufleet:trainCommand names the code that trains" if command else describe_demands(plan)
+        return passed("training code", text)
+    return warning(
+        "training code",
+        f"the reference trainer does not carry out this plan: {'; '.join(plan.beyond_trainer)}",
+        why="without gpufleet:trainCommand the nodes join and wait, and are paid",
+        next_step=other_code(plan),
     )
 
 

@@ -71,6 +71,9 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, "'latest' is not an AMI id"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
+        ({"gpufleet:trainData": "s3://corpus/*"}, "name an S3 prefix"),
+        ({"gpufleet:trainData": "s3://corpus"}, "name an S3 prefix"),
+        ({"gpufleet:trainData": "tokens"}, "name an S3 prefix"),
         ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),
         ({"gpufleet:tags": '["a"]'}, "tags is \\['a'\\]: must be an object"),
         ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
@@ -224,10 +227,17 @@ def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_mone
         assert load(way_out).stack == "dev"
 
 
+LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
+
+
 def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
     unlimited = {"job": {"budget_usd": None}}
-    with pytest.raises(ConfigError, match="trainCommand is empty and nothing limits the spend"):
+    with pytest.raises(ConfigError, match=r"trainer does not carry out the plan .* and nothing limits the spend"):
         load(EXISTING_VPC, **unlimited)
+    trained = {"job": {**unlimited["job"], "architecture": LLAMA}}
+    assert load(EXISTING_VPC, **trained).command == "-m bootstrap.trainer"
+    with pytest.raises(ConfigError, match="trainCommand is none and nothing limits the spend"):
+        load({**EXISTING_VPC, "gpufleet:trainCommand": "none"}, **trained)
     for way_out in ({"gpufleet:trainCommand": "train.py"}, {"gpufleet:ceilingUsd": "100"}):
         assert load({**EXISTING_VPC, **way_out}, **unlimited).stack == "dev"
 

@@ -5,21 +5,23 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.resources import EVENTS
-from infra.policies.roles import node_policy
+from infra.policies.roles import eks_policy, node_policy
 from tests.infra.deployed import ALARM, EXISTING_VPC, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
 
 
-def node_statements(**options: bool) -> dict[str, dict[str, Any]]:
+def node_statements(**options: Any) -> dict[str, dict[str, Any]]:
     return {statement["Sid"]: statement for statement in node_policy(NAMES, key_arn="key", **options)["Statement"]}
 
 
-def node_actions(**options: bool) -> set[str]:
+def node_actions(**options: Any) -> set[str]:
     return {action for statement in node_statements(**options).values() for action in as_list(statement["Action"])}
 
 
@@ -66,6 +68,32 @@ def test_a_node_reaches_its_stack_alone() -> None:
     assert statements["ActInOwnGroup"]["Resource"] == (
         "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpufleet-dev-nodes"
     )
+
+
+@pytest.mark.parametrize(
+    ("uri", "objects", "listed"),
+    [
+        ("s3://corpus/tokens", ["tokens/*"], "tokens"),
+        ("s3://corpus/a/train.bin", ["a/train.bin/*", "a/train.*"], "a/train"),
+    ],
+)
+def test_nodes_read_the_data_that_the_stack_names_and_no_more(uri: str, objects: list[str], listed: str) -> None:
+    statements = node_statements(train_data=uri)
+    assert statements["ReadTrainData"]["Resource"] == [f"arn:aws:s3:::corpus/{key}" for key in objects]
+    assert statements["ListTrainData"] == {
+        "Sid": "ListTrainData",
+        "Effect": "Allow",
+        "Action": "s3:ListBucket",
+        "Resource": "arn:aws:s3:::corpus",
+        "Condition": {"StringEquals": {"s3:prefix": listed}},
+    }
+    assert "ReadTrainData" in {entry["Sid"] for entry in training_policy(uri)["Statement"]}
+    for none in ("", "/mnt/nvme/tokens"):
+        assert not {"ReadTrainData", "ListTrainData"} & node_statements(train_data=none).keys()
+
+
+def training_policy(uri: str) -> dict[str, Any]:
+    return eks_policy(NAMES, key_arn="key", role="training", train_data=uri)
 
 
 # Actions of boto3's calls in bootstrap.training.stores and the metrics publisher.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -287,3 +288,33 @@ def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path
 def test_the_run_of_an_older_plan_goes_on() -> None:
     """The id that a stack of an earlier version has in its bucket: fields that came later do not change it."""
     assert settings_of(sample_plan()).run_id("x/train-1.tar.gz") == "c5a1c01885d3"
+
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008, "name": "O'Neill\n"}
+
+
+def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
+    plan = sample_plan(job={"architecture": LLAMA})
+    given = variables(plan)
+    assert given["GPUFLEET_TRAIN_COMMAND"] == "-m bootstrap.trainer"
+    assert json.loads(given["GPUFLEET_ARCHITECTURE"]) == LLAMA
+    file = tmp_path / "node.env"
+    file.write_text(environment_file(given))
+    assert read_back(file) == given and "'" not in given["GPUFLEET_ARCHITECTURE"]
+    data = variables(plan, trainData="s3://corpus/tokens")
+    assert data["GPUFLEET_TRAIN_DATA"] == "s3://corpus/tokens" and data["GPUFLEET_RUN"] != given["GPUFLEET_RUN"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "command"),
+    [
+        ({"trainCommand": "none"}, ""),
+        ({"trainCommand": "train.py"}, "train.py"),
+        # Code of one's own without its command, and nodes that train alone, wait as before.
+        ({"trainDir": "tests"}, ""),
+        ({"mode": "workers"}, ""),
+    ],
+)
+def test_nodes_run_the_trainer_only_where_nothing_else_is_meant(keys: dict[str, Any], command: str) -> None:
+    assert variables(sample_plan(job={"architecture": LLAMA}), **keys)["GPUFLEET_TRAIN_COMMAND"] == command
+    assert variables(sample_plan())["GPUFLEET_TRAIN_COMMAND"] == ""

@@ -12,6 +12,7 @@ from optimizer.commands.options import plan_arguments, read_plan_argument, stack
 from optimizer.commands.stack.file import REGION_KEY, check_name, write_stack_file
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
+from optimizer.training_code import describe_demands
 
 
 @click.group()
@@ -62,6 +63,7 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
         )
+    click.echo(describe_demands(chosen))
     for line in _missing_settings(chosen, before):
         click.echo(f"once: {line}")
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
@@ -75,5 +77,5 @@ def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[st
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
-    if not config.get("gpufleet:trainCommand"):
+    if not config.get("gpufleet:trainCommand") and (plan.beyond_trainer or config.get("gpufleet:trainDir")):
         yield "pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle"

@@ -19,6 +19,7 @@ from botocore.compat import HTTPHeaders
 from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
+from optimizer.plan import plan_from_dict
 from optimizer.preflight import run as running
 from optimizer.preflight.model import iam_action
 from tests.plans import SPOT_P4D, merged, sample_plan
@@ -39,6 +40,10 @@ from tests.unit.optimizer.preflight.account import (
 
 __all__ = ["aws"]
 
+# A plan that the reference trainer carries out.
+TRAINED = merged(
+    SPOT_P4D, {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
+)
 GOLDEN = Path(__file__).parent / "golden_preflight.json"
 
 
@@ -55,7 +60,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def plan(tmp_path: Path) -> str:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(SPOT_P4D))
+    path.write_text(json.dumps(TRAINED))
     return str(path)
 
 
@@ -66,7 +71,7 @@ def write_plan(tmp_path: Path, **changes: Any) -> str:
 
 
 def write_stack(directory: Path, stack: str = "dev", region: str = "us-east-1", **config: Any) -> None:
-    values = {"aws:region": region, "gpufleet:plan": sample_plan().model_dump(mode="json", exclude_none=True)}
+    values = {"aws:region": region, "gpufleet:plan": plan_from_dict(TRAINED).model_dump(mode="json", exclude_none=True)}
     text = yaml.safe_dump({"config": {**values, **{f"gpufleet:{key}": value for key, value in config.items()}}})
     (directory / f"Pulumi.{stack}.yaml").write_text(text)
 
@@ -85,14 +90,14 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
     aws.answers["DescribeBudgets"] = DENIED
     write_stack(tmp_path, amiName="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 22 ok\n")
+    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 23 ok\n")
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("now")
 def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev")
-    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 25 ok\n")
+    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 26 ok\n")
     assert "note: Pulumi.dev.yaml is not there" in err
 
 
@@ -100,7 +105,7 @@ def test_warnings_and_unknowns_are_no_failure(gpufleet: Gpufleet, aws: FakeAws, 
     aws.answers["DescribeBudgets"] = DENIED
     aws.answers["GetKeyRotationStatus"] = {"KeyRotationEnabled": False}
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
-    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 23}
+    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 24}
 
 
 def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -123,7 +128,7 @@ def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> N
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
-    assert len(rows) == 25 and "0 error" in err
+    assert len(rows) == 26 and "0 error" in err
 
 
 def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -192,6 +197,18 @@ def test_a_cluster_has_its_own_image_endpoints_and_nodes(
     assert rows["quota Interface VPC endpoints per VPC"]["value"] == 9
     standard = rows["quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"]
     assert (standard["level"], standard["value"]) == ("ok", 4)
+
+
+def test_a_plan_that_nothing_would_train_is_a_warning(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
+) -> None:
+    other = write_plan(tmp_path)
+    row = rows_of(gpufleet("preflight", other, "--format", "json")[1])["training code"]
+    assert (row["level"], "the trainer builds a model from" in row["found"]) == ("warning", True)
+    assert "gpufleet:trainCommand" in row["next"]
+    write_stack(tmp_path, trainCommand="train.py", amiName="a")
+    found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
+    assert rows_of(found)["training code"]["level"] == "ok"
 
 
 def test_a_plan_no_pinned_image_drives_is_an_error(gpufleet: Gpufleet, aws: FakeAws, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_a_move_to_another_region_and_missing_wheels_are_said(project: Path) -> 
     done = run(project, write(project, SPOT_P4D))
     assert "aws:region was eu-west-1: resources do not move" in done.stderr
     assert "once: pulumi config set gpufleet:wheels" in done.stdout
-    assert "gpufleet:trainCommand" not in done.stdout
+    assert "once: pulumi config set gpufleet:trainCommand" not in done.stdout
+    assert "The reference trainer does not carry out this plan" in done.stdout
     path.write_text(
         path.read_text().replace("  gpufleet:trainCommand", "  gpufleet:amiName: x\n  gpufleet:trainCommand")
     )
