@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.errors import InvalidInputError
 from optimizer.plan import CapacityBlock, PurchaseOption, Sharding
 from optimizer.units import parse_count, parse_hours, parse_usd
@@ -66,6 +67,9 @@ class Workload(_Model):
         "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
     ] = Field(default="torch", description="Profile of the training code: memory, host costs, kinds of parallelism.")
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
+    gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
+        default="none", description="none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then."
+    )
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

@@ -108,6 +108,13 @@ Presets: {", ".join(presets())}."""
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option("--attention", type=click.Choice(["flash", "unfused"]), default="flash", show_default=True)
 @click.option("--compile/--no-compile", "compiled", default=False, show_default=True, help="torch.compile.")
+@click.option(
+    "--gradient-compression",
+    metavar="KIND",
+    default="none",
+    show_default=True,
+    help="Gradients that DDP's hooks compress: none, bf16, fp16 or powersgd-RANK.",
+)
 @click.option("--framework", type=click.Choice(list(frameworks())), default=DEFAULT, show_default=True)
 @click.option(
     "--batch",
@@ -180,6 +187,7 @@ def _estimate_one(
     optimizer: OptimizerName,
     attention: Attention,
     compiled: bool,
+    gradient_compression: str,
     framework: str,
     **hardware_options: Any,
 ) -> dict[str, Any]:
@@ -195,6 +203,7 @@ def _estimate_one(
         optimizer=optimizer,
         attention=attention,
         compiled=compiled,
+        gradient_compression=gradient_compression,
     )
     data = data_ranks(gpus, tensor, pipeline, context)
     if global_batch is not None:
@@ -210,7 +219,7 @@ def _estimate_one(
                 why="every rank has the same number of sequences",
             )
     grad_accum = grad_accum or 1
-    sharding = sharding or default_sharding(spec, data * context)
+    sharding = sharding or default_sharding(spec, data * context, gradient_compression)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
     if sequence_parallel and tensor == 1:
@@ -237,7 +246,9 @@ def _estimate_one(
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
     splits = [name for name, count in ranks.items() if count > 1]
-    residual, source = speed_source(calibration, hardware.gpu, precision, recipe.framework, spec, splits)
+    residual, source = speed_source(
+        calibration, hardware.gpu, precision, recipe.framework, spec, splits, gradient_compression
+    )
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,
@@ -260,6 +271,7 @@ def _estimate_one(
         "precision": precision,
         "optimizer": optimizer,
         "framework": recipe.framework,
+        **({"gradient_compression": gradient_compression} if gradient_compression != "none" else {}),
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
@@ -335,6 +347,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     more = [f"experts over {result['expert']} data ranks"] * (result["expert"] > 1)
     more += ["sequence parallel"] * result["sequence_parallel"]
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
+    more += [f"gradients in {result['gradient_compression']}"] * ("gradient_compression" in result)
     click.echo(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
         f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "

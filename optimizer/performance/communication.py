@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.performance import gradient_compression
 from optimizer.performance.activations import EXPERT_CAPACITY
 from optimizer.performance.collectives import Communicator, communicator
 from optimizer.performance.inputs import Inputs
@@ -85,6 +86,11 @@ def data_communication(x: Inputs) -> tuple[Number, Number]:
     return _over_data_ranks(x, *_network(x))
 
 
+def buckets(reduced_bytes: Number) -> Number:
+    """DDP's buckets of gradients."""
+    return np.ceil(reduced_bytes / BUCKET_BYTES)
+
+
 def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number, Number]:
     ranks = x.data * x.context
     everyone = communicator(x, network, local, ranks, inner=x.tensor)
@@ -115,7 +121,10 @@ def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[N
     reduce_scatter = ring(x.reduce_bytes)
     gather = ring(np.minimum(x.element_bytes, x.weight_bytes))
     # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else shards are reduced and gathered.
-    all_reduce = ranks.all_reduce(reduced, np.ceil(reduced / BUCKET_BYTES))
+    sent, calls = reduced, buckets(reduced)
+    if gradient_compression.compresses(x):
+        sent, calls = gradient_compression.sent_bytes(x, reduced), gradient_compression.all_reduces(x, calls)
+    all_reduce = ranks.all_reduce(sent, calls)
     on_ddp = x.bucket_bytes > 0
     zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), reduce_scatter + gather)
     # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 also gather there.

@@ -64,6 +64,8 @@ class Inputs:
     optimizer_traffic_bytes: Number
     flash: Number
     compiled: Number
+    half_gradients: Number
+    powersgd_rank: Number
     # Framework
     weight_bytes: Number
     master_bytes: Number

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bootstrap.contract.trainer import powersgd_rank
 from optimizer.errors import InvalidInputError
 from optimizer.performance import kernels
 from optimizer.performance.calibration import Calibration
@@ -95,6 +96,8 @@ def build_inputs(
         optimizer_traffic_bytes=traffic,
         flash=float(recipe.attention == "flash"),
         compiled=float(recipe.compiled),
+        half_gradients=float(recipe.gradient_compression in ("bf16", "fp16")),
+        powersgd_rank=float(powersgd_rank(recipe.gradient_compression)),
         # 32-bit arithmetic needs no copy and no master.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,

@@ -43,6 +43,7 @@ class Layout:
     micro_batch: Ints
     grad_accum: Ints
     seq_len: int
+    compresses: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Rule:
 
 _COUNTS = ("data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "grad_accum")
 _SPLITS = ("tensor", "pipeline", "context", "expert", "virtual_stages")
+# Splits of models that DistributedDataParallel does not take.
+_NOT_OF_DDP = ("tensor", "pipeline", "expert")
 
 
 def _divisor(setting: str, field: str, name: str, why: str) -> Rule:
@@ -147,6 +150,15 @@ RULES: tuple[Rule, ...] = (
         lambda m, x: f"on: expert parallelism is {x.expert} and tensor parallelism {x.tensor}",
         "tensor ranks would send the same tokens to the experts once each (Megatron-LM refuses it too)",
     ),
+    *(
+        Rule(
+            name,
+            lambda m, x, name=name: (getattr(x, name) == 1) | (not x.compresses),  # type: ignore[misc]
+            lambda m, x: "1 with compressed gradients",
+            "DistributedDataParallel, whose hooks compress gradients, takes whole models",
+        )
+        for name in _NOT_OF_DDP
+    ),
 )
 
 
@@ -194,4 +206,9 @@ def _layout(recipe: Recipe, grid: Grid) -> Layout:
         split = frameworks()[framework_name(recipe.framework)].splits_sequence
     settings = {name: np.asarray(getattr(grid, name)).astype(np.int64) for name in _COUNTS}
     tensor = settings["tensor"]
-    return Layout(**settings, sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64), seq_len=recipe.seq_len)
+    return Layout(
+        **settings,
+        sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64),
+        seq_len=recipe.seq_len,
+        compresses=recipe.gradient_compression != "none",
+    )

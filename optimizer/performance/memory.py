@@ -11,6 +11,7 @@ import numpy as np
 
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
 from optimizer.performance.fsdp import backward_bytes, in_fsdp2, loss_parameters_bytes
+from optimizer.performance.gradient_compression import compresses, held_bytes
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import (
     experts_in_32_bits,
@@ -108,6 +109,8 @@ def _moments(x: Inputs) -> _Moments:
     gradients = np.where(zero2, sharded, held) * x.gradient_bytes
     reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
     buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
+    if compresses(x):
+        buckets = np.where(several, buckets + held_bytes(x, held), 0.0)
     gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
     saved, working, layer_activations = activation_bytes(x)
     first, last = micro_batches_in_flight(x)

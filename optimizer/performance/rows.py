@@ -52,7 +52,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     data = data_ranks(count, tensor, pipeline, context)
     network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
     hardware = build_hardware(gpu, per_node, network)
-    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context))
+    compression = row.text("gradient_compression").lower() or "none"
+    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context, compression))
     attention = row.word("attention", ATTENTIONS, default="flash")
     framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
     recipe = build_recipe(
@@ -64,6 +65,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         compiled=row.flag("compiled"),
+        gradient_compression=compression,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
     micro_batch = row.count("micro_batch", default=1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.frameworks import check_framework, framework_name
+from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, check_framework, framework_name
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal, check_precision
@@ -33,6 +35,8 @@ class Setup:
     def __post_init__(self) -> None:
         """Refuse an illegal configuration."""
         check_legal(self.model, self.recipe, self.grid)
+        if SHARDINGS[self.grid.sharding] not in self.recipe.shardings:  # type: ignore[call-overload]
+            raise _refuse_shardings(self.recipe.gradient_compression, SHARDINGS[self.grid.sharding])  # type: ignore[call-overload]
 
     def inputs(self, calibration: Calibration | None) -> Inputs:
         """Build the set-up's inputs; without a calibration coefficients are 1."""
@@ -50,6 +54,7 @@ def build_recipe(
     attention: Attention = "flash",
     compiled: bool = False,
     experts: ExpertsKind | None = None,
+    gradient_compression: str = "none",
     shardings: tuple[str, ...] = SHARDINGS,
 ) -> Recipe:
     """Build the recipe of training ``model``, or raise InvalidInputError.
@@ -60,6 +65,11 @@ def build_recipe(
     check_framework(framework, model)
     if gpu is not None:
         check_precision(gpu, precision)
+    if gradient_compression != "none":
+        _check_compression(gradient_compression, framework, model)
+        if "ddp" not in shardings:
+            raise _refuse_shardings(gradient_compression, ", ".join(shardings))
+        shardings = ("ddp",)
     return Recipe(
         seq_len=_resolve_seq_len(model, seq_len),
         precision=precision,
@@ -68,7 +78,39 @@ def build_recipe(
         compiled=compiled,
         framework=framework,
         experts=experts,
+        gradient_compression=gradient_compression,
         shardings=shardings,
+    )
+
+
+def _check_compression(compression: str, framework: str, model: ModelSpec) -> None:
+    if not re.match(GRADIENT_COMPRESSION, compression):
+        raise InvalidInputError(
+            f"gradient_compression is {compression!r}",
+            limit="none, bf16, fp16 or powersgd-RANK with a rank from 1 to 999",
+            next_step="powersgd-4",
+        )
+    if framework not in (DEFAULT, CNN_DEFAULT):
+        raise InvalidInputError(
+            f"gradient_compression is {compression}, and framework {framework}",
+            limit=f"framework {DEFAULT} or {CNN_DEFAULT}",
+            why="only DistributedDataParallel has communication hooks",
+            next_step="leave out --gradient-compression",
+        )
+    if powersgd_rank(compression) and model.architecture == "module":
+        raise InvalidInputError(
+            f"gradient_compression is {compression}, and {model.name} is a module",
+            limit="none, bf16 or fp16",
+            why="PowerSGD's costs follow from the parameters' matrices, which a profile does not list",
+        )
+
+
+def _refuse_shardings(compression: str, got: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"gradient_compression is {compression}, and sharding {got}",
+        limit="sharding ddp",
+        why="sharded states do not reduce through DistributedDataParallel's hooks",
+        next_step="give --sharding ddp, or leave out --gradient-compression",
     )
 
 
@@ -105,9 +147,10 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
     raise InvalidInputError(f"gpu is {name!r}", limit=f"one of {', '.join([gpu.key for gpu in sizes] or list(gpus))}")
 
 
-def default_sharding(model: ModelSpec, ranks: int) -> str:
+def default_sharding(model: ModelSpec, ranks: int, gradient_compression: str) -> str:
     """Default sharding over ``ranks`` data and context ranks."""
-    return "zero3" if model.architecture == "decoder" and ranks > 1 else "ddp"
+    sharded = model.architecture == "decoder" and ranks > 1 and gradient_compression == "none"
+    return "zero3" if sharded else "ddp"
 
 
 def _resolve_seq_len(model: ModelSpec, given: int | None) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.performance import kernels
-from optimizer.performance.communication import communication
+from optimizer.performance import gradient_compression, kernels
+from optimizer.performance.communication import buckets, communication
 from optimizer.performance.compute import compute, optimizer_time
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import layers_of_stage
+from optimizer.performance.stage import layers_of_stage, stage_parameters
 from optimizer.performance.types import ZERO3, Number
 
 
@@ -46,6 +46,8 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     per_micro_batch = _exposed(sent.data_per_micro_batch, always, room)
     left = np.maximum(0.0, np.minimum(room, last * 2.0 / 3.0) - (1.0 - always) * sent.data_per_micro_batch)
     per_step = _exposed(sent.data_per_step, always, left)
+    if gradient_compression.compresses(x):
+        per_step = per_step + _hook_seconds(x)
     busy = micro_batches * share
 
     return {
@@ -66,7 +68,14 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 
 def always_shown(x: Inputs) -> Number:
     """Share of data ranks' communication that always shows."""
-    return np.where(x.overlaps_data > 0, x.coefficients.exposed_communication, 1.0)
+    # PowerSGD's hook synchronizes the device in every bucket.
+    return np.where((x.overlaps_data > 0) & (x.powersgd_rank == 0), x.coefficients.exposed_communication, 1.0)
+
+
+def _hook_seconds(x: Inputs) -> Number:
+    parameters = stage_parameters(x)
+    seconds = gradient_compression.hook_seconds(x, parameters, buckets(parameters * x.reduce_bytes))
+    return np.where(x.data * x.context > 1, seconds, 0.0)
 
 
 def _throttling(x: Inputs, density: Number) -> Number:

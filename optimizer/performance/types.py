@@ -38,6 +38,7 @@ class Recipe:
     compiled: bool = False
     framework: str = "torch"
     experts: ExpertsKind | None = None
+    gradient_compression: str = "none"
     shardings: tuple[str, ...] = SHARDINGS
 
 

@@ -32,6 +32,7 @@ def speed_source(
     framework: str,
     model: ModelSpec,
     splits: Collection[str],
+    gradient_compression: str = "none",
 ) -> tuple[Residual, str]:
     """The error of the speed of a layout with these splits, and its source in words."""
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
@@ -39,6 +40,9 @@ def speed_source(
     source = calibration.describe(gpu, precision, framework, kind=kind)
     measured = measured_splits(gpu, framework)
     unmeasured = " or ".join(split for split in splits if split not in measured)
+    if gradient_compression != "none" and residual.relative_error < pooled:
+        note = f"no measured run on {gpu.name} has gradient compression {gradient_compression}"
+        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
     if unmeasured and residual.relative_error < pooled:
         note = f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {framework}"
         return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"

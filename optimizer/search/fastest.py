@@ -49,6 +49,7 @@ class Fastest:
     train_hours: Floats
     configurations: int
     evaluated: int
+    gradient_compression: str = "none"
 
     @property
     def nodes(self) -> Ints:
@@ -74,6 +75,8 @@ class Fastest:
             "sharding": SHARDINGS[self.sharding[index]],
             "activation_checkpointing": CHECKPOINTINGS[self.checkpointing[index]],
         }
+        if columns["data"] * columns["context"] > 1:  # one rank reduces nothing
+            names["gradient_compression"] = self.gradient_compression
         return Parallelism.model_validate(columns | names)
 
 
@@ -164,6 +167,7 @@ def build_fastest(space: SearchSpace, chosen: Configurations, configurations: in
         train_hours=chosen.hours,
         configurations=configurations,
         evaluated=evaluated,
+        gradient_compression=space.gradient_compression,
     )
 
 

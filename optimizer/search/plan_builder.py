@@ -131,7 +131,13 @@ class PlanBuilder:
     def _describe_speed(self, instance: InstanceType, parallelism: Parallelism) -> SpeedSource:
         work, splits = self._problem.request.workload, parallelism.beyond_data
         residual, source = speed_source(
-            self._problem.calibration, instance.gpu, work.precision, work.framework, self._problem.model, splits
+            self._problem.calibration,
+            instance.gpu,
+            work.precision,
+            work.framework,
+            self._problem.model,
+            splits,
+            parallelism.gradient_compression,
         )
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 

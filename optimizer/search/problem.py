@@ -83,6 +83,7 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
+        gradient_compression=work.gradient_compression,
         shardings=find_reach(request, model, work.seq_len or 1).shardings,
     )
 

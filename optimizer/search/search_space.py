@@ -57,6 +57,7 @@ class SearchSpace:
 
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], tables: Sequence[LayoutTable]) -> None:
         recipe, calibration, self.model = problem.recipe, problem.calibration, problem.model
+        self.gradient_compression = recipe.gradient_compression
         self.machines = Machines.build(instances, recipe, self.model, calibration)
         distinct = list({id(table): table for table in tables}.values())
         self.table_index = [next(i for i, one in enumerate(distinct) if one is table) for table in tables]
@@ -80,6 +81,8 @@ class SearchSpace:
                 for i in self.machines.instances
             ]
         )
+        if recipe.gradient_compression != "none":
+            self._errors = np.maximum(self._errors, self._pooled_error)
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
             for i in self.machines.instances

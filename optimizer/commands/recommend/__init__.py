@@ -45,6 +45,11 @@ Example:
 @click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
 @click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
 @click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
+@click.option(
+    "--gradient-compression",
+    metavar="KIND",
+    help="bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.  [default: none]",
+)
 @_kinds_option(
     "--parallelism",
     help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: those of the "
