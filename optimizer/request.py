@@ -68,7 +68,9 @@ class Workload(_Model):
     ] = Field(default="torch", description="Profile of the training code: memory, host costs, kinds of parallelism.")
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
-        default="none", description="none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then."
+        default="none",
+        exclude_if=lambda value: value == "none",
+        description="none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.",
     )
 
     @model_validator(mode="after")

@@ -347,7 +347,8 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     more = [f"experts over {result['expert']} data ranks"] * (result["expert"] > 1)
     more += ["sequence parallel"] * result["sequence_parallel"]
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
-    more += [f"gradients in {result['gradient_compression']}"] * ("gradient_compression" in result)
+    if "gradient_compression" in result:
+        more.append(f"gradients in {result['gradient_compression']}")
     click.echo(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
         f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "

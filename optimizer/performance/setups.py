@@ -66,7 +66,7 @@ def build_recipe(
     if gpu is not None:
         check_precision(gpu, precision)
     if gradient_compression != "none":
-        _check_compression(gradient_compression, framework, model)
+        _check_compression(gradient_compression, precision, framework, model)
         if "ddp" not in shardings:
             raise _refuse_shardings(gradient_compression, ", ".join(shardings))
         shardings = ("ddp",)
@@ -83,7 +83,7 @@ def build_recipe(
     )
 
 
-def _check_compression(compression: str, framework: str, model: ModelSpec) -> None:
+def _check_compression(compression: str, precision: Precision, framework: str, model: ModelSpec) -> None:
     if not re.match(GRADIENT_COMPRESSION, compression):
         raise InvalidInputError(
             f"gradient_compression is {compression!r}",
@@ -96,6 +96,13 @@ def _check_compression(compression: str, framework: str, model: ModelSpec) -> No
             limit=f"framework {DEFAULT} or {CNN_DEFAULT}",
             why="only DistributedDataParallel has communication hooks",
             next_step="leave out --gradient-compression",
+        )
+    if powersgd_rank(compression) and precision == "fp16":
+        raise InvalidInputError(
+            f"gradient_compression is {compression}, and precision fp16",
+            limit="precision bf16, tf32 or fp32",
+            why="PowerSGD keeps its errors for the next step, and fp16's loss scale changes between steps",
+            next_step="--gradient-compression fp16",
         )
     if powersgd_rank(compression) and model.architecture == "module":
         raise InvalidInputError(

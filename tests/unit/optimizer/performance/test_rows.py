@@ -130,6 +130,7 @@ def test_megatron_with_flash_attention_is_megatron_core() -> None:
         ({"gradient_compression": "int8"}, "gradient_compression is 'int8'"),
         ({"gradient_compression": "bf16", "sharding": "zero2"}, "sharding zero2"),
         ({"gradient_compression": "bf16", "tensor_parallel": 2}, "tensor is 2"),
+        ({"gradient_compression": "powersgd-4", "precision": "fp16", "gpu": "v100-32gb"}, "precision fp16"),
         ({"gradient_compression": "bf16", "framework": "megatron"}, "framework megatron"),
     ],
 )
