@@ -99,9 +99,9 @@ class EngineFiles:
         """Write the manifest: from here on the checkpoint counts."""
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
 
-    def scan(self) -> list[tuple[str, EngineManifest]]:
-        """Prefix and manifest of each committed checkpoint, newest first."""
-        committed = []
+    def scan(self) -> tuple[list[tuple[str, EngineManifest]], list[str]]:
+        """Prefix and manifest of each committed checkpoint, newest first; the faults of damaged manifests."""
+        committed, problems = [], []
         for name in self.store.names("engine-"):
             prefix, _, rest = name.partition("/")
             if rest != MANIFEST_NAME or not _PREFIX.match(prefix):
@@ -109,8 +109,10 @@ class EngineFiles:
             try:
                 committed.append((prefix, EngineManifest.from_bytes(self.store.read(name))))
             except (InvalidCheckpoint, FileNotFoundError) as error:
+                problems.append(f"{prefix}: {error}")
                 logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
-        return sorted(committed, key=lambda one: (one[1].step, one[1].created_unix_s, one[0]), reverse=True)
+        newest_first = sorted(committed, key=lambda one: (one[1].step, one[1].created_unix_s, one[0]), reverse=True)
+        return newest_first, problems
 
     def fetch_newest(self, folder: Path) -> Fetched | None:
         """Copy the newest valid checkpoint into ``folder``, once a node; None where the store has none.
@@ -119,8 +121,7 @@ class EngineFiles:
             CheckpointError: all of them are damaged.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        committed = self.scan()
-        problems = []
+        committed, problems = self.scan()
         # The other processes of the node wait here, and find the files.
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -168,7 +169,7 @@ class EngineFiles:
 
     def prune(self, *, keep: int) -> None:
         """Delete all but the newest ``keep`` committed checkpoints, and unfinished saves older than these."""
-        committed = self.scan()
+        committed, _ = self.scan()
         if not committed:
             return
         kept = {prefix for prefix, _ in committed[:keep]}
