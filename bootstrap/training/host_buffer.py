@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 # Page-locks are set in time proportional to the pages; touching huge pages first, in parallel, makes it fast.
 TOUCH_BYTES = 256 * 2**20
 TOUCH_THREADS = 8
-# Left to the operating system and the training's own growth.
+# Left to the operating system and the training's own growth; at most as much as the checkpoints need.
 RESERVE_BYTES = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -57,11 +57,12 @@ def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
     """Refuse buffers that this node's memory cannot hold: ``size`` and ``other_bytes`` a rank."""
     needed = (size + other_bytes) * local_ranks
     available, where = available_bytes()
-    if needed + RESERVE_BYTES > available:
+    reserve = min(needed, RESERVE_BYTES)
+    if needed + reserve > available:
         raise ConfigurationError(
             f"checkpoints need {needed / 2**30:.1f} GiB of host memory on this node ({local_ranks} ranks × "
             f"{size / 2**30:.1f} GiB of state and {other_bytes / 2**30:.1f} GiB for the transfer), and "
-            f"{available / 2**30:.1f} GiB are free ({where}), of which {RESERVE_BYTES / 2**30:.0f} stay free. Use a "
+            f"{available / 2**30:.1f} GiB are free ({where}), of which {reserve / 2**30:.1f} stay free. Use a "
             "machine with more memory, more ranks (each keeps a smaller part), or free memory on this one"
         )
 

@@ -110,11 +110,12 @@ class Share:
     def _replan(self, geometries: dict[str, Geometry]) -> None:
         self._geometries = geometries
         self._plan = plan_files(geometries, self._ranks)
-        is_gpu = self._state.device.type == "cuda"
-        (needed,) = self._ranks.maximum(self._plan.bytes)
-        if self._plan.bytes > self.buffer.nbytes:
+        grows, needed = self._ranks.maximum(int(self._plan.bytes > self.buffer.nbytes), self._plan.bytes)
+        if grows:
             refuse_too_large(needed, local_ranks=self._ranks.local_world_size, other_bytes=self._store.buffer_bytes)
-            self.buffer = allocate(self._plan.bytes, pinned=is_gpu)
+            self._ranks.maximum(0)  # no rank takes memory that another has not counted yet
+            if self._plan.bytes > self.buffer.nbytes:
+                self.buffer = allocate(self._plan.bytes, pinned=self._state.device.type == "cuda")
         self._views = [
             self.buffer[piece.at : piece.at + piece.bytes].view(piece.dtype).view(piece.sizes)
             for piece in self._plan.own

@@ -56,6 +56,7 @@ class TrainingState:
         refuse_unsupported(self.model, optimizer)
         self._rank, self._world_size = rank, world_size
         self._optional = {name: part for name, part in optional.items() if part is not None}
+        optimizer = unwrap_optimizer(optimizer)
         # Its step is what changes the parameters.
         self.stepper = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         self._optimizer = optimizer
@@ -174,6 +175,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     while isinstance(inner := getattr(model, "module" if isinstance(model, ddp) else "_orig_mod", None), nn.Module):
         model = inner
     return model
+
+
+def unwrap_optimizer(optimizer: Stateful) -> Stateful:
+    """Torch's optimizer inside a wrapper of Accelerate or Lightning."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def plain_name(name: str) -> str:

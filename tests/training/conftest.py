@@ -27,13 +27,22 @@ def outcome_of(node: Node) -> Outcome:
     return Outcome(losses=node.losses(), parameters_sha256=node.parameters_sha256())
 
 
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def undisturbed_run(folder: Path, sharding: str) -> Outcome:
     with LocalImds().running() as imds:
-        node = Node(tmp_path_factory.mktemp("undisturbed"), imds, steps=STEPS, step_delay_s=0.0)
+        node = Node(folder, imds, steps=STEPS, step_delay_s=0.0, sharding=sharding)
         with node.running() as process:
             node.wait(process)
         return outcome_of(node)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), "ddp")
+
+
+@pytest.fixture(scope="session")
+def undisturbed_sharded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), "fsdp2")
 
 
 @pytest.fixture
@@ -44,8 +53,9 @@ def imds() -> Iterator[LocalImds]:
 
 @pytest.fixture
 def make_node(tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
-    def make(*, workers: int = 2, step_delay_s: float = 0.1) -> Node:
-        return Node(tmp_path / "node", imds, steps=STEPS, step_delay_s=step_delay_s, workers=workers)
+    def make(*, workers: int = 2, step_delay_s: float = 0.1, sharding: str = "ddp") -> Node:
+        folder = tmp_path / "node"
+        return Node(folder, imds, steps=STEPS, step_delay_s=step_delay_s, workers=workers, sharding=sharding)
 
     return make
 

@@ -26,13 +26,14 @@ def gone_within(pids: list[int], limit_s: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize(("seed", "sharding"), [(11, "ddp"), (12, "fsdp2")])
 def test_sigkill_at_random_steps_ends_bit_equal(
-    seed: int, make_node: Callable[..., Node], undisturbed: Outcome
+    seed: int, sharding: str, make_node: Callable[..., Node], request: pytest.FixtureRequest
 ) -> None:
     """Two kills of a random victim at random steps; torchrun or launch.sh starts the run again by itself."""
+    undisturbed = request.getfixturevalue("undisturbed" if sharding == "ddp" else "undisturbed_sharded")
     dice = random.Random(seed)  # noqa: S311 - not for secrets
-    node = make_node()
+    node = make_node(sharding=sharding)
     with node.running() as process:
         for first, last in ((2, 18), (22, 36)):
             node.wait_for_step(dice.randint(first, last), process)
