@@ -44,6 +44,7 @@ class Share:
         self._plan = FilePlan(own=())
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
+        self.copy_s = 0.0
         self._stager = Stager(state.device, state.stepper)
 
     def close(self) -> None:
@@ -78,11 +79,12 @@ class Share:
 
     def finish_copy(self) -> None:
         """Let the copy end before anything else runs on the GPU."""
-        self._stager.finish_now()
+        self._stager.finish_first()
 
     def wait_copied(self) -> float:
-        """Wait in the calling thread until the copy is over; the seconds it took."""
-        return self._stager.wait()
+        """End the copy in the calling thread; the seconds it took on the GPU beside the training."""
+        self.copy_s = self._stager.finish()
+        return self.copy_s
 
     def content(self, values: dict[str, Any]) -> Content:
         """Bytes of this rank's file after the copy."""
@@ -134,4 +136,4 @@ class Share:
                 guarded[piece.key] = tensors[piece.key]
             else:
                 now.append((view, source))
-        self._stager.copy(later, now, list(guarded.values()))
+        self._stager.begin(later, now, list(guarded.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 # A kill makes this time uncertain. A day of 90-byte lines is 8 MB.
 PROGRESS_INTERVAL_S = 1.0
 PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
+# Longest time that training waits for a line; it takes 0.1 ms where the disk is not busy.
+APPEND_LIMIT_S = 0.02
 # S3 cannot append: one object a minute.
 SEGMENT_INTERVAL_S = 60.0
 
@@ -35,23 +38,47 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Lines appended to a file: in the page cache at once, on the disk at ``flush``."""
+    """Lines appended to a file: in the page cache at once, on the disk at ``flush``.
+
+    By a thread, because an append to a disk that a checkpoint is written to may take long; training goes on then.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._lines: queue.SimpleQueue[tuple[str, threading.Event]] = queue.SimpleQueue()
+        self._problem: OSError | None = None
         # The last writer may have died within a line; end it.
         if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
             self._write(b"\n")
+        threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def append(self, line: str) -> None:
         """Append in one write call: two writers' lines do not mix."""
-        self._write(line.encode() + b"\n")
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+        written = threading.Event()
+        self._lines.put((line, written))
+        written.wait(APPEND_LIMIT_S)
 
     def flush(self) -> None:
         """Force every line to the disk."""
+        written = threading.Event()
+        self._lines.put(("", written))
+        written.wait()
         with self._path.open("ab") as file:
             os.fsync(file.fileno())
+
+    def _run(self) -> None:
+        while True:
+            line, written = self._lines.get()
+            try:
+                if line:
+                    self._write(line.encode() + b"\n")
+            except OSError as error:
+                self._problem = error
+            written.set()
 
     def _write(self, data: bytes) -> None:
         with self._path.open("ab", buffering=0) as file:

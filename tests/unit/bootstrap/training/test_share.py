@@ -70,11 +70,8 @@ def test_states_are_known_before_the_first_step_and_nothing_changes(make: Callab
     model = nn.Linear(1500, 40)
     optimizer = make(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces optimizer.step
-    before = (
-        {name: value.clone() for name, value in model.state_dict().items()},
-        torch.get_rng_state(),
-        random.getstate(),
-    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generators = torch.get_rng_state(), random.getstate()
     state = TrainingState(model, optimizer, {"schedule": schedule})
     expected = state.expected()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
