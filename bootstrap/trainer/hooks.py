@@ -87,7 +87,12 @@ class PowerSgd:
                 f"the checkpoint's PowerSGD state is of other gradient buckets ({error.numel()} elements, now "
                 f"{bucket.buffer().numel()}): keep DDP's bucket_cap_mb, or resume with another compression"
             )
-        return powerSGD_hook(self._state, bucket)
+        future = powerSGD_hook(self._state, bucket)
+        if self._device.type == "cpu":
+            # Its later collectives start from gloo's threads, and with two buckets on their way in another order on
+            # each rank. NCCL's futures call back at once, in this thread.
+            future.wait()
+        return future
 
     def state_dict(self) -> Mapping[str, Any]:
         """State of the next step; collective."""

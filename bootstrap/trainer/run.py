@@ -20,6 +20,7 @@ from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.open import Split
+from bootstrap.trainer.hooks import compress_gradients
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import MeasuredRun, measured_row
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
@@ -30,6 +31,7 @@ from bootstrap.trainer.report import Report
 from bootstrap.trainer.weights import load_weights, save_weights
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.state import Stateful
 from bootstrap.training.stores import open_store
 
 CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
@@ -46,6 +48,7 @@ class Assembled:
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler
     scale: LossScale
+    compression: dict[str, Stateful]
     stepper: Stepper
     data_rank: int
     data_size: int
@@ -93,6 +96,13 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     ranks, rank = data_size(mesh), data_rank(mesh)
     config = with_batches(config, ranks, micro_batch_limit=oom.micro_batch_limit())
     model = parallelize(build(config), config, mesh, device)
+    compression = compress_gradients(
+        model,
+        config.gradient_compression if ranks > 1 else "none",
+        precision=config.precision,
+        steps=config.steps,
+        warmup_steps=config.warmup_steps,
+    )
     if config.weights:
         load_weights(model, config.weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
@@ -108,6 +118,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
         optimizer=optimizer,
         scheduler=scheduler,
         scale=scale,
+        compression=compression,
         stepper=Stepper(config, mesh, model, optimizer, scheduler, scale, device),
         data_rank=rank,
         data_size=ranks,
@@ -159,6 +170,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             mesh=parts.mesh,
             scheduler=parts.scheduler,
             scaler=parts.scale if parts.scale.enabled else None,
+            extra=parts.compression,
             dataset_size=len(data),
             global_batch=config.global_batch,
             store=store,

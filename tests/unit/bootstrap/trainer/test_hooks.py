@@ -24,7 +24,7 @@ def test_compressed_gradients_train_and_powersgd_resumes_exactly(tmp_path: Path)
     assert plain[-1] < 0.1 * plain[0]
     for compression, values in losses.items():
         assert values[0] == plain[0] and values != plain, f"{compression} compressed nothing"
-        assert values[-1] < (2 if compression == "powersgd-2" else 1.02) * plain[-1], compression
+        assert values[-1] < (5 if compression == "powersgd-2" else 1.01) * plain[-1], compression
 
 
 def test_layouts_without_ddp_are_refused() -> None:
