@@ -45,7 +45,7 @@ class Node:
         step_delay_s: float,
         workers: int = 2,
         gpus: bool = False,
-        sharding: str = "ddp",
+        sharding: str = "fsdp2",
     ) -> None:
         self.workers = range(workers)
         self.out = folder / "out"

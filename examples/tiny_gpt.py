@@ -82,12 +82,13 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--sharding", choices=("fsdp2", "ddp"), default="ddp")
+    parser.add_argument("--sharding", choices=("fsdp2", "ddp"), default="fsdp2")
     parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder of losses.jsonl and result.json")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
+    logging.info("imported")
 
     use_cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")

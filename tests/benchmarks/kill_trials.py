@@ -33,7 +33,7 @@ SHARDINGS = ("ddp", "fsdp2")
 # A node's victims, by weight; a worker's death is the most frequent.
 VICTIMS = {"worker": 3, "torchrun": 1, "node": 1}
 # Moments to wait for before a kill, then a random part of a second.
-MOMENTS = {"any": 0.0, "load": 0.5, "save": 0.02, "steps": 1.0}
+MOMENTS = {"any": 0.0, "load": 0.15, "save": 0.02, "steps": 1.0}
 POLL_S = 0.005
 
 

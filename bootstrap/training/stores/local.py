@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
-from bootstrap.training.stores.base import Digest, byte_views, fill_file
+from bootstrap.training.stores.base import Buffer, byte_views
 
-# One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_stores.py).
+# One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_checksums.py).
 THREADS = 4
 BLOCK_BYTES = 16 * 2**20
 # Offset, length and address of an O_DIRECT write: https://man7.org/linux/man-pages/man2/open.2.html (NOTES)
@@ -29,18 +28,14 @@ class LocalStore:
         self.uri = str(root)
         self.buffer_bytes = 0
 
-    def write(self, name: str, parts: Any) -> Digest:
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """See ``Store.write``."""
-        digest = Digest(bytes=0, sha256="")
         final = self.root / name
         temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
-                if callable(parts):
-                    digest = fill_file(temporary, parts)
-                else:
-                    _write_file(temporary, byte_views(parts))
+                _write_file(temporary, byte_views(parts))
                 try:
                     os.link(temporary, final)
                 except FileExistsError as error:
@@ -55,7 +50,6 @@ class LocalStore:
                     os.close(descriptor)
         except OSError as error:
             raise CheckpointError(f"cannot write {final}: {error}") from error
-        return digest
 
     def read(self, name: str) -> bytes:
         """See ``Store.read``."""
@@ -79,14 +73,6 @@ class LocalStore:
         except (OSError, EOFError) as error:
             kind = InvalidCheckpoint if isinstance(error, EOFError) else CheckpointError
             raise kind(f"cannot read {into.nbytes} bytes at {offset} of {self.root / name}: {error}") from error
-
-    @contextmanager
-    def fetch(self, name: str) -> Iterator[Path]:
-        """See ``Store.fetch``."""
-        path = self.root / name
-        if not path.is_file():
-            raise FileNotFoundError(name)
-        yield path
 
     def names(self, prefix: str) -> list[str]:
         """See ``Store.names``; a folder removed meanwhile counts as empty."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
-from bootstrap.training.stores.base import Digest, byte_views
+from bootstrap.training.stores.base import Buffer, byte_views
 from bootstrap.training.stores.transfers import (
     BUFFER_BYTES,
     RANGE_NOT_SATISFIABLE,
@@ -61,15 +56,8 @@ class S3Store:
         except ImportError:
             return Boto3Transfers(_s3_client(attempts=4), self._bucket)
 
-    def write(self, name: str, parts: Any) -> Digest:
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """See ``Store.write``."""
-        if callable(parts):
-            file = io.BytesIO()
-            try:
-                parts(file)
-            except OSError as error:
-                raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
-            parts = [file.getvalue()]
         # It tells our own earlier attempt, whose answer was lost, from another writer's object.
         write_id = uuid.uuid4().hex
         key = self._prefix + name
@@ -77,11 +65,10 @@ class S3Store:
             self._transfers.put(key, byte_views(parts), write_id=write_id, kms_key_id=self._kms_key_id)
         except TransferError as error:
             if self._stored_write_id(name) == write_id:
-                return Digest(bytes=0, sha256="")
+                return
             if error.status == 412:
                 raise AlreadyExistsError(f"{self.uri}/{name} exists, and a checkpoint is never overwritten") from error
             raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
-        return Digest(bytes=sum(len(part) for part in parts), sha256=hashlib.sha256(b"".join(parts)).hexdigest())
 
     def _stored_write_id(self, name: str) -> str | None:
         try:
@@ -105,14 +92,6 @@ class S3Store:
                 raise FileNotFoundError(name) from None
             kind = InvalidCheckpoint if error.status == RANGE_NOT_SATISFIABLE else CheckpointError
             raise kind(f"cannot read {into.nbytes} bytes at {offset} of {self.uri}/{name}: {error}") from error
-
-    @contextmanager
-    def fetch(self, name: str) -> Iterator[Path]:
-        """See ``Store.fetch``."""
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(self.read(name))
-            file.flush()
-            yield Path(file.name)
 
     def names(self, prefix: str) -> list[str]:
         """See ``Store.names``."""

@@ -25,7 +25,6 @@ from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.notices import Notice
 from bootstrap.training.state import unwrap
 from bootstrap.training.stores import LocalStore, open_store
-from bootstrap.training.stores.base import Digest
 from tests.unit.bootstrap.training.conftest import BUCKET
 
 STEPS = 30
@@ -311,9 +310,9 @@ def test_retention(tmp_path: Path) -> None:
 class SlowStore(LocalStore):
     """Takes its time for each shard, as a network store does."""
 
-    def write(self, name: str, parts: Any) -> Digest:
+    def write(self, name: str, parts: Any) -> None:
         time.sleep(0.3)
-        return super().write(name, parts)
+        super().write(name, parts)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
@@ -356,10 +355,10 @@ class StuckStore(LocalStore):
         super().__init__(root)
         self.writing, self.free = threading.Event(), threading.Event()
 
-    def write(self, name: str, parts: Any) -> Digest:
+    def write(self, name: str, parts: Any) -> None:
         self.writing.set()
         self.free.wait(timeout=120)
-        return super().write(name, parts)
+        super().write(name, parts)
 
 
 def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path) -> None:
@@ -417,10 +416,10 @@ def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
 class FullStore(LocalStore):
     """Has no space for the ranks' files."""
 
-    def write(self, name: str, parts: Any) -> Digest:
+    def write(self, name: str, parts: Any) -> None:
         if name.endswith(".bin"):
             raise CheckpointError(f"cannot write {name}: No space left on device")
-        return super().write(name, parts)
+        super().write(name, parts)
 
 
 def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
