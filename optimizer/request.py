@@ -64,7 +64,14 @@ class Workload(_Model):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
     framework: Literal[
-        "torch", "torchvision", "torchtitan", "composer-fsdp", "megatron", "megatron-core", "megatron-deepspeed"
+        "torch",
+        "torchvision",
+        "gpufleet",
+        "torchtitan",
+        "composer-fsdp",
+        "megatron",
+        "megatron-core",
+        "megatron-deepspeed",
     ] = Field(default="torch", description="Profile of the training code: memory, host costs, kinds of parallelism.")
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(

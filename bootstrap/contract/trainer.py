@@ -20,7 +20,7 @@ CHECKPOINTINGS = ("none", "selective", "full")
 # rank from 1 to 999 (powersgd-4).
 GRADIENT_COMPRESSION = r"^(none|bf16|fp16|powersgd-[1-9][0-9]{0,2})$"
 # Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
-FRAMEWORKS = ("torch", "torchvision")
+FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 
 # Key of an architecture that names a torchvision model; any other architecture is a Hugging Face config.
 TORCHVISION = "torchvision"

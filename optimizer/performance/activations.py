@@ -28,6 +28,8 @@ WRITTEN_GELU_TENSORS = 3.0
 REPEATED_CASTS = (3.0, 5.0)
 # Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
+# A turn's 32-bit log-softmax, its probabilities and their product (bootstrap/trainer/loss.py).
+LOSS_TURN_BYTES = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +143,5 @@ def logits_bytes(x: Inputs) -> Number:
     # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
     fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
-    return tokens_of_rank(x) * x.vocab * loss_bytes / np.where(x.written_out > 0, 1.0, x.tensor)
+    logits = tokens_of_rank(x) * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
+    return logits * loss_bytes + np.minimum(logits, x.loss_turn_elements) * LOSS_TURN_BYTES

@@ -88,7 +88,7 @@ def compute(x: Inputs) -> Compute:
     products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
     # Hugging Face's tensor ranks each compute the whole loss.
-    lost = np.where(x.written_out > 0, x.vocab, logits)
+    lost = np.where(x.splits_logits > 0, logits, x.vocab)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
     # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.

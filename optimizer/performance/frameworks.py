@@ -17,6 +17,7 @@ FRAMEWORKS = Path(__file__).parent / "data" / "frameworks.toml"
 
 DEFAULT = "torch"
 CNN_DEFAULT = "torchvision"
+TRAINER = "gpufleet"  # the reference trainer
 # Other names of the same code, and libraries on top.
 ALIASES = {
     "transformers": "torch",
@@ -64,8 +65,11 @@ class Framework(BaseModel):
     gathers_per_layer: float = Field(ge=1)
     gathers_again: bool
     loss_traffic_bytes: float = Field(gt=0)
-    fsdp2: bool
+    fsdp2: int = Field(ge=0, le=3)
     own_ends: bool
+    late_reduction: bool
+    splits_logits: bool
+    loss_turn_elements: float = Field(ge=0)
     fitted_as: str | None = None
 
 
@@ -80,7 +84,7 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
     name = name.strip().lower()
     name = ALIASES.get(name, name)
     name = name if name in frameworks() else DEFAULT
-    return CNN_DEFAULT if cnn and name == DEFAULT else name
+    return CNN_DEFAULT if cnn and name in (DEFAULT, TRAINER) else name
 
 
 def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:

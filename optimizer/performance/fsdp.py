@@ -48,7 +48,7 @@ class _Units:
 
 def in_fsdp2(x: Inputs) -> Flag:
     """Flag dense models that FSDP2 shards; spread experts are no part of its units."""
-    return (x.fsdp2 > 0) & (x.experts <= 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1) & (x.layers > 0)
+    return (x.fsdp2 > 0) & (x.experts <= 0) & (x.sharding >= x.fsdp2) & (x.data * x.context > 1) & (x.layers > 0)
 
 
 def loss_parameters_bytes(x: Inputs) -> Number:
@@ -56,6 +56,14 @@ def loss_parameters_bytes(x: Inputs) -> Number:
     units = _units(x)
     gathered = units.root + units.head + units.layer
     return np.where(x.sharding >= ZERO3, gathered, stage_parameters(x)) * (x.element_bytes + x.cached_bytes)
+
+
+def kept_reduction_bytes(x: Inputs) -> Number:
+    """Input of the last reduction of the micro-batch before, at the loss."""
+    return (
+        np.where((x.late_reduction > 0) & (x.grad_accum > 1) & (x.sharding >= ZERO2), _units(x).ends, 0.0)
+        * x.gradient_bytes
+    )
 
 
 def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) -> Moment:

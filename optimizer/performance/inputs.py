@@ -91,6 +91,9 @@ class Inputs:
     loss_traffic_bytes: Number
     fsdp2: Number
     own_ends: Number
+    late_reduction: Number
+    splits_logits: Number
+    loss_turn_elements: Number
     # Hardware
     peak_flop_per_s: Number
     attention_flop_per_s: Number

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
-from optimizer.performance.fsdp import backward_bytes, in_fsdp2, loss_parameters_bytes
+from optimizer.performance.fsdp import backward_bytes, in_fsdp2, kept_reduction_bytes, loss_parameters_bytes
 from optimizer.performance.gradient_compression import compresses, held_bytes
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import (
@@ -103,12 +103,13 @@ def _moments(x: Inputs) -> _Moments:
     layer = layer_parameters_of_rank(x)
 
     # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP).
-    gathers_all = (x.sharding == ZERO2) & (x.master_bytes == 0) & several
+    keeps_whole = (x.sharding == ZERO1) & (x.fsdp2 == ZERO1)  # FSDP2 that keeps parameters and gradients whole
+    gathers_all = ((x.sharding == ZERO2) | keeps_whole) & (x.master_bytes == 0) & several
     weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
     state = np.where(zero1, sharded, held) * (x.optimizer_state_bytes + x.master_bytes)
     gradients = np.where(zero2, sharded, held) * x.gradient_bytes
     reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
-    buckets = np.where((x.sharding <= ZERO1) & several, held * x.bucket_bytes, 0.0)
+    buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * x.bucket_bytes, 0.0)
     if compresses(x):
         buckets = np.where(several, buckets + held_bytes(x, held), 0.0)
     gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
@@ -139,7 +140,7 @@ def _moments(x: Inputs) -> _Moments:
     all_gradients, last_activations, unsharded = gradients + reducing, layer_activations, np.zeros(())
     fsdp2 = in_fsdp2(x)
     if np.any(fsdp2):
-        cast = np.where(fsdp2, loss_parameters_bytes(x), cast)
+        cast = np.where(fsdp2, loss_parameters_bytes(x) + kept_reduction_bytes(x), cast)
         moment = backward_bytes(x, early=early, saved=most_saved, working=working)
         all_gradients = np.where(fsdp2, moment.gradients, all_gradients)
         last_activations = np.where(fsdp2, moment.activations, last_activations)

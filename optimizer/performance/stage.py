@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.types import ZERO1, ZERO2, Flag, Number
+from optimizer.performance.types import ZERO1, Flag, Number
 
 
 def updated_parameters(x: Inputs) -> Number:
@@ -83,5 +83,6 @@ def scores_by_compiler(x: Inputs) -> Flag:
 
 
 def computes_narrow(x: Inputs) -> Flag:
-    """Flag plain PyTorch under FSDP2: 16 bits throughout, no autocast."""
-    return (x.written_out > 0) & (x.sharding >= ZERO2) & (x.data * x.context > 1)
+    """Flag Hugging Face's modules under FSDP2 or the trainer's tensor parallelism: 16 bits throughout, no autocast."""
+    sharded = (x.fsdp2 > 0) & (x.sharding >= x.fsdp2) & (x.data * x.context > 1)
+    return (x.written_out > 0) & (sharded | ((x.splits_logits > 0) & (x.tensor > 1)))
