@@ -1,0 +1,76 @@
+"""Flags over the node's variables, batch sizes of the ranks there are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bootstrap.trainer.config import TrainerConfig, parse_config
+from bootstrap.trainer.mesh import with_batches
+from bootstrap.training.errors import ConfigurationError
+
+LLAMA = json.dumps({
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256,
+})  # fmt: skip
+
+
+def parse(*flags: str, **variables: str) -> TrainerConfig:
+    return parse_config(flags, {"GPUFLEET_ARCHITECTURE": LLAMA} | {f"GPUFLEET_{k}": v for k, v in variables.items()})
+
+
+def test_variables_are_the_defaults_of_the_flags() -> None:
+    config = parse(
+        "--micro-batch", "4", MICRO_BATCH="2", SHARDING="zero2", COMPILED="1", SEQ_LEN="128", GLOBAL_BATCH=""
+    )
+    assert (config.micro_batch, config.sharding, config.compiled, config.seq_len) == (4, "zero2", True, 128)
+    assert (config.family, config.learning_rate, config.global_batch) == ("decoder", 3e-4, 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"MICRO_BATCH": "two"}, "GPUFLEET_MICRO_BATCH is 'two'"),
+        ({"SHARDING": "zero4"}, "expected one of ddp, zero1"),
+        ({"COMPILED": "yes"}, "expected 0 or 1"),
+        ({"MICRO_BATCH": "0"}, "--micro-batch is 0; expected at least 1"),
+        ({"PIPELINE_PARALLEL": "2"}, "pipeline parallelism is 2.*launch-config"),
+        ({"TENSOR_PARALLEL": "3", "GPUS_PER_NODE": "3"}, "does not divide the attention heads"),
+        ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
+    ],
+)
+def test_bad_values_are_refused_with_value_and_limit(variables: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        parse(**variables)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "limit", "expected"),
+    [
+        ("--micro-batch 2 --grad-accum 3", 4, None, (24, 2, 3)),
+        ("--micro-batch 4 --global-batch 32", 2, None, (32, 4, 4)),
+        ("--micro-batch 4 --global-batch 24", 4, None, (24, 3, 2)),  # 6 samples a rank: 4 does not divide them
+        ("--micro-batch 4 --global-batch 32", 2, 2, (32, 2, 8)),  # halved: twice the accumulation
+        ("--micro-batch 8 --global-batch 8", 8, None, (8, 1, 1)),
+    ],
+)
+def test_global_batch_stays_whatever_the_ranks(
+    flags: str, ranks: int, limit: int | None, expected: tuple[int, int, int]
+) -> None:
+    config = with_batches(parse(*flags.split()), ranks, micro_batch_limit=limit)
+    assert (config.global_batch, config.micro_batch, config.grad_accum) == expected
+
+
+def test_ranks_that_do_not_divide_the_global_batch_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--global-batch is 10, which 4 data ranks do not divide"):
+        with_batches(parse("--global-batch", "10"), 4)
+
+
+def test_help_names_each_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text: Any = capsys.readouterr().out
+    assert "GPUFLEET_ARCHITECTURE" in text
+    assert "[GPUFLEET_SHARDING, ddp]" in text
