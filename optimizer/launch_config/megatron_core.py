@@ -95,9 +95,12 @@ def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
     yield f"--kv-channels {architecture.get('head_dim') or width // heads}"
     yield f"--max-position-embeddings {max(seq_len, architecture.get('max_position_embeddings', 0))}"
     yield f"--vocab-size {architecture['vocab_size']}"
-    rope = architecture.get("rope_parameters") or {}
+    rope = architecture.get("rope_parameters") or architecture.get("rope_scaling") or {}
     yield "--position-embedding-type rope"
     yield f"--rotary-base {int(rope.get('rope_theta') or architecture.get('rope_theta') or 10000)}"
+    if rope.get("rope_type") == "llama3":
+        yield "--use-rope-scaling"
+        yield f"--rope-scaling-factor {rope['factor']}"
     yield "--normalization RMSNorm"
     yield f"--norm-epsilon {architecture.get('rms_norm_eps', 1e-6)}"
     yield "--swiglu"

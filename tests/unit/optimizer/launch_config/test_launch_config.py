@@ -32,6 +32,7 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
     "rope_theta": 500000.0,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
     "rms_norm_eps": 1e-5,
 }
 QWEN3_MOE = LLAMA | {
@@ -271,6 +272,7 @@ def test_megatron(name: str, tmp_path: Path) -> None:
     connections, program, *arguments = printed
     assert program == "pretrain_gpt.py" and arguments[-1] == "--mock-data"
     assert arguments[arguments.index("--tensor-model-parallel-size") + 1] == str(split.tensor)
+    assert arguments[arguments.index("--rope-scaling-factor") + 1] == "8.0"
     assert arguments[arguments.index("--global-batch-size") + 1] == str(one.job.global_batch)
     pytest.importorskip(
         "megatron.training.arguments", reason="Megatron-LM is no package; docs/engines.md has the last run"
