@@ -16,6 +16,9 @@ probe() {
   [[ -x $1 ]] || return 1
   read -r torch nccl gpu < <("$1" -c "$PROBE" 2>/dev/null) || return 1
   version_at_least "$torch" "$TORCH_MIN" && version_at_least "$nccl" "$TORCH_NCCL_MIN" && [[ $gpu == True ]] || return 1
+  # The reference trainer's libraries, which a PyTorch image may lack.
+  [[ ${GPUFLEET_TRAIN_COMMAND:-} != "-m bootstrap.trainer" ]] ||
+    "$1" -c 'import transformers, torchvision' 2>/dev/null || return 1
   log "${1#"$ROOT"} has torch $torch with NCCL $nccl and sees the GPU"
 }
 
