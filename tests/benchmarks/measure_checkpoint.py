@@ -39,8 +39,11 @@ class Bench:
     """One model in one mode, with the loop that every path is measured in."""
 
     def __init__(self, mode: str, options: argparse.Namespace, device: torch.device) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
 
+        if not options.read_in_forward:
+            # Reads a value of the GPU in each forward pass, behind the copies to the host that were issued before.
+            vars(masking_utils)["find_packed_sequence_indices"] = lambda *_, **__: None
         self.mode, self.options, self.device = mode, options, device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         size: dict[str, Any] = (
@@ -384,6 +387,7 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=1)
     parser.add_argument("--window", type=int, default=30, help="steps that a save may make longer")
     parser.add_argument("--skip", nargs="*", default=[], choices=["hand", "dcp"])
+    parser.add_argument("--read-in-forward", action="store_true", help="leave the mask's read of the GPU in the model")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
