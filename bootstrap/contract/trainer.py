@@ -98,6 +98,11 @@ def unsupported(job: TrainerJob) -> list[str]:
             f"context parallelism is {job.context}: {model_kind(job.architecture)} over {job.seq_len} tokens has no "
             f"full causal attention that the trainer splits (it does {', '.join(CONTEXT_PARALLEL)})"
         )
+    heads = job.architecture.get("num_attention_heads")
+    if job.context > 1 and isinstance(heads, int) and heads % (job.tensor * job.context):
+        reasons.append(
+            f"context parallelism is {job.context}, which does not divide a tensor rank's part of {heads} heads"
+        )
     return reasons
 
 
