@@ -2,20 +2,19 @@
 
 What only ``optimizer.step`` changes is copied on a stream of its own while the next forward and backward run; a hook
 makes the optimizer wait for the end of the copy. Everything else is copied before training goes on, in stream order.
+
+All copies are issued at once. A GPU has one engine for copies to the host, which takes them in the order of their issue,
+so a training that reads a value (loss.item(), the mask of transformers' forward) before the optimizer's step waits for
+the copy, 0.13 s for 7 GiB. Issuing piece after piece from a thread was measured and is worse: each piece waits for
+Python's lock, and the optimizer for the last piece (tests/benchmarks/results/checkpoint_2xh200_202611.md).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-# A GPU has one engine for copies to the host, which takes them in the order of their issue: a training that reads a
-# value between the save and the optimizer's step (loss.item(), or the mask of transformers' forward) would wait for all
-# of a checkpoint. So the next piece is issued when the last one is over: 32 MiB take 0.7 ms over PCIe 5.
-COPY_BYTES = 32 * 2**20
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -27,8 +26,7 @@ class Stager:
         self._device = device
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
-        self._later: Pairs = ()
-        self._issued = threading.Event()
+        self._begun: torch.cuda.Event | None = None
         self._done: torch.cuda.Event | None = None
         self._guarded: list[tuple[torch.Tensor, int]] = []
         self._waits = False
@@ -46,46 +44,29 @@ class Stager:
     def begin(self, later: Pairs, now: Pairs, guarded: Sequence[torch.Tensor]) -> None:
         """Begin copies of (target, source): ``later`` may end until the next step of the optimizer, ``now`` may not.
 
-        ``guarded`` are the whole tensors of ``later``: ``is_torn`` where one changes before the optimizer's step. Some
-        thread must call ``finish``.
+        ``guarded`` are the whole tensors of ``later``: ``is_torn`` where one changes before the optimizer's step.
         """
         if self._handle is None:
             later, now, guarded = (), [*later, *now], ()
         self.is_torn = False
         with torch.no_grad():
-            for target, source in now:
-                target.copy_(source, non_blocking=True)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._later = later
-        self._issued.clear()
+            _copy(now)
+            if self._stream is not None:
+                self._begun, self._done = _event(), _event()
+                self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                with torch.cuda.stream(self._stream):
+                    self._begun.record()
+                    _copy(later)
+                    self._done.record()
         self._guarded = [(tensor, tensor._version) for tensor in guarded]
         self._waits = self._handle is not None
 
     def finish(self) -> float:
-        """Copy what ``begin`` left, piece after piece, in the calling thread; seconds on the GPU."""
-        if self._stream is None:
+        """Wait in the calling thread until the copies are over; their seconds on the GPU."""
+        if self._begun is None or self._done is None:
             return 0.0
-        begun, over = _event(), _event()
-        try:
-            with torch.cuda.stream(self._stream), torch.no_grad():
-                begun.record()
-                begun.synchronize()
-                issued = 0
-                for target, source in _in_pieces(self._later):
-                    target.copy_(source, non_blocking=True)
-                    issued += source.nbytes
-                    if issued >= COPY_BYTES:
-                        over.record()
-                        over.synchronize()
-                        issued = 0
-                over.record()
-                self._done = over
-        finally:
-            self._later = ()
-            self._issued.set()
-        over.synchronize()
-        return float(begun.elapsed_time(over)) / 1e3
+        self._done.synchronize()
+        return float(self._begun.elapsed_time(self._done)) / 1e3
 
     def finish_first(self) -> None:
         """Let the training wait for the copies, where no step of the optimizer will."""
@@ -94,7 +75,6 @@ class Stager:
     def _before_step(self, *_: Any) -> None:
         if self._waits:
             self._waits = False
-            self._issued.wait()
             if self._done is not None:
                 torch.cuda.current_stream(self._device).wait_event(self._done)
             self.is_torn |= any(tensor._version != version for tensor, version in self._guarded)
@@ -105,11 +85,6 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 
-def _in_pieces(pairs: Pairs) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _copy(pairs: Pairs) -> None:
     for target, source in pairs:
-        elements = COPY_BYTES // source.element_size()
-        if source.numel() <= elements or not source.is_contiguous():
-            yield target, source
-        else:
-            pieces = (torch.split(tensor.view(-1), elements) for tensor in (target, source))
-            yield from zip(*pieces, strict=True)
+        target.copy_(source, non_blocking=True)
