@@ -3,10 +3,10 @@
 What only ``optimizer.step`` changes is copied on a stream of its own while the next forward and backward run; a hook
 makes the optimizer wait for the end of the copy. Everything else is copied before training goes on, in stream order.
 
-All copies are issued at once. A GPU has one engine for copies to the host, which takes them in the order of their issue,
-so a training that reads a value (loss.item(), the mask of transformers' forward) before the optimizer's step waits for
-the copy, 0.13 s for 7 GiB. Issuing piece after piece from a thread was measured and is worse: each piece waits for
-Python's lock, and the optimizer for the last piece (tests/benchmarks/results/checkpoint_2xh200_202611.md).
+All copies are issued at once. A GPU has one engine for copies to the host, which takes them in the order of issue, so
+a training that reads a value (loss.item(), the mask of transformers' forward) before the optimizer's step waits for the
+copy, 0.13 s for 7 GiB. Issuing piece after piece from a thread was measured and is worse: each piece waits for Python's
+lock, and the optimizer for the last piece (tests/benchmarks/results/checkpoint_2xh200_202611.md).
 """
 
 from __future__ import annotations
