@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from optimizer.plan import FleetPlan
 
-# What nodes run where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
+# Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
 

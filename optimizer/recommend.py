@@ -127,7 +127,7 @@ def _workload_notes(problem: Problem) -> list[str]:
 
 def _trainer_notes(problem: Problem) -> list[str]:
     request, limits = problem.request, problem.request.constraints
-    # Who names another framework knows.
+    # A request that names another framework needs no note.
     if not problem.reach.beyond_trainer or request.workload.framework not in trainer.FRAMEWORKS:
         return []
     may = ", ".join(problem.reach.axes)

@@ -47,7 +47,7 @@ class Limits:
     budget_usd: float | None
 
 
-class MeasuredRun:
+class RunMeasurement:
     """Writes the row after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process, and says so if the run is slow.
 
     Args:
@@ -249,6 +249,6 @@ def _versions(*, is_cnn: bool) -> dict[str, str]:
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     driver = Path("/proc/driver/nvidia/version")
-    if driver.is_file() and (found := re.search(r"Module.*?\s(\d+\.[\d.]+)", driver.read_text(encoding="utf-8"))):
-        versions["driver"] = found.group(1)
+    if driver.is_file() and (match := re.search(r"Module.*?\s(\d+\.[\d.]+)", driver.read_text(encoding="utf-8"))):
+        versions["driver"] = match.group(1)
     return versions

@@ -22,7 +22,7 @@ from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.open import Split
 from bootstrap.trainer.hooks import compress_gradients
 from bootstrap.trainer.loop import Stepper
-from bootstrap.trainer.measured import MeasuredRun, measured_row
+from bootstrap.trainer.measured import RunMeasurement, measured_row
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler
@@ -143,7 +143,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     store = open_store(uri)
     tokens = None if config.family == "cnn" else config.seq_len
     clock = StepClock(device)
-    measured = MeasuredRun(
+    measured = RunMeasurement(
         clock=clock,
         device=device,
         store=store,

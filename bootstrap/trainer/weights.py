@@ -30,7 +30,7 @@ from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-# As transformers' save_pretrained; an upload or a reader's memory holds one file.
+# Largest file, the limit of transformers' save_pretrained; an upload or a reader's memory holds one file.
 FILE_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -89,15 +89,15 @@ def load_weights(model: nn.Module, uri: str) -> None:
     with ExitStack() as stack, torch.no_grad():
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in _stored_files(folder)]
         stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-        found = {name: next((other for other in _names(model, name) if other in stored), None) for name in targets}
-        missing = [name for name in targets if found[name] is None and found.get(aliases.get(name, name)) is None]
+        sources = {name: next((other for other in _names(model, name) if other in stored), None) for name in targets}
+        missing = [name for name in targets if sources[name] is None and sources.get(aliases.get(name, name)) is None]
         if missing:
             raise ConfigurationError(
                 f"{uri} lacks {len(missing)} of the model's {len(targets)} tensors, such as {', '.join(missing[:3])}; "
                 "its config.json must be the run's architecture, and its names Hugging Face's"
             )
         for name, target in targets.items():
-            if (other := found[name]) is None or name in aliases:
+            if (other := sources[name]) is None or name in aliases:
                 continue
             part = stored[other].get_slice(other)
             if list(part.get_shape()) != list(target.shape):

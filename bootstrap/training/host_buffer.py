@@ -69,19 +69,19 @@ def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
 
 def available_bytes() -> tuple[int, str]:
     """Free host memory, and the file that says so: the machine's or the control group's, whichever is less."""
-    found = []
+    limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                found.append((int(line.split()[1]) * 1024, str(meminfo)))
+                limits.append((int(line.split()[1]) * 1024, str(meminfo)))
     # https://docs.kernel.org/admin-guide/cgroup-v2.html: memory.current counts the page cache, which can be dropped.
     limit, current, stat = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
         used = int(current.read_text(encoding="ascii")) - _file_cache_bytes(stat)
-        found.append((int(text) - max(0, used), str(limit)))
+        limits.append((int(text) - max(0, used), str(limit)))
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(found, default=(pages, "sysconf"))
+    return min(limits, default=(pages, "sysconf"))
 
 
 def _file_cache_bytes(stat: Path) -> int:

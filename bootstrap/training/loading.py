@@ -21,7 +21,7 @@ from bootstrap.training.planning import PIECE_BYTES
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.tensors import geometry_of, local_part
 
-# Of one rank; a store's read_into divides large ranges further.
+# Threads of one rank; a store's read_into divides large ranges further.
 READ_THREADS = 8
 _UNUSED, _ON_CPU, _ON_GPU = 0, 1, 2
 
@@ -37,7 +37,7 @@ class Copy:
 
 
 @dataclass(kw_only=True)
-class Range:
+class ByteRange:
     """Neighbouring chunks of one file, read at once.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Reads:
     """Reads of this rank in order, as many ahead as the buffer holds."""
 
     def __init__(
-        self, checkpoints: Checkpoints, checkpoint: Committed, ranges: list[Range], buffer: torch.Tensor,
+        self, checkpoints: Checkpoints, checkpoint: Committed, ranges: list[ByteRange], buffer: torch.Tensor,
         threads: ThreadPoolExecutor,
     ) -> None:  # fmt: skip
         self._checkpoints, self._checkpoint, self._threads = checkpoints, checkpoint, threads
@@ -107,10 +107,10 @@ class _Reads:
         self._running: dict[int, tuple[torch.Tensor, Future[str]]] = {}
         self._known = {id(one) for one in ranges}
 
-    def __contains__(self, one: Range) -> bool:
+    def __contains__(self, one: ByteRange) -> bool:
         return id(one) in self._known
 
-    def result(self, one: Range) -> tuple[torch.Tensor, str]:
+    def result(self, one: ByteRange) -> tuple[torch.Tensor, str]:
         """Bytes of a range, and what is wrong with them; in the order of the ranges."""
         if id(one) not in self._running:
             self._start_next()
@@ -169,7 +169,9 @@ def _box(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
 
 
-def _ranges(tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Copy]], ranks: RankGroup) -> list[Range]:
+def _ranges(
+    tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Copy]], ranks: RankGroup
+) -> list[ByteRange]:
     """Ranges in one order on all ranks: each file's chunks in order, joined up to 64 MiB where they have one reader."""
     extents = [chunk.extent for tensor in tensors.values() for chunk in tensor.chunks if chunk.extent.bytes]
     extents.sort(key=lambda extent: (extent.file, extent.at))
@@ -180,17 +182,17 @@ def _ranges(tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Cop
     needs = ranks.gather_rows(need)
     shared = ((needs == needs[0]).all(dim=0) & (needs[0] != _UNUSED)).tolist() if ranks.world_size > 1 else None
     kinds = need.tolist()
-    ranges: list[Range] = []
+    ranges: list[ByteRange] = []
     # The same on all ranks, unlike the ranges that one rank reads for itself.
-    shared_ranges: dict[int, list[Range]] = {}
-    last: Range | None = None
+    shared_ranges: dict[int, list[ByteRange]] = {}
+    last: ByteRange | None = None
     previous = None
     for number, extent in enumerate(extents):
         is_shared = shared is not None and shared[number]
         kind = (extent.file, is_shared, kinds[number])
         joins = last is not None and kind == previous and last.extents[-1].at + last.extents[-1].bytes == extent.at
         if last is None or not joins or last.bytes + extent.bytes > PIECE_BYTES:
-            last = Range(extents=[], reader=None, is_on_gpu=kinds[number] == _ON_GPU)
+            last = ByteRange(extents=[], reader=None, is_on_gpu=kinds[number] == _ON_GPU)
             (shared_ranges.setdefault(extent.file, []) if is_shared else ranges).append(last)
         last.extents.append(extent)
         last.copies.extend(copies.get(extent, ()))
@@ -203,7 +205,7 @@ def _ranges(tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Cop
     return [one for one in ranges if one.copies] + in_turn
 
 
-def _round_robin(lists: list[list[Range]]) -> Iterator[Range]:
+def _round_robin(lists: list[list[ByteRange]]) -> Iterator[ByteRange]:
     """First of each list, then second of each, and so on."""
     for turn in range(max(map(len, lists), default=0)):
         for one in lists:
@@ -211,7 +213,7 @@ def _round_robin(lists: list[list[Range]]) -> Iterator[Range]:
                 yield one[turn]
 
 
-def _scatter(data: torch.Tensor, one: Range) -> None:
+def _scatter(data: torch.Tensor, one: ByteRange) -> None:
     """Copy a range's bytes to this rank's tensors."""
     first = one.extents[0].at
     with torch.no_grad():

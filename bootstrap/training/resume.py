@@ -66,7 +66,7 @@ class Resume:
         return None
 
     def _load(self, checkpoint: Committed) -> tuple[str, Resumed | None]:
-        """What is wrong with a checkpoint on any rank, or what it gave."""
+        """Load a checkpoint: the problem of any rank, or the resumed state."""
         manifest = checkpoint.manifest
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
         if problem:
@@ -89,7 +89,7 @@ class Resume:
         return "", Resumed(step=manifest.step, random=random)
 
     def _values(self, checkpoint: Committed) -> tuple[str, list[Any]]:
-        """What is wrong with the ranks' plain values, or these values by rank."""
+        """Read the plain values: their problem, or the values by rank."""
 
         def read(extent: Any) -> Any:
             data = bytearray(extent.bytes)

@@ -14,7 +14,7 @@ from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stager import Stager
-from bootstrap.training.state import Snapshot, TrainingState, random_state
+from bootstrap.training.state import StateSnapshot, TrainingState, random_state
 from bootstrap.training.stores import Store
 from bootstrap.training.tensors import Geometry, local_part
 
@@ -99,15 +99,15 @@ class Share:
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometries, known ones without computing them again."""
-        found = {}
+        geometries = {}
         for key, tensor in tensors.items():
             known = self._geometries.get(key)
             is_known = known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype
             if is_known and known is not None and local_part(tensor).shape == known.sizes:
-                found[key] = known
+                geometries[key] = known
             else:
-                found |= self._state.geometries({key: tensor})
-        return found
+                geometries |= self._state.geometries({key: tensor})
+        return geometries
 
     def _replan(self, geometries: dict[str, Geometry]) -> None:
         self._geometries = geometries
@@ -123,7 +123,7 @@ class Share:
             for piece in self._plan.own
         ]
 
-    def _copy(self, snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _copy(self, snapshot: StateSnapshot, tensors: Mapping[str, torch.Tensor]) -> None:
         later, now = [], []
         guarded = {}
         for piece, view in zip(self._plan.own, self._views, strict=True):

@@ -31,7 +31,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class StateSnapshot:
     """State of this rank after a step; the tensors are the live ones.
 
     Attributes:
@@ -65,7 +65,7 @@ class TrainingState:
     def resolve(self) -> None:
         """Find the parameters; again on entering a run, as the user may have replaced a module since."""
         for module in self.model.modules():
-            # Of fully_shard (its import takes long): gathered parameters may stand in place of the sharded ones.
+            # fully_shard's method (its import takes long): gathered parameters may stand in place of the sharded ones.
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
                 reshard()
@@ -89,7 +89,7 @@ class TrainingState:
         """Names of what a checkpoint holds beside the model."""
         return {*self.parts, "optimizer"}
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
         later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.parameters.items()}
         now: dict[str, torch.Tensor] = {}
@@ -104,17 +104,17 @@ class TrainingState:
             values[MODEL] = take_apart(states, f"{MODEL}.extra_state", now)
         for name, buffer in persistent_buffers(self.model).items():
             now[buffer_key(self._rank, name, buffer)] = buffer
-        return Snapshot(later=later, now=now, values=values)
+        return StateSnapshot(later=later, now=now, values=values)
 
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
         own_buffers, replicas = own_prefix(self._rank), self._world_size
         states = self.optimizer.replicas if self.optimizer is not None else replicas
-        found = {}
+        geometries = {}
         for key, tensor in tensors.items():
             holders = states if key.startswith(PREFIX) else 1 if key.startswith(own_buffers) else replicas
-            found[key] = geometry_of(tensor, holders)
-        return found
+            geometries[key] = geometry_of(tensor, holders)
+        return geometries
 
     def expected(self) -> dict[str, Geometry]:
         """Geometry of the tensors that the first checkpoint will hold, before the first step."""

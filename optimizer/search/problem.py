@@ -144,7 +144,7 @@ class Problem:
 
     @cached_property
     def reach(self) -> Reach:
-        """What the training code can do."""
+        """Layouts that the training code can carry out."""
         return find_reach(self.request, self.model, self.recipe.seq_len)
 
     @cached_property

@@ -8,7 +8,7 @@ import torch
 
 from bootstrap.trainer.data.dataset import Batch, hash64
 
-# What a loss of torch and transformers leaves out.
+# Label that the losses of torch and transformers leave out.
 IGNORED = -100
 
 

@@ -39,8 +39,8 @@ RANKS_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What all ranks do after the same step."""
+class StepDecision:
+    """Actions of all ranks after the same step."""
 
     save: bool
     stop: bool
@@ -144,7 +144,7 @@ class EngineRun:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)
         self._saved_step = manifest.step
 
-    def end_step(self, step: int, *, is_last: bool) -> Decision:
+    def end_step(self, step: int, *, is_last: bool) -> StepDecision:
         """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
         self.step = step
         self._ledger.progress(step)
@@ -153,7 +153,7 @@ class EngineRun:
         stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(step)))
         self._stopping = bool(stop) and not is_last
         save = bool(due) or self._stopping or is_last
-        return Decision(save=save and self._saved_step != step, stop=self._stopping)
+        return StepDecision(save=save and self._saved_step != step, stop=self._stopping)
 
     def _is_due(self, step: int) -> bool:
         if self._watcher.save_notice is not None:

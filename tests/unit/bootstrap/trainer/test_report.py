@@ -15,7 +15,7 @@ import transformers
 from bootstrap.contract.measured import Measured, parse
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
-from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, MeasuredRun, measured_row, slow_notice
+from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, RunMeasurement, measured_row, slow_notice
 from bootstrap.trainer.report import Report
 from bootstrap.training.stores import LocalStore
 
@@ -120,7 +120,7 @@ def test_measured_run_is_written_once_and_says_that_the_run_is_slow(
     model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(**ARCHITECTURE))
     monkeypatch.setenv("GPUFLEET_PRICE_USD_PER_HOUR", "98.3")
     clock = StepClock(CPU)
-    run = MeasuredRun(
+    run = RunMeasurement(
         clock=clock,
         device=CPU,
         store=LocalStore(tmp_path),
