@@ -107,7 +107,7 @@ def load_weights(model: nn.Module, uri: str) -> None:
                 )
             local = target.to_local() if isinstance(target, DTensor) else target
             local.copy_(part[_slices(target)] if target.ndim else part[...])
-        if unused := sorted(stored.keys() - {name for name in found.values() if name}):
+        if unused := sorted(stored.keys() - {name for name in sources.values() if name}):
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
 
 
