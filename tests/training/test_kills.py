@@ -125,7 +125,7 @@ def test_hung_peer_does_not_hang_the_others(make_node: Callable[..., Node]) -> N
 
 def test_four_ranks_resume_bit_equal(make_node: Callable[..., Node], imds: LocalImds, tmp_path: Path) -> None:
     """On more than two ranks the order of a sum depends on DDP's bucket layout, which the rehearsal settles."""
-    undisturbed = Node(tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4)
+    undisturbed = Node(tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4, sharding="ddp")
     with undisturbed.running() as process:
         undisturbed.wait(process)
     node = make_node(workers=4)

@@ -208,8 +208,8 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         if os.fstat(file.fileno()).st_size == 0:  # mmap refuses an empty file
             yield memoryview(b"")
             return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            yield view
+        # Not closed here: a client's threads may hold the view a moment longer than the request, and close would fail.
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _step_of(prefix: str) -> int:
