@@ -1,4 +1,4 @@
-"""What a checkpoint costs: SpotTolerantRun, DCP's async_save and a copy written by hand, in one run on the same state.
+"""Cost of a checkpoint: SpotTolerantRun, DCP's async_save and a copy written by hand, in one run on the same state.
 
     torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--tiny]
 

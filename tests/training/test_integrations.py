@@ -19,7 +19,7 @@ from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, parameter
 
 pytestmark = [
     pytest.mark.training,
-    # Of the engines, not of ours.
+    # Names of the engines' options, not ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

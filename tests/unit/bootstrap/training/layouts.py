@@ -146,7 +146,7 @@ class Leg:
         return sha256.hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """What the test compares."""
+        """Results that the test compares."""
         return {"layout": self.layout, "losses": self.losses, "loaded": self.loaded, "end": self.digest(),
                 "step": self.run.step, "data": [self.run.data_rank, self.run.data_size]}  # fmt: skip
 
