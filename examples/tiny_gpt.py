@@ -144,11 +144,6 @@ def main() -> None:
     if rank == 0:
         result = {"steps": run.step, "parameters_sha256": parameters_sha256}
         (options.out / "result.json").write_text(json.dumps(result), encoding="ascii")
-    # A rank that destroys its gloo groups while another still works aborted now and then (SIGABRT, "terminate called
-    # without an active exception"), which torchrun takes for a failure: leave together, without destructors.
-    dist.barrier()
-    logging.shutdown()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from bootstrap.trainer import oom
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.run import train
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.leaving import end_process
 
 # EX_CONFIG of sysexits.h, as launch.sh's GAVE_UP: another start would end the same way.
 EXIT_AT_FAULT = 78
@@ -28,6 +29,7 @@ def main() -> None:
         if rank == 0 or isinstance(error, oom.OutOfMemoryError):
             logging.getLogger(__name__).error("%s", error)
         sys.exit(EXIT_AT_FAULT)
+    end_process(0)
 
 
 if __name__ == "__main__":

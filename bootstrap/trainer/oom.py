@@ -87,7 +87,8 @@ class _Watch:
         # A connection of its own: the main thread may hold the other one's lock in a collective's set-up.
         self._store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
         self._closing = threading.Event()
-        threading.Thread(target=self._wait, name="out-of-memory watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._wait, name="out-of-memory watch", daemon=True)
+        self._thread.start()
 
     def tell(self, limit: int) -> NoReturn:
         self._store.set(_FOUND, str(limit))
@@ -95,10 +96,15 @@ class _Watch:
             time.sleep(1)
 
     def close(self) -> None:
+        """Look a last time: the error that ends this rank may come from one that ran out."""
         self._closing.set()
+        # A thread that asks the store while Python shuts down would abort the process.
+        self._thread.join(READY_LIMIT_S)
 
     def _wait(self) -> None:
-        while not self._closing.wait(POLL_S):
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(POLL_S)
             try:
                 if not self._store.check([_FOUND]):
                     continue

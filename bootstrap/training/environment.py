@@ -7,6 +7,14 @@ import os
 
 from bootstrap.training.errors import ConfigurationError
 
+INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
+DEFAULT_INTERVAL_S = 600.0
+
+
+def checkpoint_interval(given_s: float | None) -> float:
+    """Seconds between checkpoints: the caller's, the variable's, or the default."""
+    return given_s or positive_number(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S
+
 
 def positive_number(variable: str, meaning: str = "seconds") -> float | None:
     """Number above 0 of ``variable``, or None where it is unset or empty; ConfigurationError for anything else."""

@@ -25,6 +25,17 @@ class RankGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
+    def close(self) -> None:
+        """Leave the group and end its threads; for a rank whose exchanges are all over.
+
+        A gloo thread may hold the tensors of a finished exchange for a moment. One that frees them while Python shuts
+        down aborts the process (SIGABRT; https://github.com/pytorch/pytorch/issues/190489), and torchrun takes a run
+        that is done for a failed one.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
+
     def maximum(self, *values: int) -> list[int]:
         """Largest value over the ranks, for each of ``values``."""
         return self.start_maximum(*values)()

@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from bootstrap.training.agreement import Agreement
 from bootstrap.training.checkpoint import Checkpoints
 from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
-from bootstrap.training.environment import positive_number
+from bootstrap.training.environment import checkpoint_interval, positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.heartbeat import Heartbeat
+from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger.writer import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
@@ -35,10 +36,8 @@ from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
 MTBF_VARIABLE = "GPUFLEET_MTBF_S"
 HANG_VARIABLE = "GPUFLEET_HANG_TIMEOUT_S"
-DEFAULT_INTERVAL_S = 600.0
 DEFAULT_HANG_TIMEOUT_S = 600.0
 # For compilation, autotuning and cold data caches.
 FIRST_STEP_FACTOR = 3
@@ -138,7 +137,7 @@ class SpotTolerantRun:
             watcher=self._watcher,
             beat=self._beat,
             writer_id=writer_id,
-            interval_s=checkpoint_interval_s or positive_number(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S,
+            interval_s=checkpoint_interval(checkpoint_interval_s),
             mtbf_s=positive_number(MTBF_VARIABLE),
             every_steps=checkpoint_every,
             keep=keep,
@@ -190,6 +189,8 @@ class SpotTolerantRun:
         self._heartbeat.close()
         self._share.close()
         # An interrupted process is about to exit; a SIGTERM is no fault then.
+        if error is None or isinstance(error, Interrupted):
+            self._ranks.close()
         if not isinstance(error, Interrupted):
             if error is not None:
                 self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
@@ -261,16 +262,8 @@ class SpotTolerantRun:
         self._heartbeat.beat(limit_s=self._hang_timeout_s * factor, doing=doing)
 
     def _leave(self) -> None:
-        reasons = self._ranks.gather(str(self._watcher.stop_notice or ""))
-        reason = next(filter(None, reasons), "a notice")
-        interrupted = Interrupted(reason=reason, step=self.step, saved=self._saver.saved_step == self.step)
-        if self._ranks.rank == 0:
-            logger.warning("%s", interrupted)
-        self._ledger.end("stop", self.step, reason)
-        # Rank 0 writes the ledger first: torchrun ends all ranks when one exits.
-        self._ranks.maximum(0)
-        if self._ranks.local_rank == 0:
-            self._watcher.announce_saved()
+        is_saved = self._saver.saved_step == self.step
+        interrupted = leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=is_saved)
         self._heartbeat.close()
         raise interrupted
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from bootstrap.training.checksum import checksum, matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.index import compact_json
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ def _step_of(prefix: str) -> int:
 
 
 def _view(body: dict[str, Any]) -> memoryview:
-    return memoryview(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return memoryview(compact_json(body))
 
 
 def _digest(body: dict[str, Any]) -> str:

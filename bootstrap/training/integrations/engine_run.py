@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -11,8 +12,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.training.environment import positive_number
-from bootstrap.training.errors import CheckpointError, ConfigurationError, Interrupted
+from bootstrap.training.environment import checkpoint_interval
+from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import (
     EngineFiles,
@@ -22,6 +23,7 @@ from bootstrap.training.integrations.engine_files import (
     now_unix_s,
     prefix_name,
 )
+from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger.writer import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
@@ -30,8 +32,6 @@ from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
-DEFAULT_INTERVAL_S = 600.0
 # Local disk that checkpoints are fetched to before the engine reads them.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 # Ranks meet at a save: the slowest may still write its files.
@@ -71,17 +71,17 @@ class EngineRun:
         self.engine = engine
         self.files = EngineFiles(open_store(store) if store is None or isinstance(store, str) else store)
         self.step = 0
-        self._interval_s = checkpoint_interval_s or positive_number(INTERVAL_VARIABLE) or DEFAULT_INTERVAL_S
+        self._interval_s = checkpoint_interval(checkpoint_interval_s)
         self._every = checkpoint_every
         self._keep = keep
         self._watcher = watcher or Watcher.from_environment()
         self._heartbeat = Heartbeat()
-        self._fetched: Fetched | None = None
         self._saved_step: int | None = None
         self._saves = 0
         self._stopping = False
 
-    def fetch(self) -> Fetched | None:
+    @functools.cached_property
+    def fetched(self) -> Fetched | None:
         """Newest valid checkpoint, on this node's disk; None where the store has none."""
         root = Path(os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir())
         folder = root / f"gpufleet-{self.engine}-{uuid.uuid5(uuid.NAMESPACE_URL, self.files.store.uri).hex[:12]}"
@@ -91,7 +91,6 @@ class EngineRun:
                 f"{self.files.store.uri} holds checkpoints of {fetched.manifest.engine}, and this run is by "
                 f"{self.engine}: use a new store"
             )
-        self._fetched = fetched
         return fetched
 
     def start(self, step: int, *, global_batch: int) -> None:
@@ -123,12 +122,12 @@ class EngineRun:
         self._ledger.train(step)
 
     def _check_resume(self, step: int, global_batch: int) -> None:
-        prefixes = set(self._ranks.gather(self._fetched.prefix if self._fetched else ""))
+        prefixes = set(self._ranks.gather(self.fetched.prefix if self.fetched else ""))
         if len(prefixes) > 1:
             raise CheckpointError(f"the nodes fetched different checkpoints, {sorted(prefixes)}: start again")
-        if self._fetched is None:
+        if self.fetched is None:
             return
-        manifest = self._fetched.manifest
+        manifest = self.fetched.manifest
         if step != manifest.step:
             raise ConfigurationError(
                 f"{self.files.store.uri} has a checkpoint of step {manifest.step}, and {self.engine} begins at step "
@@ -213,16 +212,11 @@ class EngineRun:
         if not self._stopping:
             self._ledger.end("done", self.step, "all steps done")
             self._watcher.close()
+            self._ranks.close()
             return
-        reason = next(filter(None, self._ranks.gather(str(self._watcher.stop_notice or ""))), "a notice")
-        interrupted = Interrupted(reason=reason, step=self.step, saved=self._saved_step == self.step)
-        if self._ranks.rank == 0:
-            logger.warning("%s", interrupted)
-        self._ledger.end("stop", self.step, reason)
-        # Rank 0 writes the ledger first: torchrun ends all ranks when one exits.
-        self._ranks.maximum(0)
-        if self._ranks.local_rank == 0:
-            self._watcher.announce_saved()
+        is_saved = self._saved_step == self.step
+        interrupted = leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=is_saved)
+        self._ranks.close()
         raise interrupted
 
     def fail(self, error: BaseException) -> None:

@@ -51,8 +51,6 @@ class SpotTolerantCallback(Callback):
             watcher=watcher,
         )
         self._seed = seed
-        self._folder: Path | None = None
-        self._is_fetched = False
         self._random: Mapping[str, Any] | None = None
         self._order: SampleOrder | None = None
         self.trainer: Trainer | None = None
@@ -60,14 +58,11 @@ class SpotTolerantCallback(Callback):
     @property
     def checkpoint(self) -> str | None:
         """Newest valid checkpoint for ``trainer.fit(ckpt_path=...)``; None starts from the beginning."""
-        self._fetch()
         return str(self._folder / _LIGHTNING_FILE) if self._folder else None
 
-    def _fetch(self) -> None:
-        if not self._is_fetched:
-            fetched = self._run.fetch()
-            self._folder = fetched.folder if fetched else None
-            self._is_fetched = True
+    @property
+    def _folder(self) -> Path | None:
+        return self._run.fetched.folder if self._run.fetched else None
 
     def loader(self, dataset: Dataset[Any], *, global_batch: int, **options: Any) -> DataLoader[Any]:
         """DataLoader that goes on at the exact sample; ``global_batch`` samples over all ranks a forward pass."""
@@ -93,7 +88,6 @@ class SpotTolerantCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
-        self._fetch()  # so that a run without ckpt_path is refused
         self._run.start(
             trainer.global_step, global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches)
         )

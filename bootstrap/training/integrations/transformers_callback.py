@@ -41,20 +41,11 @@ class SpotTolerantCallback(TrainerCallback):
             keep=keep,
             watcher=watcher,
         )
-        self._checkpoint: str | None = None
-        self._is_fetched = False
 
     @property
     def checkpoint(self) -> str | None:
         """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
-        self._fetch()
-        return self._checkpoint
-
-    def _fetch(self) -> None:
-        if not self._is_fetched:
-            fetched = self._run.fetch()
-            self._checkpoint = str(fetched.folder) if fetched else None
-            self._is_fetched = True
+        return str(self._run.fetched.folder) if self._run.fetched else None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
@@ -63,7 +54,6 @@ class SpotTolerantCallback(TrainerCallback):
                 "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
                 "or its place in the data"
             )
-        self._fetch()  # so that a run without resume_from_checkpoint is refused
         batch = args.per_device_train_batch_size * max(1, args.n_gpu)
         self._run.start(state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size)
 
