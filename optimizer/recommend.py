@@ -113,7 +113,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
 
 def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
-    slow = fp8_note(work.precision, work.framework, compiled=work.compiled)
+    slow = fp8_note(work.precision, problem.recipe.framework, compiled=work.compiled)
     notes = [slow] if slow else []
     if model.architecture == "cnn" and work.tokens is not None:
         notes.append(
@@ -142,8 +142,9 @@ def _describe_wider(problem: Problem) -> str:
     request = problem.request
     limits = request.constraints.model_copy(update={"parallelism": AXES})
     request = request.model_copy(update={"constraints": limits})
-    shardings = find_reach(request, problem.model, problem.recipe.seq_len).shardings
-    wider = replace(problem, request=request, recipe=replace(problem.recipe, shardings=shardings))
+    reach = find_reach(request, problem.model, problem.recipe.seq_len)
+    recipe = replace(problem.recipe, framework=reach.framework, shardings=reach.shardings)
+    wider = replace(problem, request=request, recipe=recipe)
     tables = [result for result in find_candidates(wider) if not isinstance(result, Rejection)]
     feasible = [table for table in tables if table.feasible(limits).any()]
     if not feasible:

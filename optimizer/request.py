@@ -72,7 +72,11 @@ class Workload(_Model):
         "megatron",
         "megatron-core",
         "megatron-deepspeed",
-    ] = Field(default="torch", description="Profile of the training code: memory, host costs, kinds of parallelism.")
+    ] = Field(
+        default="gpufleet",
+        description="Profile of the training code: memory, host costs, kinds of parallelism. gpufleet is the reference "
+        "trainer; what it does not train is estimated as torch.",
+    )
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
         default="none",

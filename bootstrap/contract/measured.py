@@ -84,7 +84,7 @@ class MeasuredRow:
     activation_checkpointing: Literal["none", "selective", "full"]
     micro_batch: int
     grad_accum: int
-    framework: str  # "transformers", "torchvision"
+    framework: str  # "gpufleet", "torchvision"
     attention: Literal["flash", "unfused"]
     compiled: Literal[0, 1]
     tokens_per_second_per_gpu: float

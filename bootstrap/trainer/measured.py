@@ -207,7 +207,7 @@ def measured_row(
         activation_checkpointing=cast(Any, config.activation_checkpointing),
         micro_batch=config.micro_batch,
         grad_accum=config.grad_accum,
-        framework="torchvision" if is_cnn else "transformers",
+        framework="torchvision" if is_cnn else "gpufleet",
         attention="flash",  # scaled_dot_product_attention; a CNN has none
         compiled=1 if config.compiled else 0,
         tokens_per_second_per_gpu=measured.tokens_per_second / ranks,

@@ -63,7 +63,7 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
                 "limit_gib": rounded(mix.limit_gib[i]),
                 "cost_usd": cents(paid * purchase.price.usd_per_hour + volumes),
                 "calibration": problem.calibration.describe(
-                    instance.gpu, work.precision, work.framework, kind=model_kind(problem.model)
+                    instance.gpu, work.precision, problem.recipe.framework, kind=model_kind(problem.model)
                 ),
                 "purchase": {
                     "option": purchase.option,

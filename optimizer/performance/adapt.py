@@ -13,6 +13,7 @@ from optimizer.performance.calibrate import tabulate_rows
 from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.fit import START, factors, robust
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.inputs import stack, stack_coefficients
 from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Floats
@@ -87,9 +88,12 @@ def _own_factors(row: MeasuredRun) -> set[Key]:
 
 
 def _value(base: Calibration, field: str, key: str) -> float:
-    """Value of the key: its own, else its processor's or framework's, else the pooled one."""
+    """Value of the key: its own, else that of the code with the same kernels, its processor's, or the pooled one."""
     values: dict[str, float] = getattr(base, field)
-    return values.get(key, values.get(key.split()[0], values.get(POOLED, 1.0)))
+    *processor, framework = key.split(" ")
+    profile = frameworks().get(framework)
+    same_kernels = " ".join([*processor, profile.fitted_as]) if profile and profile.fitted_as else key
+    return next((values[name] for name in (key, same_kernels, key.split()[0], POOLED) if name in values), 1.0)
 
 
 def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:

@@ -10,7 +10,7 @@ from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, check_framework, framework_name
+from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal, check_precision
@@ -90,10 +90,10 @@ def _check_compression(compression: str, precision: Precision, framework: str, m
             limit="none, bf16, fp16 or powersgd-RANK with a rank from 1 to 999",
             next_step="powersgd-4",
         )
-    if framework not in (DEFAULT, CNN_DEFAULT):
+    if framework not in (DEFAULT, CNN_DEFAULT, TRAINER):
         raise InvalidInputError(
             f"gradient_compression is {compression}, and framework {framework}",
-            limit=f"framework {DEFAULT} or {CNN_DEFAULT}",
+            limit=f"framework {TRAINER}, {DEFAULT} or {CNN_DEFAULT}",
             why="only DistributedDataParallel has communication hooks",
             next_step="leave out --gradient-compression",
         )

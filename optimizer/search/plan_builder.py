@@ -134,7 +134,7 @@ class PlanBuilder:
             self._problem.calibration,
             instance.gpu,
             work.precision,
-            work.framework,
+            self._problem.recipe.framework,
             self._problem.model,
             splits,
             parallelism.gradient_compression,

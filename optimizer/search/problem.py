@@ -76,15 +76,16 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
             why="time and memory of a step depend on the sequence length",
             next_step=f"--seq-len {model.max_seq_len or USUAL_SEQ_LEN}",
         )
+    reach = find_reach(request, model, work.seq_len or 1)
     return build_recipe(
         model,
         seq_len=None if model.counts_samples else work.seq_len,
-        framework=work.framework,
+        framework=reach.framework,
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
         gradient_compression=work.gradient_compression,
-        shardings=find_reach(request, model, work.seq_len or 1).shardings,
+        shardings=reach.shardings,
     )
 
 

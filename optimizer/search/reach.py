@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from bootstrap.contract import trainer
+from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.types import SHARDINGS
 from optimizer.request import Axis, FleetRequest
 from optimizer.workload.architecture import build_architecture
@@ -21,11 +22,13 @@ class Reach:
 
     Attributes:
         architecture: configuration that the trainer builds the model from; None where it cannot.
+        framework: profile that estimates use: the requested one, and torch for what the reference trainer cannot do.
         beyond_trainer: reasons why the reference trainer cannot train the model as requested, whatever the layout.
         only_trainers: the search leaves out what other training code could do, because nobody asked for more.
     """
 
     architecture: dict[str, Any] | None
+    framework: str
     beyond_trainer: tuple[str, ...]
     axes: tuple[str, ...]
     shardings: tuple[str, ...]
@@ -47,15 +50,19 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
         )
     )
     by_default = limits.parallelism is None and not beyond
+    splits = trainer.splits(architecture, seq_len, work.optimizer)
     axes: tuple[str, ...] = AXES
     shardings: tuple[str, ...] = SHARDINGS
     if by_default:
-        axes = trainer.splits(architecture, seq_len, work.optimizer)
+        axes = splits
         shardings = trainer.shardings(work.optimizer)
+    axes = limits.parallelism or axes
+    others_code = work.framework == TRAINER and (beyond or not set(axes) <= set(splits))
     return Reach(
         architecture=architecture,
+        framework=DEFAULT if others_code else work.framework,
         beyond_trainer=tuple(beyond),
-        axes=limits.parallelism or axes,
+        axes=axes,
         shardings=limits.sharding or shardings,
         only_trainers=by_default,
     )

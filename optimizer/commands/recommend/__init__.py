@@ -43,7 +43,10 @@ Example:
 @click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
 @click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
 @click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
-@click.option("--framework", help="Training code: a profile of gpufleet estimate --framework.  [default: torch]")
+@click.option(
+    "--framework",
+    help="Training code: a profile of gpufleet estimate --framework.  [default: gpufleet, the reference trainer]",
+)
 @click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
 @click.option(
     "--gradient-compression",

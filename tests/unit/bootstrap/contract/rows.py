@@ -20,7 +20,7 @@ ROW = MeasuredRow(
     gated_mlp=1, attention_heads=32, kv_heads=8, head_dim=128, vocab_size=128256, seq_len=8192, gpu="H100", gpus=8,
     gpus_per_node=8, gpu_memory_gib=79.1, precision="bf16", sharding="zero3", tensor_parallel=1, pipeline_parallel=1,
     context_parallel=1, sequence_parallel=0, activation_checkpointing="full", micro_batch=2, grad_accum=1,
-    framework="transformers", attention="flash", compiled=0, tokens_per_second_per_gpu=7447.0, peak_memory_gib=62.0,
+    framework="gpufleet", attention="flash", compiled=0, tokens_per_second_per_gpu=7447.0, peak_memory_gib=62.0,
     reserved_memory_gib=66.0,
 )  # fmt: skip
 

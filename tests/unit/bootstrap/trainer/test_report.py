@@ -153,7 +153,7 @@ def test_measured_run_is_written_once_and_says_that_the_run_is_slow(
         "gpu": "H100",
         "gpus": 1,
         "micro_batch": 2,
-        "framework": "transformers",
+        "framework": "gpufleet",
     }
     assert {name: cells[name] for name in expected} == expected
     assert "this run is slower than planned" in caplog.text and "of compute" in caplog.text

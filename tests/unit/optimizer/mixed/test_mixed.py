@@ -100,7 +100,7 @@ def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
     mix = search.work_out(np.array(pair), np.array([2, 1]))
     assert mix is not None
     model = resolve_model(wanted.model)
-    recipe = Recipe(seq_len=1024)
+    recipe = Recipe(seq_len=1024, framework="gpufleet")
     p4d, p5 = (catalog.instance_type(name) for name in ("p4d.24xlarge", "p5.48xlarge"))
     # The p4d's network is the slower; NVLink of neither is slower than that, so the p5's own stands for the p4d's.
     network = min(p4d.network_gbit_per_s, p5.network_gbit_per_s)
@@ -161,7 +161,7 @@ def test_no_configuration_beats_the_chosen_one(
     search = search_of(wanted, catalog, calibration)
     mix = search.work_out(np.array(search.pairs[0]), np.array(nodes))
     assert mix is not None
-    model, recipe = resolve_model(wanted.model), Recipe(seq_len=1024)
+    model, recipe = resolve_model(wanted.model), Recipe(seq_len=1024, framework="gpufleet")
     slow = min(way.offer.instance.network_gbit_per_s for way in mix.purchases)
     link = catalog.instance_type("g5.12xlarge")
     together = sum(mix.ranks)

@@ -34,23 +34,23 @@ def test_every_plan_of_every_preset_is_the_trainers(objective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "work", "axes", "shardings"),
+    ("asked", "work", "axes", "shardings", "framework"),
     [
-        ({}, {}, ("data", "tensor", "context"), 4),
-        ({"parallelism": ["data", "pipeline"]}, {}, ("data", "pipeline"), 4),
-        ({"sharding": ["zero3"]}, {}, ("data", "tensor", "context"), 1),
-        ({}, {"optimizer": "adafactor"}, ("data", "context"), 1),
+        ({}, {}, ("data", "tensor", "context"), 4, "gpufleet"),
+        ({"parallelism": ["data", "pipeline"]}, {}, ("data", "pipeline"), 4, "torch"),
+        ({"sharding": ["zero3"]}, {"framework": "torch"}, ("data", "tensor", "context"), 1, "torch"),
+        ({}, {"optimizer": "adafactor"}, ("data", "context"), 1, "gpufleet"),
         # Other training code may do everything.
-        ({}, {"framework": "torchtitan"}, ("data", "tensor", "pipeline", "context", "expert"), 4),
-        ({}, {"precision": "fp8"}, ("data", "tensor", "pipeline", "context", "expert"), 4),
+        ({}, {"framework": "torchtitan"}, ("data", "tensor", "pipeline", "context", "expert"), 4, "torchtitan"),
+        ({}, {"precision": "fp8"}, ("data", "tensor", "pipeline", "context", "expert"), 4, "torch"),
     ],
 )
 def test_the_request_widens_and_narrows_the_search(
-    asked: dict[str, Any], work: dict[str, Any], axes: tuple[str, ...], shardings: int
+    asked: dict[str, Any], work: dict[str, Any], axes: tuple[str, ...], shardings: int, framework: str
 ) -> None:
     answered = answer("llama-3.2-1b", work={"seq_len": 8192, **work}, instance_types=["p5"], **asked)
     assert (answered.problem.reach.axes, len(answered.problem.recipe.shardings)) == (axes, shardings)
-    assert answered.plans[0].job.framework == work.get("framework", "torch")
+    assert answered.plans[0].job.framework == framework
 
 
 def test_a_size_alone_is_for_code_of_the_users_own() -> None:
