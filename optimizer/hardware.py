@@ -90,6 +90,10 @@ class HourlyPrice:
     as_of: date
     zone_id: str = ""
 
+    def is_above(self, other: HourlyPrice) -> bool:
+        """Return whether the price is above ``other``; EC2 rounds spot prices to four decimals."""
+        return self.usd_per_hour > other.usd_per_hour + 0.5e-4 + 1e-9
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
@@ -98,8 +102,10 @@ class Offer:
     Attributes:
         zone_ids: zone ids that offer the type ("use1-az6"), sorted; empty where unknown.
         reserved_1yr: one year, no upfront.
+        spot: of the cheapest zone; of the whole region where it is derived.
+        dearer_spot: of the other zones, the cheapest first.
         interruption_band: Spot Advisor's share of instances interrupted in a month, (low, high); high is None for the
-            open band ">20%"; None without a row.
+            open band ">20%"; None without a row. ``interruption_as_of`` is its date.
     """
 
     instance: InstanceType
@@ -108,4 +114,11 @@ class Offer:
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
     spot: HourlyPrice | None = None
+    dearer_spot: tuple[HourlyPrice, ...] = ()
     interruption_band: tuple[float, float | None] | None = None
+    interruption_as_of: date | None = None
+
+    @property
+    def spot_by_zone(self) -> tuple[HourlyPrice, ...]:
+        """Spot prices of all zones, the cheapest first."""
+        return (self.spot, *self.dearer_spot) if self.spot else ()

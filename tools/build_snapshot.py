@@ -20,9 +20,18 @@ from typing import Any
 from optimizer.catalog import invariants
 from optimizer.catalog.gpus import DATA
 from optimizer.catalog.snapshot import SHIPPED, Snapshot, build_catalog, list_sources, write_snapshot
-from optimizer.catalog.sources import Skipped, instance_types, offerings, published_prices, spot_advisor, unit_prices
+from optimizer.catalog.sources import (
+    Skipped,
+    instance_types,
+    offerings,
+    published_prices,
+    spot_advisor,
+    unit_prices,
+    zone_prices,
+)
 from optimizer.catalog.sources.published_prices import PublishedPrice
 from optimizer.catalog.sources.spot_advisor import SpotAdvice
+from optimizer.catalog.sources.zone_prices import QuotedPrices
 from optimizer.catalog.tables import OfferRow, Tables, Zones
 from optimizer.hardware import InstanceType
 
@@ -30,7 +39,7 @@ INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
 MOTO_VERSION = "5.2.5"
 MOTO_BUILT = date(2026, 10, 27)
-MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
+MADE_AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def main() -> None:
@@ -76,7 +85,7 @@ def build() -> tuple[Tables, list[Skipped]]:
         row = offers.get((instance_type, region)) or OfferRow(instance_type=instance_type, region=region)
         offers[instance_type, region] = row._replace(**facts)
 
-    def leave_out(source: str, row: PublishedPrice | SpotAdvice, reason: str) -> None:
+    def leave_out(source: str, row: PublishedPrice | SpotAdvice | QuotedPrices, reason: str) -> None:
         skipped.append(Skipped(source=source, place=f"{row.instance_type} in {row.region}", reason=reason))
 
     for file in (_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir():
@@ -92,6 +101,18 @@ def build() -> tuple[Tables, list[Skipped]]:
             update(price.instance_type, price.region, on_demand=price.on_demand, reserved_1yr=price.reserved_1yr)
         else:
             leave_out(published_prices.NAME, price, "type without facts")
+    quotes, quotes_skipped = zone_prices.parse(_read_input("zone_prices.csv").splitlines())
+    skipped += quotes_skipped
+    for place, zones in quotes.items():
+        offer = offers[place]
+        for on_demand in (quote.on_demand for quote in zones if quote.on_demand):
+            if offer.on_demand is None or on_demand.as_of > offer.on_demand.as_of:
+                offer = offer._replace(on_demand=on_demand)
+        offered = offer.zones.ids if offer.zones else ()
+        for quote in zones:
+            if quote.zone_id not in offered:
+                leave_out(zone_prices.NAME, quote, f"zone {quote.zone_id} does not offer the type")
+        offers[place] = offer.with_spot(quote.spot for quote in zones if quote.spot and quote.zone_id in offered)
     advice, advice_skipped = spot_advisor.parse(_read_input("spot_advisor.csv").splitlines())
     skipped += advice_skipped
     for advised in advice:
@@ -99,8 +120,11 @@ def build() -> tuple[Tables, list[Skipped]]:
         if row is None or row.on_demand is None:
             leave_out(spot_advisor.NAME, advised, "no on-demand price to derive a spot price from")
             continue
+        update(advised.instance_type, advised.region, interruptions=advised.interruptions)
+        if row.spot:
+            continue
         spot = spot_advisor.spot_price(row.on_demand, advised)
-        update(advised.instance_type, advised.region, interruptions=advised.interruptions, spot=spot)
+        update(advised.instance_type, advised.region, spot=spot)
         if spot is None:
             reason = f"saving {advised.saving:.0%}: spot above on-demand, no spot price kept"
             leave_out(spot_advisor.NAME, advised, reason)

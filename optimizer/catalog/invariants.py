@@ -12,7 +12,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.errors import GpufleetError
-from optimizer.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.hardware import InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 HAS_NETWORK = "a type has a network"
@@ -105,19 +105,15 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
 
 def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
     """Rule and value of each violation in an offer's prices."""
-    prices: dict[str, HourlyPrice | None] = {
-        "on-demand": offer.on_demand,
-        "reserved": offer.reserved_1yr,
-        "spot": offer.spot,
-    }
-    for kind, price in prices.items():
+    spot = [("spot", price) for price in offer.spot_by_zone]
+    for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), *spot):
         if price is None:
             continue
         if not 0 < price.usd_per_hour < float("inf"):
             yield "a price is above 0 USD per hour", f"{kind} {price.usd_per_hour}"
         if not price.source or price.as_of > latest:
             yield "a price has a source and a date not in the future", f"{kind}: {price.source!r}, {price.as_of}"
-        if kind != "on-demand" and offer.on_demand and price.usd_per_hour > offer.on_demand.usd_per_hour:
+        if kind != "on-demand" and offer.on_demand and price.is_above(offer.on_demand):
             yield (
                 f"{kind} is at most on-demand",
                 f"{price.usd_per_hour} above {offer.on_demand.usd_per_hour} USD per hour",
@@ -131,8 +127,14 @@ def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
         foreign = [zone for zone in offer.zone_ids if not re.fullmatch(zone_prefix(offer.region) + "-az[0-9]+", zone)]
         if foreign:
             yield "zone ids are the region's", ", ".join(foreign)
-    if offer.spot and offer.spot.zone_id and offer.zone_ids and offer.spot.zone_id not in offer.zone_ids:
-        yield "a spot price is of a zone that offers the type", offer.spot.zone_id
+    spot = offer.spot_by_zone
+    for price in spot:
+        if price.zone_id and offer.zone_ids and price.zone_id not in offer.zone_ids:
+            yield "a spot price is of a zone that offers the type", price.zone_id
+    if len(spot) > 1 and len({price.zone_id for price in spot} - {""}) < len(spot):
+        yield "a region has one spot price, or one a zone", " ".join(price.zone_id or "-" for price in spot)
+    if list(spot) != sorted(spot, key=lambda price: price.usd_per_hour):
+        yield "the cheapest zone's spot price is first", " ".join(f"{price.usd_per_hour}" for price in spot)
     if offer.interruption_band is not None:
         low, high = offer.interruption_band
         if not 0 <= low < (1 if high is None else high) <= 1:

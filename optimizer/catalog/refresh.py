@@ -50,7 +50,7 @@ class RegionAnswer:
     types: dict[str, InstanceType] | None = None
     zones: dict[str, tuple[str, ...]] | None = None
     prices: dict[str, InstancePrice] | None = None
-    spot: dict[str, ZonePrice] | None = None
+    spot: dict[str, tuple[ZonePrice, ...]] | None = None
     units: dict[UnitItem, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -228,12 +228,13 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
         for kind in ("on_demand", "reserved_1yr"):
             usd: float | None = getattr(price, kind, None)
             facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
-    if answer.spot is not None:
-        spot = answer.spot.get(name)
-        facts["spot"] = spot and HourlyPrice(
-            usd_per_hour=spot.usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=spot.zone_id
-        )
-    return row._replace(**facts)
+    row = row._replace(**facts)
+    if answer.spot is None:
+        return row
+    return row.with_spot(
+        HourlyPrice(usd_per_hour=usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=zone_id)
+        for usd, zone_id in answer.spot.get(name, ())
+    )
 
 
 def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
@@ -242,23 +243,24 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
     offers = []
     for row in tables.offers:
         zone_ids = row.zones.ids if row.zones else ()
-        for kind in ("spot", "reserved_1yr"):
-            price: HourlyPrice | None = getattr(row, kind)
+        kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": []}
+        prices = [("reserved_1yr", row.reserved_1yr), *(("spot", price) for price in (row.spot, *row.dearer_spot))]
+        for kind, price in prices:
             if price is None:
                 continue
-            if row.on_demand is not None and price.usd_per_hour > row.on_demand.usd_per_hour:
+            if row.on_demand is not None and price.is_above(row.on_demand):
                 why = f"is above on-demand {row.on_demand.usd_per_hour} ({row.on_demand.as_of})"
             elif price.zone_id and price.zone_id not in zone_ids:
                 as_of = row.zones.as_of if row.zones else None
                 why = f"is of zone {price.zone_id}, which does not offer the type ({as_of})"
             else:
+                kept[kind].append(price)
                 continue
             dropped.append(
                 f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-            row = row._replace(spot=None) if kind == "spot" else row._replace(reserved_1yr=None)
-        offers.append(row)
+        offers.append(row._replace(reserved_1yr=next(iter(kept["reserved_1yr"]), None)).with_spot(kept["spot"]))
     return tables._replace(offers=offers), dropped
 
 

@@ -28,7 +28,7 @@ from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, par
 from optimizer.errors import DataMissingError
 from optimizer.hardware import InstanceType, Offer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
@@ -173,7 +173,9 @@ def _build_offer(row: OfferRow, types: Mapping[str, InstanceType], origin: str) 
         on_demand=row.on_demand,
         reserved_1yr=row.reserved_1yr,
         spot=row.spot,
+        dearer_spot=row.dearer_spot,
         interruption_band=(row.interruptions.low, row.interruptions.high) if row.interruptions else None,
+        interruption_as_of=row.interruptions and row.interruptions.as_of,
     )
 
 
@@ -189,6 +191,7 @@ def list_sources(tables: Tables) -> tuple[Source, ...]:
             ("on-demand prices", row.on_demand),
             ("reserved prices", row.reserved_1yr),
             ("spot prices", row.spot),
+            *(("spot prices", price) for price in row.dearer_spot),
             ("interruption bands", row.interruptions),
             ("zones", row.zones),
         ):

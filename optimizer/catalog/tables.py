@@ -6,7 +6,7 @@ Rows are named tuples: a dataclass takes ten times as long to define, and every 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import date
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +47,13 @@ class OfferRow(NamedTuple):
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
     spot: HourlyPrice | None = None
+    dearer_spot: tuple[HourlyPrice, ...] = ()
     interruptions: InterruptionBand | None = None
+
+    def with_spot(self, prices: Iterable[HourlyPrice]) -> OfferRow:
+        """Return the row with these spot prices, at most one a zone, all of one source and day."""
+        first, *others = sorted(prices, key=lambda price: (price.usd_per_hour, price.zone_id)) or (None,)
+        return self._replace(spot=first, dearer_spot=tuple(others))
 
 
 class Tables(NamedTuple):
@@ -87,6 +93,8 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         )
 
     zone_ids, low = row["zone_ids"], row["interruption_low"]
+    spot = price("spot", row["spot_zone_id"])
+    dearer = zip(row["dearer_spot_zone_ids"].split(), row["dearer_spot_usd_per_hour"], strict=True) if spot else ()
     return OfferRow(
         instance_type=row["instance_type"],
         region=row["region"],
@@ -95,7 +103,11 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         else None,
         on_demand=price("on_demand"),
         reserved_1yr=price("reserved_1yr"),
-        spot=price("spot", row["spot_zone_id"]),
+        spot=spot,
+        dearer_spot=tuple(
+            HourlyPrice(usd_per_hour=usd, source=row["spot_source"], as_of=row["spot_as_of"], zone_id=zone_id)
+            for zone_id, usd in dearer
+        ),
         interruptions=None
         if low is None
         else InterruptionBand(
@@ -118,6 +130,8 @@ def _flatten_offer(offer: OfferRow) -> dict[str, Any]:
             row |= {f"{kind}_usd_per_hour": price.usd_per_hour}
             row |= {f"{kind}_source": price.source, f"{kind}_as_of": price.as_of}
     row["spot_zone_id"] = (offer.spot.zone_id or None) if offer.spot else None
+    row["dearer_spot_zone_ids"] = " ".join(price.zone_id for price in offer.dearer_spot)
+    row["dearer_spot_usd_per_hour"] = [price.usd_per_hour for price in offer.dearer_spot]
     if band := offer.interruptions:
         row |= {"interruption_low": band.low, "interruption_high": band.high}
         row |= {"interruption_source": band.source, "interruption_as_of": band.as_of}
@@ -152,6 +166,8 @@ _OFFER_COLUMNS = {
     "spot_source": "string",
     "spot_as_of": "date32",
     "spot_zone_id": "string",
+    "dearer_spot_zone_ids": "string!",
+    "dearer_spot_usd_per_hour": "doubles!",
     "interruption_low": "double",
     "interruption_high": "double",
     "interruption_source": "string",
@@ -200,6 +216,7 @@ def _schema(name: str) -> pa.Schema:
     import pyarrow as pa
 
     types = {"string": pa.string(), "double": pa.float64(), "int32": pa.int32(), "date32": pa.date32()}
+    types["doubles"] = pa.list_(pa.field("element", pa.float64(), nullable=False))
     return pa.schema(
         [
             pa.field(column, types[kind.rstrip("!")], nullable=not kind.endswith("!"))

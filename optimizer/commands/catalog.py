@@ -124,8 +124,8 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
 
     Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
     and pricing:GetProducts (and DescribeRegions without --region). A source that fails keeps its last good data, with
-    the reason on standard error; if none answers, nothing changes and the exit status is 1. The spot price of a
-    region is its lowest zone's current price.
+    the reason on standard error; if none answers, nothing changes and the exit status is 1. Spot prices
+    are those in force in each zone.
 
     With --cloud azure: Linux pay-as-you-go and spot prices of the Azure types gpufleet knows, from the public Azure
     Retail Prices API. Tencent Cloud and Alibaba Cloud have no price API without an account.
@@ -155,7 +155,7 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
             "zones": answer.zones and len(answer.zones),
             "on_demand": answer.prices and len(answer.prices),
             "reserved_1yr": answer.prices and sum(price.reserved_1yr is not None for price in answer.prices.values()),
-            "spot": answer.spot and len(answer.spot),
+            "spot": answer.spot and sum(map(len, answer.spot.values())),
             "unit_prices": len(answer.units),
             "failed": len(answer.failures),
         }

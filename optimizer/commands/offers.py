@@ -65,6 +65,9 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "cloud": lambda _: "aws",
     "fabric": lambda offer: "efa" if offer.instance.efa_cards else "ethernet",
     "note": lambda _: None,
+    "spot_by_zone": lambda offer: (
+        " ".join(f"{p.zone_id}={p.usd_per_hour:g}" for p in offer.spot_by_zone if p.zone_id) or None
+    ),
 }
 TABLE = {
     "instance_type": "type",

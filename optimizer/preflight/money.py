@@ -60,7 +60,7 @@ def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> Quote:
         spot, _ = spot_history.parse(entries, zone_ids, region, offered)
         if name not in spot:
             raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or region}")
-        usd, zone_id = spot[name]
+        usd, zone_id = spot[name][0]
         return Quote(planned=planned, usd=usd, source=f"spot in {zone_id}")
     documents = price_list.fetch_instances(clients.pricing(), region, name)
     listed, skipped = price_list.parse_instances(documents, region, {name})

@@ -48,7 +48,7 @@ def list_purchases(offer: Offer, limits: Constraints) -> list[PricedPurchase]:
         purchases.append(PricedPurchase(option="on-demand", offer=offer, price=offer.on_demand))
     if "spot" in options and offer.spot:
         hazard = spot_hazard(
-            offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=offer.spot.as_of.isoformat()
+            offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=str(offer.interruption_as_of)
         )
         fallback = limits.spot_fallback == "on-demand"
         # An on-demand base of one node, never reclaimed, keeps the rendezvous and the newest checkpoint at hand.

@@ -22,6 +22,7 @@ from tools import build_snapshot
 TODAY = date(2026, 11, 21)
 # Without facts on purpose: data/PROVENANCE.md, "Left out".
 LEFT_OUT = {"p2.xlarge", "p2.8xlarge", "p2.16xlarge"}
+GONE_FROM_ZONES = {"p3.2xlarge", "p3.8xlarge", "p3.16xlarge"}
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +110,17 @@ def test_gpu_peaks_are_dense_and_in_proportion(key: str) -> None:
     assert gpu.network_gbit_per_s >= 25
 
 
-def test_on_demand_and_reserved_prices_are_the_inputs_exactly(catalog: Catalog) -> None:
+def test_on_demand_and_reserved_prices_are_the_newest_inputs_exactly(catalog: Catalog) -> None:
+    quoted = {(q["instance_type"], q["region"]): q for q in _input("zone_prices.csv") if q["on_demand_usd_per_hour"]}
     published = [line for line in _input("prices.csv") if line["instance_type"] not in LEFT_OUT]
     assert len(published) == 744
     for line in published:
-        offer = catalog.offer(line["instance_type"], line["region"])
+        place = line["instance_type"], line["region"]
+        offer = catalog.offer(*place)
         assert offer is not None and offer.on_demand is not None
-        assert offer.on_demand.usd_per_hour == float(line["on_demand_usd_per_hour"])
-        assert offer.on_demand.as_of.isoformat() == line["as_of"]
+        newest = max(line, quoted.get(place, line), key=lambda source: source["as_of"])
+        assert offer.on_demand.usd_per_hour == float(newest["on_demand_usd_per_hour"])
+        assert offer.on_demand.as_of.isoformat() == newest["as_of"]
         reserved = line["reserved_1yr_no_upfront_usd_per_hour"]
         assert (offer.reserved_1yr.usd_per_hour if offer.reserved_1yr else None) == (
             float(reserved) if reserved else None
@@ -125,7 +129,19 @@ def test_on_demand_and_reserved_prices_are_the_inputs_exactly(catalog: Catalog) 
     assert priced == {(line["instance_type"], line["region"]) for line in published}
 
 
-def test_spot_prices_and_bands_are_the_advisors(catalog: Catalog) -> None:
+def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: Catalog) -> None:
+    quotes = {
+        (line["instance_type"], line["zone_id"]): float(line["spot_usd_per_hour"])
+        for line in _input("zone_prices.csv")
+        if line["spot_usd_per_hour"] and line["instance_type"] not in GONE_FROM_ZONES
+    }
+    shown = {
+        (offer.instance.name, price.zone_id): price.usd_per_hour
+        for offer in catalog.offers
+        for price in offer.spot_by_zone
+        if price.source == "SkyPilot catalog v9"
+    }
+    assert shown == quotes and len(quotes) == 1259
     advised = [line for line in _input("spot_advisor.csv") if line["instance_type"] not in LEFT_OUT]
     assert len(advised) == 614
     derived = 0
@@ -133,17 +149,17 @@ def test_spot_prices_and_bands_are_the_advisors(catalog: Catalog) -> None:
         offer = catalog.offer(line["instance_type"], line["region"])
         assert offer is not None and offer.on_demand is not None
         assert offer.interruption_band == spot_advisor.BANDS[line["interruption_frequency_per_month"]]
+        assert offer.interruption_as_of == date(2025, 7, 28)
         saving_pct = int(line["savings_over_on_demand_pct"])
-        if saving_pct < 0:
-            assert offer.spot is None
-            continue
-        derived += 1
-        assert offer.spot is not None
-        assert offer.spot.usd_per_hour == pytest.approx(
-            offer.on_demand.usd_per_hour * (100 - saving_pct) / 100, abs=5.1e-5
-        )
-        assert (offer.spot.source, offer.spot.as_of) == ("advisor-derived", date(2025, 7, 28))
-    assert sum(offer.spot is not None for offer in catalog.offers) == derived == 613
+        if offer.spot is None:
+            assert saving_pct < 0
+        elif offer.spot.source == "advisor-derived":
+            derived += 1
+            assert offer.spot.as_of == date(2025, 7, 28) and offer.spot_by_zone == (offer.spot,)
+            assert offer.spot.usd_per_hour == pytest.approx(
+                offer.on_demand.usd_per_hour * (100 - saving_pct) / 100, abs=5.1e-5
+            )
+    assert derived == 211
 
 
 def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
@@ -155,9 +171,9 @@ def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
     for line in _input("prices.csv"):
         if line["instance_type"] in LEFT_OUT:
             continue
-        found = written[line["instance_type"], line["region"]]
-        assert float(found["on_demand_usd_per_hour"]) == float(line["on_demand_usd_per_hour"])
-        assert found["as_of"] == line["as_of"]
+        row_written = written[line["instance_type"], line["region"]]
+        assert float(row_written["on_demand_usd_per_hour"]) == float(line["on_demand_usd_per_hour"])
+        assert row_written["as_of"] >= line["as_of"]
 
 
 def test_unit_prices_of_us_east_1_are_known_without_bounds(catalog: Catalog) -> None:
@@ -185,4 +201,4 @@ def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
     shipped = read_snapshot(SHIPPED).tables
     for name in TABLES:
         assert sorted(map(str, getattr(built, name))) == sorted(map(str, getattr(shipped, name))), name
-    assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, "p5.48xlarge"}
+    assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, *GONE_FROM_ZONES}

@@ -36,9 +36,9 @@ R = TypeVar("R", bound=_Record)
 def parse_csv(
     lines: Iterable[str], source: str, parse_row: Callable[[dict[str, str]], R], *, key: str
 ) -> tuple[list[R], list[Skipped]]:
-    """Parse a CSV file; malformed rows, and a second record of one ``key`` and region, are skipped with their line."""
+    """Parse a CSV file; malformed rows, and a second record of one ``key`` and place, are skipped with their line."""
     reader = csv.DictReader(lines)
-    records: dict[tuple[str, str], R] = {}
+    records: dict[tuple[str, str, str], R] = {}
     skipped = []
     for row in reader:
         try:
@@ -46,9 +46,10 @@ def parse_csv(
             name = getattr(record, key)
             if not name or not record.region:
                 raise UnusableRowError(f"no {key.replace('_', ' ')} or region")
-            if (name, record.region) in records:
-                raise UnusableRowError(f"a second price of {name} in {record.region}")
-            records[name, record.region] = record
+            place = (name, record.region, getattr(record, "zone_id", ""))
+            if place in records:
+                raise UnusableRowError(f"a second price of {name} in {place[2] or record.region}")
+            records[place] = record
         except (UnusableRowError, KeyError, TypeError, ValueError) as error:
             skipped.append(Skipped(source=source, place=f"line {reader.line_num}", reason=str(error) or repr(error)))
     return list(records.values()), skipped

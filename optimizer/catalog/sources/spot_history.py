@@ -1,13 +1,12 @@
-"""EC2 DescribeSpotPriceHistory: current spot prices.
+"""EC2 DescribeSpotPriceHistory: current spot prices by zone.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
-
-The catalog keeps the lowest zone's price of a region, with that zone's id.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +41,10 @@ def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
 
 
 def fetch_zone_ids(client: EC2Client) -> dict[str, str]:
-    """Zone id by zone name: names ("us-east-1a") differ between accounts, ids do not."""
+    """Zone id by zone name: names ("us-east-1a") can differ between accounts, ids do not.
+
+    https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
+    """
     zones = client.describe_availability_zones()["AvailabilityZones"]
     return {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
 
@@ -52,8 +54,8 @@ def parse(
     zone_ids: Mapping[str, str],
     region: str,
     offered: Mapping[str, Collection[str]] | None = None,
-) -> tuple[dict[str, ZonePrice], list[Skipped]]:
-    """The lowest current zone price by type, and unusable entries; the latest entry of a zone counts.
+) -> tuple[dict[str, tuple[ZonePrice, ...]], list[Skipped]]:
+    """Current prices by type, the cheapest zone first, and unusable entries; the latest entry of a zone counts.
 
     Left out are Local Zones and, where ``offered`` tells the zones of each type, all others.
     """
@@ -76,8 +78,7 @@ def parse(
             continue
         if own_zone.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
             latest[name, zone_id] = max(latest.get((name, zone_id), (timestamp, usd)), (timestamp, usd))
-    lowest: dict[str, ZonePrice] = {}
+    by_type: defaultdict[str, list[ZonePrice]] = defaultdict(list)
     for (name, zone_id), (_, usd) in latest.items():
-        price = ZonePrice(usd, zone_id)
-        lowest[name] = min(lowest.get(name, price), price)
-    return lowest, skipped
+        by_type[name].append(ZonePrice(usd, zone_id))
+    return {name: tuple(sorted(prices)) for name, prices in by_type.items()}, skipped

@@ -6,11 +6,12 @@ from datetime import date
 
 import pytest
 
-from optimizer.catalog.sources import published_prices, spot_advisor, unit_prices
+from optimizer.catalog.sources import published_prices, spot_advisor, unit_prices, zone_prices
 from optimizer.hardware import HourlyPrice
 
 PRICES = "instance_type,region,on_demand_usd_per_hour,reserved_1yr_no_upfront_usd_per_hour,as_of,reserved_as_of"
 ADVISOR = "instance_type,region,savings_over_on_demand_pct,interruption_frequency_per_month,as_of"
+SPOT_POOL = ("p5.48xlarge", "us-east-1")
 UNITS = "item,region,usd,source,as_of"
 
 
@@ -87,3 +88,20 @@ def test_unit_prices() -> None:
     rows, skipped = unit_prices.parse(lines)
     assert [(row.item, row.usd) for row in rows] == [("gp3-storage", 0.08)]
     assert [line.place for line in skipped] == [f"line {n}" for n in range(3, 8)]
+
+
+def test_prices_by_zone() -> None:
+    lines = [
+        "instance_type,region,zone_id,on_demand_usd_per_hour,spot_usd_per_hour,as_of",
+        "p5.48xlarge,us-east-1,use1-az6,55.04,17.25,2026-07-09",
+        "p5.48xlarge,us-east-1,use1-az1,55.04,,2026-07-09",
+        "p5.48xlarge,us-east-1,use1-az6,55.04,18,2026-07-09",
+        "p5.48xlarge,us-east-1,usw2-az1,55.04,18,2026-07-09",
+        "p5.48xlarge,us-east-1,use1-az2,55.04,-1,2026-07-09",
+    ]
+    quotes, skipped = zone_prices.parse(lines)
+    assert [quote.spot and (quote.spot.zone_id, quote.spot.usd_per_hour) for quote in quotes[SPOT_POOL]] == [
+        ("use1-az6", 17.25),
+        None,
+    ]
+    assert [line.place for line in skipped] == ["line 4", "line 5", "line 6"]

@@ -185,7 +185,7 @@ def test_an_empty_answer_is_a_failure_where_there_were_prices(pricing: Stubber) 
     (answer,) = refresh.refresh([REGION]).answers
     assert {failure.reason for failure in answer.failures} == {"AWS answered with nothing usable"}
     offer = load().offer("p5.48xlarge", REGION)
-    assert offer is not None and offer.on_demand is not None and offer.on_demand.source == "AWS public price list"
+    assert offer is not None and offer.on_demand is not None and offer.on_demand.source == "SkyPilot catalog v9"
 
 
 def test_with_nothing_answering_nothing_is_written(pricing: Stubber, tmp_path: Path) -> None:
@@ -227,7 +227,9 @@ def test_regions_are_read_at_once_and_each_keeps_to_itself(monkeypatch: pytest.M
     assert invariants.check(after) == []
     for answer in result.answers[:4]:
         assert answer.spot and all(
-            re.fullmatch(offerings.zone_prefix(answer.region) + "-az[0-9]+", zone) for _, zone in answer.spot.values()
+            re.fullmatch(offerings.zone_prefix(answer.region) + "-az[0-9]+", zone)
+            for prices in answer.spot.values()
+            for _, zone in prices
         )
     # A region without a single GPU is no failure but that of the price list.
     assert {failure.source for failure in result.answers[4].failures} == {
@@ -299,18 +301,22 @@ def test_a_type_gone_from_zones_and_price_list_goes(tables: Tables) -> None:
 
 def test_an_old_spot_price_above_the_new_on_demand_price_is_dropped(tables: Tables) -> None:
     answer = refresh.RegionAnswer(region="us-east-1", prices=price_of("p5.48xlarge", 20))
-    consistent, (line,) = refresh.drop_contradictions(refresh.merge(tables, answer, TODAY))
-    assert line.startswith("spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour (advisor-derived")
+    consistent, lines = refresh.drop_contradictions(refresh.merge(tables, answer, TODAY))
+    assert lines[0].startswith("spot price of p5.48xlarge in us-east-1: 22.9825 USD per hour (SkyPilot catalog v9")
     row = offer_row(consistent, "p5.48xlarge")
-    assert row is not None and row.spot is None
+    assert row is not None and row.spot is not None and len(lines) == 3
+    assert [price.zone_id for price in (row.spot, *row.dearer_spot)] == ["use1-az6", "use1-az3", "use1-az2"]
     assert row.on_demand is not None and row.on_demand.usd_per_hour == 20
 
 
 def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(tables: Tables) -> None:
-    live = refresh.RegionAnswer(region="us-east-1", spot={"p5.48xlarge": ZonePrice(20.0, "use1-az1")})
+    live = refresh.RegionAnswer(
+        region="us-east-1", spot={"p5.48xlarge": (ZonePrice(20.0, "use1-az1"), ZonePrice(21.0, "use1-az2"))}
+    )
     moved = refresh.RegionAnswer(region="us-east-1", zones={"p5.48xlarge": ("use1-az2",)})
     merged = refresh.merge(refresh.merge(tables, live, TODAY), moved, TODAY)
     consistent, lines = refresh.drop_contradictions(merged)
     assert [line for line in lines if "is of zone use1-az1, which does not offer the type" in line]
     row = offer_row(consistent, "p5.48xlarge")
-    assert row is not None and row.spot is None
+    assert row is not None and row.spot is not None
+    assert (row.spot.zone_id, row.spot.usd_per_hour, row.dearer_spot) == ("use1-az2", 21.0, ())

@@ -21,9 +21,9 @@ def _entry(zone: str = "us-east-1a", price: str = "20.5", hour: int = 1, **chang
     }
 
 
-def test_the_regions_price_is_its_lowest_zones_with_the_zones_id() -> None:
+def test_every_zone_has_its_price_the_cheapest_first() -> None:
     found, skipped = spot_history.parse([_entry(), _entry("us-east-1b", "18.25")], ZONES, "us-east-1")
-    assert (found, skipped) == ({"p5.48xlarge": (18.25, "use1-az1")}, [])
+    assert (found, skipped) == ({"p5.48xlarge": ((18.25, "use1-az1"), (20.5, "use1-az6"))}, [])
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_the_regions_price_is_its_lowest_zones_with_the_zones_id() -> None:
     ],
 )
 def test_entries_that_count(entries: list[dict[str, Any]], price: tuple[float, str]) -> None:
-    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": price}
+    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": (price,)}
 
 
 def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
     entries = [_entry(), _entry("us-east-1b", "1")]
     offered = {"p5.48xlarge": ("use1-az6",)}
-    assert spot_history.parse(entries, ZONES, "us-east-1", offered)[0] == {"p5.48xlarge": (20.5, "use1-az6")}
+    assert spot_history.parse(entries, ZONES, "us-east-1", offered)[0] == {"p5.48xlarge": ((20.5, "use1-az6"),)}
     assert spot_history.parse(entries, ZONES, "us-east-1", {})[0] == {}
 
 

@@ -31,9 +31,11 @@ def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
 def test_old_prices_are_said_with_age_and_dates(catalog: Catalog) -> None:
     lines = ttl.stale_lines(catalog, date(2026, 11, 21))
     assert lines == [
+        "on-demand prices (SkyPilot catalog v9) are up to 135 days old: the oldest from 2026-07-09",
+        "reserved prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21",
+        "spot prices (SkyPilot catalog v9) are up to 135 days old: the oldest from 2026-07-09",
         "on-demand prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21, "
         "the newest from 2026-07-20",
-        "reserved prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21",
         "spot prices (advisor-derived) are up to 481 days old: the oldest from 2025-07-28",
     ]
 
@@ -50,6 +52,7 @@ def test_a_maximum_age_is_a_hard_limit(catalog: Catalog) -> None:
     offer = catalog.offer("p4d.24xlarge", "us-east-1")
     assert offer is not None and offer.spot is not None
     today = offer.spot.as_of + timedelta(days=100)
+    offer = replace(offer, reserved_1yr=None)
     ttl.check_max_age([offer], 100, today)
     with pytest.raises(DataStaleError, match=r"the oldest is spot p4d\.24xlarge in us-east-1: 100 days") as caught:
         ttl.check_max_age([offer], 99, today)

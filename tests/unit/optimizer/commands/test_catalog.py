@@ -28,9 +28,12 @@ def test_show_gives_sources_dates_ages_and_gaps(run: Gpufleet) -> None:
     shown = json.loads(out)
     assert code == 0
     assert shown["catalog"] == "shipped" and shown["offers"] == 892 and shown["instance_types"] == 68
-    spot = next(source for source in shown["sources"] if source["name"] == "spot prices")
-    assert (spot["origin"], spot["as_of"], spot["stale"], spot["rows"]) == ("advisor-derived", "2025-07-28", "yes", 613)
-    assert spot["age_days"] > 480
+    spot = [source for source in shown["sources"] if source["name"] == "spot prices"]
+    assert [(source["origin"], source["as_of"], source["ttl_days"], source["rows"]) for source in spot] == [
+        ("SkyPilot catalog v9", "2026-07-09", 1, 1259),
+        ("advisor-derived", "2025-07-28", 30, 211),
+    ]
+    assert {source["stale"] for source in spot} == {"yes"} and spot[1]["age_days"] > 480
     assert shown["missing_prices"]["on-demand"] == ["p5e.48xlarge"]
     assert "p5.48xlarge" in shown["missing_prices"]["reserved"]
 
@@ -92,7 +95,7 @@ def test_refresh_reports_each_region_and_what_failed(
     assert (second["on_demand"], second["failed"]) == (None, 1)
     assert "note: zones in us-east-2: the account says no; the last good data stays" in err
     assert "note: spot prices, p5.48xlarge in us-east-1a: no price" in err
-    assert "note: spot price of p5.48xlarge in us-east-1: 26.4192 USD per hour" in err
+    assert "note: spot price of p5.48xlarge in us-east-1: 22.9825 USD per hour" in err
     assert f"written to {snapshot.user_directory()}" in err
 
 

@@ -55,7 +55,7 @@ def test_filters_reach_the_selection(run: Gpufleet) -> None:
     ]
     assert rows[0]["on_demand_usd_per_hour"] == 55.04 and rows[0]["gpu_count"] == 8
     assert rows[0]["reserved_1yr_usd_per_hour"] is None
-    assert (rows[0]["as_of"], rows[0]["spot_as_of"]) == ("2026-07-20", "2025-07-28")
+    assert (rows[0]["as_of"], rows[0]["spot_as_of"]) == ("2026-07-20", "2026-07-09")
 
 
 def test_the_price_to_sort_by_can_be_chosen(run: Gpufleet) -> None:
@@ -91,7 +91,7 @@ def test_a_kind_of_price_that_some_rows_have_is_no_error(run: Gpufleet) -> None:
 def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet) -> None:
     code, out, err = run("--gpu", "H100", "--region", "us-east-1")
     assert code == 0
-    assert "p5.48xlarge" in out and "55.04" in out and "advisor-derived" in out and ">20%" in out
+    assert "p5.48xlarge" in out and "17.25" in out and "SkyPilot catalog v9" in out and ">20%" in out
     assert "note: spot prices (advisor-derived) are up to" in err
 
 
