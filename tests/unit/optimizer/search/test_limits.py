@@ -75,7 +75,11 @@ def test_the_budget_pays_for_the_drain_too() -> None:
 
 def test_each_binding_constraint_is_named() -> None:
     types = ["g6f", "p3", "p5e", "p4de", "p5.4xlarge"]
-    named = bindings(answer("llama-3.1-70b", work={"seq_len": 8192}, instance_types=types, max_nodes=1))
+    named = bindings(
+        answer(
+            "llama-3.1-70b", work={"seq_len": 8192}, instance_types=types, max_nodes=1, purchase_options=["on-demand"]
+        )
+    )
     assert named["g6f.xlarge"] == "memory"
     assert named["p3.16xlarge"] == "precision"  # V100 has no bf16
     assert named["p5.4xlarge"] == "memory"
