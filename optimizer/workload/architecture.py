@@ -30,9 +30,21 @@ GPT2 = {
     "vocab_size": "vocab_size",
     "max_seq_len": "n_positions",
 }
+QWEN_MIXTURE = USUAL | {
+    "experts": "num_experts",
+    "ffn_size": "moe_intermediate_size",
+    "dense_ffn_size": "intermediate_size",
+}
+DEEPSEEK = {ours: theirs for ours, theirs in USUAL.items() if ours not in ("kv_heads", "head_dim")} | {
+    "experts": "n_routed_experts",
+    "ffn_size": "moe_intermediate_size",
+    "dense_ffn_size": "intermediate_size",
+    "dense_layers": "first_k_dense_replace",
+}
+_NAMES = {"gpt2": GPT2, "qwen3_moe": QWEN_MIXTURE, "deepseek_v3": DEEPSEEK}
 
 # Objects and lists of a config that change the model; others are labels, generation settings and quantisation.
-_NESTED = ("rope_scaling", "rope_parameters", "layer_types", "attn_config")
+_NESTED = ("rope_scaling", "rope_parameters", "layer_types", "attn_config", "mlp_only_layers")
 # Scalars that say who wrote the config, not what the model is.
 _ABOUT = ("transformers_version", "torch_dtype", "dtype")
 
@@ -44,7 +56,7 @@ def build_architecture(model: ModelSpec) -> dict[str, Any] | None:
     config = model.config
     if config is None:
         return None
-    names = GPT2 if config["model_type"] == "gpt2" else USUAL
+    names = _NAMES.get(config["model_type"], USUAL)
     shape = {theirs: getattr(model, ours) for ours, theirs in names.items() if _says_something(model, ours)}
     return {**shape, "tie_word_embeddings": model.tied_embeddings, **config}
 

@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import InvalidInputError
-from optimizer.workload.architecture import GPT2, USUAL, prune_config
-from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, ModelSpec, build_model
+from optimizer.workload.architecture import DEEPSEEK, GPT2, QWEN_MIXTURE, USUAL, prune_config
+from optimizer.workload.model import (
+    PLAIN,
+    BiasesAndNorms,
+    LatentAttention,
+    ModelArchitecture,
+    ModelSpec,
+    build_model,
+    check_shape,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +31,19 @@ class _Family:
 
     ``ffn_multiple`` is ffn_size / hidden_size where the configuration may leave ffn_size out, else 0; ``tied`` is
     tie_word_embeddings where it is silent; with ``learned_positions``, max_position_embeddings counts rows of an
-    embedding (plus ``position_offset``).
+    embedding (plus ``position_offset``). Every layer has sliding-window attention where ``window_pattern`` is 1, all
+    but each ``window_pattern``-th otherwise; ``window`` is sliding_window where it is silent.
     """
 
     names: Mapping[str, str]
     architecture: ModelArchitecture = "decoder"
     ffn_multiple: int = 0
+    window_pattern: int = 0
+    window: int = 0
+    head_norms: bool = False
+    norms_per_layer: int = 2
+    soft_caps: bool = False
+    sinks: bool = False
     gated: bool = False
     tied: bool = True
     learned_positions: bool = False
@@ -47,15 +62,28 @@ _OPT = {**USUAL, "ffn_size": "ffn_dim"}
 _BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
 _BERT = replace(_BIASED, final_norm=False, token_types=2, embedding_norm=True, mlm_head=True)
 _LLAMA = _Family(names=USUAL, gated=True, tied=False)
-_QWEN2 = _Family(names=USUAL, gated=True, tied=False, details=BiasesAndNorms(attention_bias="qkv"))
+_QWEN2 = replace(_LLAMA, details=BiasesAndNorms(attention_bias="qkv"))
+_QWEN3 = replace(_LLAMA, head_norms=True)
+_GEMMA2 = _Family(names=USUAL, gated=True, window_pattern=2, window=4096, norms_per_layer=4, soft_caps=True)
 
 FAMILIES: dict[str, _Family] = {
     "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "phi3": _LLAMA,
+    "mistral": replace(_LLAMA, window_pattern=1, window=4096),
+    "mixtral": replace(_LLAMA, window_pattern=1),
+    "phi3": replace(_LLAMA, window_pattern=1),
     "qwen2": _QWEN2,
-    "qwen3": _Family(names=USUAL, gated=True, tied=False, details=BiasesAndNorms(head_norms=True)),
+    "qwen3": _QWEN3,
+    "qwen3_moe": replace(_QWEN3, names=QWEN_MIXTURE),
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(_GEMMA2, window_pattern=6, head_norms=True, soft_caps=False),
+    "deepseek_v3": replace(_LLAMA, names=DEEPSEEK),
+    "gpt_oss": replace(
+        _LLAMA,
+        window_pattern=2,
+        window=128,
+        sinks=True,
+        details=BiasesAndNorms(attention_bias="all", mlp_bias=True),
+    ),
     "gpt2": _Family(names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED),
     "gpt_neox": _Family(names=USUAL, tied=False, details=_BIASED),
     "mpt": _Family(names=_MPT, ffn_multiple=4),
@@ -117,17 +145,73 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
     values["ffn_size"] = values.get("ffn_size") or expansion * values["hidden_size"]
     if not values.get("experts"):
         values["experts_per_token"] = 0
-    return build_model(
-        details,
-        name=name,
-        architecture=family.architecture,
-        **values,
-        gated_mlp=family.gated,
-        tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
-        learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
-        config=prune_config(data),
-        source=f"{origin} ({data['model_type']})",
+    window, windowed_layers = _window(data, family, values["layers"], origin)
+    return check_shape(
+        build_model(
+            details,
+            name=name,
+            architecture=family.architecture,
+            **(values | _mixture(data, values, origin)),
+            latent_attention=_latent_attention(data, origin) if data["model_type"] == "deepseek_v3" else None,
+            window=window,
+            windowed_layers=windowed_layers,
+            soft_cap=bool(family.soft_caps and data.get("attn_logit_softcapping", 50.0)),
+            sinks=family.sinks,
+            logits_soft_cap=bool(family.soft_caps and data.get("final_logit_softcapping", 30.0)),
+            norms_per_layer=family.norms_per_layer,
+            head_norms=family.head_norms,
+            gated_mlp=family.gated,
+            tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
+            learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
+            config=prune_config(data),
+            source=f"{origin} ({data['model_type']})",
+        )
     )
+
+
+def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) -> tuple[int, int]:
+    """Tokens that sliding-window attention sees, and the layers that have it."""
+    window = _whole(data, "sliding_window", origin) if "sliding_window" in data else family.window
+    if str(data["model_type"]).startswith("qwen") and not data.get("use_sliding_window"):
+        window = 0
+    types = data.get("layer_types")
+    if not window or not (types or family.window_pattern or data.get("use_sliding_window")):
+        return 0, 0
+    if isinstance(types, list):
+        return window, types.count("sliding_attention")
+    if not family.window_pattern:  # Qwen's lower layers attend fully (configuration_qwen2.py)
+        return window, max(0, layers - (_whole(data, "max_window_layers", origin) or 28))
+    pattern = _whole(data, "sliding_window_pattern", origin) or family.window_pattern
+    return window, layers if pattern == 1 else layers - layers // pattern
+
+
+def _mixture(data: Mapping[str, Any], values: Mapping[str, int], origin: str) -> dict[str, int]:
+    """Fields of a mixture whose layers or experts are not all alike."""
+    if data["model_type"] == "deepseek_v3":
+        return {"shared_ffn_size": _whole(data, "n_shared_experts", origin) * values["ffn_size"]}
+    if data["model_type"] == "qwen3_moe":
+        dense, step = data.get("mlp_only_layers") or [], _whole(data, "decoder_sparse_step", origin) or 1
+        return {"dense_layers": sum(i in dense or (i + 1) % step != 0 for i in range(values["layers"]))}
+    return {}
+
+
+def _latent_attention(data: Mapping[str, Any], origin: str) -> LatentAttention:
+    names = {
+        "query_rank": "q_lora_rank",
+        "kv_rank": "kv_lora_rank",
+        "rope_dim": "qk_rope_head_dim",
+        "nope_dim": "qk_nope_head_dim",
+        "value_dim": "v_head_dim",
+    }
+    ranks = {ours: _whole(data, theirs, origin) for ours, theirs in names.items()}
+    missing = [names[ours] for ours, value in ranks.items() if not value]
+    if missing:
+        raise InvalidInputError(
+            f"{origin} lacks {', '.join(missing)}",
+            limit="whole numbers above 0: latent attention is counted with latents of queries, keys and values",
+            next_step=_NEXT,
+        )
+    return LatentAttention(**ranks)
 
 
 def _whole(data: Mapping[str, Any], key: str, origin: str) -> int:

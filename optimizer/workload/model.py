@@ -15,6 +15,38 @@ ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (arXiv:2412.19437, 2.1.1): queries, keys and values are made of narrow latents.
+
+    Attributes:
+        query_rank, kv_rank: width of the latents of queries, and of keys and values.
+        rope_dim, nope_dim: head dimensions with and without rotary positions; keys share the former among heads.
+        value_dim: head dimension of the values.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    @property
+    def latent_width(self) -> int:
+        """Elements of a token's latents, the shared rotary key included."""
+        return self.query_rank + self.kv_rank + self.rope_dim
+
+    @property
+    def mean_head_dim(self) -> int:
+        """Mean of a query's and a value's width: attention's products and saved tensors follow from the sum."""
+        return (self.rope_dim + self.nope_dim + self.value_dim) // 2
+
+    def matrix_parameters(self, hidden_size: int, heads: int) -> int:
+        """Weights of one layer's projections."""
+        expanded = self.query_rank * (self.nope_dim + self.rope_dim) + self.kv_rank * (self.nope_dim + self.value_dim)
+        return hidden_size * self.latent_width + heads * (expanded + self.value_dim * hidden_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """One model; a field without a meaning for the architecture is 0.
 
@@ -23,6 +55,14 @@ class ModelSpec:
             user's own, described by ``profile`` only.
         active_parameters: parameters one token passes through; fewer in a mixture of experts.
         ffn_size: inner width of the feed-forward block (of one expert).
+        shared_ffn_size: inner width of the experts of a mixture that every token passes through.
+        dense_layers, dense_ffn_size: layers of a mixture without experts, and their feed-forward width.
+        head_dim: of latent attention, LatentAttention.mean_head_dim.
+        window, windowed_layers: tokens that sliding-window attention sees, and the layers that have it.
+        soft_cap: attention scores pass through tanh (arXiv:2408.00118, 2).
+        sinks: a learned logit a head joins each softmax (arXiv:2508.10925, 2).
+        logits_soft_cap: the output logits pass through tanh.
+        norms_per_layer, head_norms: norms of the residual's width, and norms of queries and keys.
         gated_mlp: the feed-forward block has a third matrix (SwiGLU, GeGLU).
         tied_embeddings: the output projection is the embedding.
         max_seq_len: longest sequence the model was built for, tokens; 0 where unknown.
@@ -47,6 +87,17 @@ class ModelSpec:
     tied_embeddings: bool = False
     experts: int = 0
     experts_per_token: int = 0
+    shared_ffn_size: int = 0
+    dense_layers: int = 0
+    dense_ffn_size: int = 0
+    latent_attention: LatentAttention | None = None
+    window: int = 0
+    windowed_layers: int = 0
+    soft_cap: bool = False
+    sinks: bool = False
+    logits_soft_cap: bool = False
+    norms_per_layer: int = 2
+    head_norms: bool = False
     max_seq_len: int = 0
     learned_positions: int = 0
     flops_per_sample: float = 0.0
@@ -75,26 +126,65 @@ class ModelSpec:
             return tuple(dict.fromkeys(traced.checkpointing for traced in self.profile.passes))
         return ("none",) if self.architecture == "cnn" else ("none", "selective", "full")
 
+    def unmeasured_parts(self, seq_len: int) -> tuple[str, ...]:
+        """Parts whose costs are counted, and which no measured run has."""
+        parts = {
+            "latent attention": self.latent_attention is not None,
+            "sliding-window attention": bool(self.windowed_layers and self.window < seq_len),
+            "soft capping": self.soft_cap,
+            "attention sinks": self.sinks,
+        }
+        return tuple(name for name, has in parts.items() if has)
+
     @property
     def attention_matrix_parameters(self) -> int:
         """Weights of one layer's attention projections, without biases."""
+        if self.latent_attention is not None:
+            return self.latent_attention.matrix_parameters(self.hidden_size, self.attention_heads)
         return self.hidden_size * self.head_dim * (2 * self.attention_heads + 2 * self.kv_heads)
 
     @property
-    def expert_matrix_parameters(self) -> int:
-        """Weights of one feed-forward block (one expert), without biases."""
-        return self.hidden_size * self.ffn_size * (3 if self.gated_mlp else 2)
+    def matrices_per_ffn(self) -> int:
+        """Matrices of a feed-forward block."""
+        return 3 if self.gated_mlp else 2
 
     @property
-    def active_layer_matrix_parameters(self) -> int:
-        """Weights that one token is multiplied with in one layer, router included."""
-        used = max(1, self.experts_per_token)
-        return self.attention_matrix_parameters + used * self.expert_matrix_parameters + self.experts * self.hidden_size
+    def expert_matrix_parameters(self) -> int:
+        """Weights of one feed-forward block (one routed expert), without biases."""
+        return self.hidden_size * self.ffn_size * self.matrices_per_ffn
+
+    @property
+    def mixture_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def active_layer_matrix_parameters(self) -> float:
+        """Weights that one token is multiplied with in one layer, router included; mean of the layers."""
+        width = self.hidden_size * self.matrices_per_ffn
+        used = max(1, self.experts_per_token) * self.expert_matrix_parameters
+        mixture = used + self.shared_ffn_size * width + self.experts * self.hidden_size
+        dense = self.dense_layers * (mixture - self.dense_ffn_size * width) / max(1, self.layers)
+        return self.attention_matrix_parameters + mixture - dense
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of one layer, on average."""
-        return (self.parameters - self.embedding_parameters) / self.layers if self.layers else 0.0
+        """Parameters of one layer; of a mixture, of one with experts."""
+        if not self.layers:
+            return 0.0
+        return (self.parameters - self.embedding_parameters + self.dense_layers * self._beside_dense) / self.layers
+
+    @property
+    def dense_layer_parameters(self) -> float:
+        """Parameters of a layer without experts."""
+        return self.layer_parameters - self._beside_dense
+
+    @property
+    def _beside_dense(self) -> int:
+        """Weights of a mixture's layer beyond those of its dense layers."""
+        inside = self.experts * self.expert_matrix_parameters + self.experts * self.hidden_size
+        width = self.shared_ffn_size - self.dense_ffn_size
+        return (inside + width * self.hidden_size * self.matrices_per_ffn) if self.dense_layers else 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -128,8 +218,8 @@ class BiasesAndNorms:
 
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
+        mlp_bias: also of experts and their router.
         norm_bias: LayerNorm with bias (2 vectors); else RMSNorm or bias-free LayerNorm (1 vector).
-        head_norms: a norm over the head dimension of queries and of keys (Qwen 3).
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm and a vocabulary bias before the tied output projection (BERT).
     """
@@ -138,8 +228,6 @@ class BiasesAndNorms:
     mlp_bias: bool = False
     norm_bias: bool = False
     final_norm: bool = True
-    norms_per_layer: int = 2
-    head_norms: bool = False
     token_types: int = 0
     embedding_norm: bool = False
     mlm_head: bool = False
@@ -162,6 +250,9 @@ def build_model(
 
     ``kv_heads`` is ``attention_heads`` by default, ``head_dim`` ``hidden_size / attention_heads``.
     """
+    latent: LatentAttention | None = fields.get("latent_attention")
+    if latent is not None:
+        head_dim = latent.mean_head_dim
     model = ModelSpec(
         parameters=0,
         active_parameters=0,
@@ -185,19 +276,32 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
         attention += query + 2 * kv
     if details.attention_bias == "all":
         attention += h
-    if details.head_norms:
+    if model.head_norms:
         attention += 2 * model.head_dim
-    expert = model.expert_matrix_parameters
-    if details.mlp_bias:
-        expert += model.ffn_size * (2 if model.gated_mlp else 1) + h
-    shared = attention + details.norms_per_layer * norm + model.experts * h  # the router is one row an expert
+    if model.latent_attention is not None:
+        attention += model.latent_attention.query_rank + model.latent_attention.kv_rank  # norms of the latents
+    if model.sinks:
+        attention += model.attention_heads
+    attention += model.norms_per_layer * norm
+
+    def block(width: int) -> int:
+        matrices = h * width * model.matrices_per_ffn
+        return matrices + (width * (model.matrices_per_ffn - 1) + h if details.mlp_bias else 0)
+
+    # The router is one row an expert.
+    router = model.experts * (h + int(details.mlp_bias))
+    shared = block(model.shared_ffn_size) if model.shared_ffn_size else 0
+    dense = model.dense_layers * block(model.dense_ffn_size)
     tables = model.vocab_size * (1 if model.tied_embeddings else 2) + model.learned_positions + details.token_types
     outside = h * tables
     outside += norm * (int(details.final_norm) + int(details.embedding_norm))
     if details.mlm_head:
         outside += h * h + h + norm + model.vocab_size
     total, active = (
-        outside + model.layers * (shared + max(1, experts) * expert)
+        outside
+        + model.layers * attention
+        + dense
+        + (model.layers - model.dense_layers) * (router + shared + max(1, experts) * block(model.ffn_size))
         for experts in (model.experts, model.experts_per_token)
     )
     return total, active

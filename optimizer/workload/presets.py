@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from optimizer.workload.model import PLAIN, BiasesAndNorms, ModelArchitecture, ModelSpec, build_model
+from optimizer.workload.model import PLAIN, BiasesAndNorms, LatentAttention, ModelArchitecture, ModelSpec, build_model
 from optimizer.workload.named_entries import read_entries
 
 PRESETS = Path(__file__).parent / "data" / "presets.toml"
@@ -32,6 +32,17 @@ class Preset(BaseModel):
     tied_embeddings: bool = False
     experts: int = 0
     experts_per_token: int = 0
+    shared_ffn_size: int = 0
+    dense_layers: int = 0
+    dense_ffn_size: int = 0
+    latent_attention: LatentAttention | None = None
+    window: int = 0
+    windowed_layers: int = 0
+    soft_cap: bool = False
+    sinks: bool = False
+    logits_soft_cap: bool = False
+    norms_per_layer: int = 2
+    head_norms: bool = False
     max_seq_len: int = 0
     learned_positions: int = 0
     flops_per_sample: float = 0.0
@@ -43,7 +54,8 @@ class Preset(BaseModel):
 
     def model(self, name: str) -> ModelSpec:
         """The preset as a ModelSpec."""
-        return build_model(self.details, name=name, **self.model_dump(exclude={"details"}))
+        fields = {field: getattr(self, field) for field in Preset.model_fields if field != "details"}
+        return build_model(self.details, name=name, **fields)
 
 
 @functools.cache
