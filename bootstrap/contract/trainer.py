@@ -154,7 +154,7 @@ def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     if TORCHVISION in architecture:
         return "" if kind in CNNS else f"model {kind} is not one of {', '.join(CNNS)}"
     if kind not in DECODERS + ENCODERS:
-        if architecture.get("num_local_experts"):
+        if any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
             return f"{kind} is a mixture of experts, which the trainer does not train"
         return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}"
     return ""

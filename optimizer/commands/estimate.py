@@ -247,7 +247,14 @@ def _estimate_one(
     speed = float(estimates.tokens_per_second)
     splits = [name for name, count in ranks.items() if count > 1]
     residual, source = speed_source(
-        calibration, hardware.gpu, precision, recipe.framework, spec, splits, gradient_compression
+        calibration,
+        hardware.gpu,
+        precision,
+        recipe.framework,
+        spec,
+        splits,
+        gradient_compression,
+        spec.unmeasured_parts(recipe.seq_len),
     )
     band = math.exp(residual.relative_error)
     return {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
-from optimizer.performance.calibration import model_kind
+from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, list_purchases
 
@@ -76,6 +76,8 @@ class NodeGroups:
             problem.calibration.residual(p.offer.instance.gpu, recipe.precision, recipe.framework, kind=kind)
             for p in choices
         ]
+        unmeasured = problem.model.unmeasured_parts(recipe.seq_len)
+        least_error = problem.calibration.residuals[POOLED].relative_error if unmeasured else 0.0
         most = [p.reservation.count if p.reservation else limits.max_nodes for p in choices]
         return cls(
             problem=problem,
@@ -85,7 +87,7 @@ class NodeGroups:
             hazard_rate=np.array([hazard.rate_per_node_hour if hazard else 0.0 for hazard in hazards]),
             wait_hours=np.array([hazard.wait_hours if hazard else 0.0 for hazard in hazards]),
             ranks=np.array([p.offer.instance.ranks for p in choices], dtype=np.int64),
-            relative_error=np.array([residual.relative_error for residual in residuals]),
+            relative_error=np.maximum([residual.relative_error for residual in residuals], least_error),
         )
 
     def pairs(self, *, like: bool) -> Iterator[tuple[int, int]]:

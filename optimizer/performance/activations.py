@@ -13,6 +13,7 @@ from optimizer.performance.stage import (
     experts_miss_autocast,
     grouped_in_32_bits,
     layers_of_stage,
+    masks_windows,
     scores_by_compiler,
     tokens_of_rank,
 )
@@ -28,6 +29,9 @@ WRITTEN_GELU_TENSORS = 3.0
 REPEATED_CASTS = (3.0, 5.0)
 # Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
+# Widened and normalised queries and keys that a norm over heads keeps beside its output: 6.0 bytes in all with it
+# (Qwen 3 against Llama, docs/profile.md, torch 2.11, transformers 5.23, 2026-11-22).
+HEAD_NORM_BYTES = 4.0
 # A turn's 32-bit log-softmax, its probabilities and their product (bootstrap/trainer/loss.py).
 LOSS_TURN_BYTES = 12.0
 
@@ -35,13 +39,14 @@ LOSS_TURN_BYTES = 12.0
 @dataclass(frozen=True, slots=True)
 class _TokenBytes:
     outside: Number
+    whole: Number  # on each tensor rank
     sliced: Number
     dispatched: Number
     cast: Number
     residual: Number
 
 
-def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
+def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     """Count the tensors that a layer saves (Korthikanti et al., arXiv:2205.05198, section 4)."""
     element = x.element_bytes
     residual_bytes = element if narrow else x.residual_bytes
@@ -52,27 +57,36 @@ def _token_bytes(x: Inputs, used: Number, *, narrow: bool) -> _TokenBytes:
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
     wide = residual_bytes * by_hand
-    norms = 2.0 * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
+    norms = x.norms * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
     products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
     if np.any(x.context > 1):  # attention's output once more
         products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
+    if np.any(x.head_norms > 0):
+        products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * by_hand)
     # A compiler recomputes the gate's product.
     gated = x.mlp_matrices > 2.5
     gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
     of_expert: Number = element if narrow else np.where(experts_miss_autocast(x), 4.0, element)
-    inner = of_expert * (x.mlp_matrices + gated * (1.0 - x.compiled)) + gelu
+    matrices = x.mlp_matrices + gated * (1.0 - x.compiled)
+    inner = (element * matrices + gelu) * x.shared_ffn + of_expert * matrices * x.routed_ffn * capacity
     # Each tensor rank keeps the experts' tokens whole.
-    dispatched = of_expert * x.hidden * np.where(x.experts > 0, 1.0, 0.0) * used
+    mixtures = x.mixture_layers / np.maximum(x.layers, 1.0)
+    dispatched = of_expert * x.hidden * mixtures * x.experts_used * capacity
     # A score's softmax, the product's input if another tensor, and a mask byte. Attention without a fused kernel: 4.2
     # bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
     softmax = np.maximum(x.residual_bytes, 4.0 * x.written_out)
     copied = np.where(softmax > element, element, element * x.dropout)
-    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout) + x.flash * (
+    # Soft-capped scores keep the output of tanh.
+    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout + x.soft_cap * element) + x.flash * (
         grouped_in_32_bits(x) * softmax + scores_by_compiler(x) * (2.0 * element + 1.0)
     )
+    masked = np.where(masks_windows(x), x.windowed, 0.0)
     return _TokenBytes(
-        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts + dispatched,
-        sliced=products + x.heads * x.seq_len * a_score + inner * x.ffn * used,
+        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts * mixtures + dispatched,
+        # Latents are kept before and after their norms; PyTorch's attention keeps a mask in each layer with a window,
+        # and repeats keys and values there.
+        whole=2.0 * element * x.latent + masked * element * x.seq_len,
+        sliced=products + masked * 2.0 * element * (x.query - x.kv) + x.heads * x.seq_len * a_score + inner,
         dispatched=dispatched,
         # Five products each cast a norm's output.
         cast=by_hand * autocast * element * x.hidden,
@@ -96,14 +110,15 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     tokens = tokens_of_rank(x)
     element = x.element_bytes
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    used = x.experts_used * np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
-    token = _token_bytes(x, used, narrow=narrow)
-    everything = token.outside / split + token.dispatched + token.sliced / x.tensor
+    capacity = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+    token = _token_bytes(x, capacity, narrow=narrow)
+    everything = token.outside / split + token.dispatched + token.whole + token.sliced / x.tensor
     if np.any(token.cast):
         again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0])
         everything = everything + token.cast * again * (1.0 - 1.0 / x.tensor)
     # Selective keeps inputs, attention's output and the products that it does not repeat.
-    up = (x.mlp_matrices - 1.0) * x.ffn * used
+    ffn = x.shared_ffn + x.routed_ffn * capacity
+    up = (x.mlp_matrices - 1.0) * ffn
     kept_full = token.residual / split
     matrices = (element * x.hidden + token.dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
     kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.selective_recompute) * matrices
@@ -112,7 +127,7 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     )
     # Beside its inputs: gradients of its widest tensors, the gathered sequence, keys and values of two context ranks
     # with gradients, tokens exchanged with experts.
-    layer = everything - per_token + element * (up + x.ffn * used) / x.tensor + kept_full
+    layer = everything - per_token + element * (up + ffn) / x.tensor + kept_full
     if np.any(x.sequence_parallel > 0):
         layer = layer + np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
     if np.any(x.context > 1):
@@ -143,5 +158,6 @@ def logits_bytes(x: Inputs) -> Number:
     # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
     fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
+    loss_bytes = loss_bytes + x.logits_soft_cap * x.element_bytes  # the output of tanh
     logits = tokens_of_rank(x) * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
     return logits * loss_bytes + np.minimum(logits, x.loss_turn_elements) * LOSS_TURN_BYTES

@@ -10,7 +10,13 @@ from optimizer.performance import gradient_compression
 from optimizer.performance.activations import EXPERT_CAPACITY
 from optimizer.performance.collectives import Communicator, communicator
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import computes_narrow, layers_of_stage, stage_parameters, tokens_of_rank
+from optimizer.performance.stage import (
+    computes_narrow,
+    layers_of_stage,
+    mixture_layers_of_stage,
+    stage_parameters,
+    tokens_of_rank,
+)
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Number
 
 # torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
@@ -42,7 +48,8 @@ def communication(x: Inputs) -> Communication:
     if np.any(x.tensor > 1):
         # Two all-reduces a pass; with the sequence split, a gather and a reduction of the same bytes each.
         ranks = communicator(x, network, local, x.tensor, inner=1.0)
-        reduced = (2.0 + again) * x.layers * (1.0 + np.where(x.expert > 1, x.experts_used, 1.0))
+        copies = np.where(x.expert > 1, x.experts_used, 1.0)
+        reduced = (2.0 + again) * (2.0 * x.layers + x.mixture_layers * (copies - 1.0))
         calls = (4.0 + 2.0 * again) * x.layers * np.where(x.sequence_parallel > 0, 2.0, 1.0)
         tensor = ranks.all_reduce(reduced * tokens * x.hidden * x.element_bytes, calls)
     if np.any(x.context > 1):
@@ -54,7 +61,7 @@ def communication(x: Inputs) -> Communication:
     if np.any(x.expert > 1):
         # Tokens go to their experts and back, forward and backward; all wait for the fullest rank.
         ranks = communicator(x, network, local, x.expert, inner=x.tensor * x.context)
-        calls = (4.0 + 2.0 * again) * x.layers
+        calls = (4.0 + 2.0 * again) * x.mixture_layers
         expert = ranks.all_to_all(
             calls * x.experts_used * tokens * x.hidden / x.tensor * x.element_bytes * EXPERT_CAPACITY, calls
         )
@@ -98,7 +105,7 @@ def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number,
     if np.any(x.expert > 1):
         # Experts' gradients are reduced over the ranks with the same experts.
         same = communicator(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
-        experts = layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
+        experts = mixture_layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
         # Independent of the rest of the grid: no expert ranks, one collective.
         spread = np.where(x.expert > 1, 1.0, 0.0)
         of_others, of_experts = _data_seconds(x, everyone, held - spread * experts), _data_seconds(x, same, experts)

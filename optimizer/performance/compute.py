@@ -14,6 +14,7 @@ from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.stage import (
     grouped_in_32_bits,
     layer_parameters,
+    masks_windows,
     scores_by_compiler,
     stage_parameters,
     tokens_of_rank,
@@ -37,7 +38,8 @@ class Compute:
 
 def model_flops_per_sample(x: Inputs) -> Number:
     """Useful FLOPs of one sample, forward and backward: no recomputation, half the scores of causal attention."""
-    scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5, 1.0)
+    seen = 1.0 - x.windowed * (1.0 - x.window_scores)
+    scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5 * seen, 1.0)
     forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
     return 3.0 * forward + sample_flops(x)
 
@@ -53,7 +55,8 @@ def compute(x: Inputs) -> Compute:
     full = np.where(x.checkpointing == FULL, 1.0, 0.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.selective_recompute, full * (1.0 - _never_repeated(x)))
 
-    widths = 3.0 * x.hidden + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * x.experts_used * x.ffn) / x.tensor
+    inner = x.shared_ffn + x.routed_ffn
+    widths = 3.0 * x.hidden + x.latent + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * inner) / x.tensor
     volume = 2.0 * tokens * x.layer_matrix / x.tensor
     sides = element * (layer_parameters(x, x.expert) / x.tensor + tokens * widths)
     matmul = x.layers * (3.0 + repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
@@ -87,6 +90,7 @@ def compute(x: Inputs) -> Compute:
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
+    loss = loss + x.logits_soft_cap * (1.0 - x.compiled) * sum(kernels.SOFT_CAP) * element
     # Hugging Face's tensor ranks each compute the whole loss.
     lost = np.where(x.splits_logits > 0, logits, x.vocab)
     head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
@@ -152,7 +156,14 @@ def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
     fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
     products = 4.0 * tokens * x.seq_len * x.query / x.tensor
     scores = tokens * x.seq_len * x.heads / x.tensor
-    return np.where(fused, _flash_seconds(x, products, scores, full, masked), _unfused_seconds(x, products, scores))
+    flash = _flash_seconds(x, products, scores, full, masked)
+    if np.any(x.windowed > 0):
+        # A kernel with a window leaves out the scores beyond it; a mask computes all.
+        beside = np.where(
+            masks_windows(x), _flash_seconds(x, products, scores, full, x.windowed > 0), x.window_scores * flash
+        )
+        flash = x.windowed * beside + (1.0 - x.windowed) * flash
+    return np.where(fused, flash, _unfused_seconds(x, products, scores))
 
 
 def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, masked: Flag) -> Number:
@@ -184,6 +195,10 @@ def _unfused_seconds(x: Inputs, products: Number, scores: Number) -> Number:
             strict=True,
         )
     )
+    if np.any((x.soft_cap > 0) | (x.sinks > 0)):
+        (capped, again_capped), (joined, again_joined) = kernels.SOFT_CAP, kernels.SINKS
+        forward = forward + x.written_out * (x.soft_cap * capped + x.sinks * joined)
+        backward = backward + x.written_out * (x.soft_cap * again_capped + x.sinks * again_joined)
     score_bytes = scores * x.element_bytes * (forward * (1.0 + again) + backward) * c.elementwise_traffic
     seconds = (3.0 + again) * products / (x.peak_flop_per_s * c.matmul_efficiency)
     seconds = seconds + score_bytes / (x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY)
@@ -211,7 +226,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     readers = np.where(llama, kernels.LLAMA_CASTS, kernels.CASTS)
     casts = readers * (element + residual) * (1.0 + index) + index * 3.0 * residual * (readers - 2.0)
     casts = np.where(residual > element, np.where(compiled, element + residual, casts), 0.0)
-    stream = 2.0 * (residual * (norm + sums) + element * dropout) + casts
+    stream = residual * (x.norms * norm + 2.0 * sums) + 2.0 * element * dropout + casts
 
     written_rotary = np.where(element < 4.0, kernels.WRITTEN_ROTARY, kernels.WRITTEN_ROTARY_32_BIT)
     rotary = x.llama_like * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)
@@ -220,10 +235,15 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
         by_hand & (x.written_out > 0) & (x.causal > 0), kernels.WRITTEN_GELU[index], kernels.GELU[index] * element
     )
     inner = np.where(llama, swiglu, gelu)
-    wide = x.ffn * x.experts_used
+    wide = x.shared_ffn + x.routed_ffn
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    return x.hidden * stream / split + (rotary * (x.query + x.kv) + inner * wide) / x.tensor + quantise
+    if np.any(x.head_norms > 0):
+        narrow_norm = np.where(by_hand, kernels.WRITTEN_NORM_16_BIT[index], kernels.NORM[index])
+        narrow_norm = np.where(compiled, kernels.COMPILED_NORM[index], narrow_norm)
+        rotary = rotary + x.head_norms * element * narrow_norm
+    masks = np.where(masks_windows(x), x.windowed * x.seq_len * kernels.MASK[index], 0.0)
+    return masks + x.hidden * stream / split + (rotary * (x.query + x.kv) + inner * wide) / x.tensor + quantise
 
 
 def optimizer_time(x: Inputs) -> Number:

@@ -82,7 +82,7 @@ def experts(x: Inputs) -> Experts:
     grouped = np.where(written & (loop == 0), kernels.GROUPED_PRODUCT, 1.0)
     tiled = tiled / np.where(experts_in_32_bits(x), x.fp32_flop_per_s, x.expert_flop_per_s * grouped)
     passes = 3.0 + np.where(x.checkpointing == NONE, 0.0, np.where(full > 0, 1.0, x.selective_recompute))
-    flop_s = mixture * x.layers * passes * (tiled - dense) / c.matmul_efficiency
+    flop_s = x.mixture_layers * passes * (tiled - dense) / c.matmul_efficiency
     sides = local * matrix + rows * (2.0 * x.hidden + x.mlp_matrices * x.ffn / x.tensor)
     widened = passes * c.matmul_traffic * sides * (element - narrow)
 
@@ -102,11 +102,11 @@ def experts(x: Inputs) -> Experts:
     traffic = traffic + by_hand * local * LOOP_ZEROS * tokens * x.hidden * x.residual_bytes
     traffic = traffic + by_hand * local * SLICE_PASSES * local * matrix * weights
 
-    turns = loop * x.layers * local
+    turns = loop * x.mixture_layers * local
     fused_host = (1.0 + full / 3.0) * FUSED_LOOP_KERNELS / kernels.FUSED_KERNELS
     return Experts(
         flop_s=flop_s,
-        traffic_bytes=mixture * x.layers * (traffic * c.elementwise_traffic + widened),
+        traffic_bytes=x.mixture_layers * (traffic * c.elementwise_traffic + widened),
         starts=turns * np.where(written, WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS) * (3.0 + full),
         host_layers=turns * np.where(written, LOOP_HOST_LAYERS, fused_host),
         wait_layers=turns * np.where(written, LOOP_WAIT_LAYERS * (1.0 + full), 0.0),

@@ -43,13 +43,25 @@ class Inputs:
     query: Number
     kv: Number
     heads: Number
-    ffn: Number
+    ffn: Number  # of one expert
+    shared_ffn: Number  # widths that a token passes through, mean of the layers: all but routed experts
+    routed_ffn: Number
     mlp_matrices: Number
     experts_used: Number
     layer_matrix: Number
     layer_parameters: Number
     experts: Number
     expert_parameters: Number
+    mixture_layers: Number
+    dense_layer_parameters: Number
+    latent: Number
+    norms: Number
+    head_norms: Number
+    windowed: Number  # share of the layers whose window is shorter than the sequence
+    window_scores: Number  # share of causal scores in such a window
+    soft_cap: Number
+    sinks: Number
+    logits_soft_cap: Number
     embedding_parameters: Number
     vocab: Number
     causal: Number

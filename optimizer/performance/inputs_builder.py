@@ -67,6 +67,9 @@ def build_inputs(
     # A compiler pads products.
     padded = framework.pads_vocabulary or recipe.compiled
     misaligned = 1.0 if padded else kernels.output_projection_slowdown(recipe.precision, model.vocab_size)
+    mixture = model.mixture_layers / model.layers if model.layers else 0.0
+    shared_ffn = mixture * model.shared_ffn_size + (1.0 - mixture) * (model.dense_ffn_size or model.ffn_size)
+    window = min(1.0, model.window / recipe.seq_len) if model.windowed_layers else 1.0
     inputs = Inputs(
         parameters=float(model.parameters),
         active_parameters=float(model.active_parameters),
@@ -76,6 +79,8 @@ def build_inputs(
         kv=float(model.kv_heads * model.head_dim),
         heads=float(model.attention_heads),
         ffn=float(model.ffn_size),
+        shared_ffn=shared_ffn,
+        routed_ffn=mixture * model.ffn_size * model.experts_per_token,
         mlp_matrices=3.0 if model.gated_mlp else 2.0,
         experts_used=float(max(1, model.experts_per_token)),
         layer_matrix=float(model.active_layer_matrix_parameters),
@@ -83,6 +88,16 @@ def build_inputs(
         experts=float(model.experts),
         # A given parameter count may be below the architecture's.
         expert_parameters=min(float(model.experts * model.expert_matrix_parameters), float(model.layer_parameters)),
+        mixture_layers=float(model.mixture_layers),
+        dense_layer_parameters=float(model.dense_layer_parameters),
+        latent=float(model.latent_attention.latent_width if model.latent_attention else 0),
+        norms=float(model.norms_per_layer),
+        head_norms=float(model.head_norms),
+        windowed=model.windowed_layers / max(1, model.layers) if window < 1.0 else 0.0,
+        window_scores=window * (2.0 - window),
+        soft_cap=float(model.soft_cap),
+        sinks=float(model.sinks),
+        logits_soft_cap=float(model.logits_soft_cap),
         embedding_parameters=float(model.embedding_parameters),
         vocab=float(model.vocab_size),
         causal=1.0 if model.architecture == "decoder" else 0.0,
@@ -94,7 +109,7 @@ def build_inputs(
         low_precision=float(sixteen_bit),
         optimizer_state_bytes=state,
         optimizer_traffic_bytes=traffic,
-        flash=float(recipe.attention == "flash"),
+        flash=float(recipe.attention == "flash" and not _without_kernel(model, framework)),
         compiled=float(recipe.compiled),
         half_gradients=float(recipe.gradient_compression in ("bf16", "fp16")),
         powersgd_rank=float(powersgd_rank(recipe.gradient_compression)),
@@ -159,6 +174,15 @@ def check_recipe(recipe: Recipe) -> None:
         raise InvalidInputError(f"attention is {recipe.attention!r}", limit="flash or unfused")
     if recipe.seq_len < 1:
         raise InvalidInputError(f"seq_len is {recipe.seq_len}", limit="a sequence has at least 1 token")
+
+
+def _without_kernel(model: ModelSpec, framework: Framework) -> bool:
+    """Return True where attention is written out for lack of a kernel.
+
+    PyTorch's scaled_dot_product_attention takes no soft cap and no sinks (transformers 5.23, integrations/
+    sdpa_attention.py, models/gemma2 and gpt_oss: _supports_sdpa is False).
+    """
+    return framework.written_out and (model.soft_cap or model.sinks)
 
 
 def _expert_precision(precision: str, framework: Framework) -> str:

@@ -16,7 +16,7 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import (
     experts_in_32_bits,
     layer_parameters_of_rank,
-    layers_of_stage,
+    mixture_layers_of_stage,
     stage_parameters,
     unshared_stage_parameters,
 )
@@ -121,7 +121,9 @@ def _moments(x: Inputs) -> _Moments:
     held_narrow = held
     kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
     if np.any(x.experts > 0):  # no copy of 32-bit weights
-        wide = np.where(experts_in_32_bits(x), layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0)
+        wide = np.where(
+            experts_in_32_bits(x), mixture_layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0
+        )
         kept = np.where(x.checkpointing == FULL, np.maximum(kept - wide * x.cast_bytes, 0.0), kept)
         held_narrow = held - wide
     if np.any(x.fp8_cast_bytes > 0):

@@ -34,12 +34,20 @@ def _stage_parameters(x: Inputs, expert: Number) -> Number:
     # The first stage has the positions too.
     first = np.where(x.embedding_parameters >= 2.0 * tables, x.embedding_parameters - tables, x.embedding_parameters)
     table = np.where(x.pipeline > 1, first, x.embedding_parameters)
-    return (layers_of_stage(x) * layer_parameters(x, expert) + table) / x.tensor
+    # The fullest stage has as few of a mixture's dense layers as can be.
+    dense = np.where(x.experts > 0, layers_of_stage(x) - mixture_layers_of_stage(x), 0.0)
+    layers = (layers_of_stage(x) - dense) * layer_parameters(x, expert) + dense * x.dense_layer_parameters
+    return (layers + table) / x.tensor
 
 
 def layers_of_stage(x: Inputs) -> Number:
     """Layers of the fullest pipeline stage."""
     return np.ceil(x.layers / x.pipeline)
+
+
+def mixture_layers_of_stage(x: Inputs) -> Number:
+    """Layers with experts of the fullest pipeline stage."""
+    return np.minimum(layers_of_stage(x), x.mixture_layers)
 
 
 def layer_parameters_of_rank(x: Inputs) -> Number:
@@ -49,7 +57,7 @@ def layer_parameters_of_rank(x: Inputs) -> Number:
 
 
 def layer_parameters(x: Inputs, expert: Number) -> Number:
-    """Parameters of one layer whose experts ``expert`` ranks share, before tensor slicing."""
+    """Parameters of one layer whose experts ``expert`` ranks share, before tensor slicing; not of a dense layer."""
     return x.layer_parameters - x.expert_parameters * (1.0 - 1.0 / expert)
 
 
@@ -80,6 +88,11 @@ def grouped_in_32_bits(x: Inputs) -> Flag:
 def scores_by_compiler(x: Inputs) -> Flag:
     """Flag compiled non-causal attention with mask and dropout, which has no fused kernel."""
     return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
+
+
+def masks_windows(x: Inputs) -> Flag:
+    """Flag sliding windows that PyTorch's attention gets as a mask: it computes all scores, and keeps the mask."""
+    return (x.written_out > 0) & (x.windowed > 0) & (x.flash > 0)
 
 
 def computes_narrow(x: Inputs) -> Flag:

@@ -33,8 +33,9 @@ def speed_source(
     model: ModelSpec,
     splits: Collection[str],
     gradient_compression: str = "none",
+    parts: Collection[str] = (),
 ) -> tuple[Residual, str]:
-    """The error of the speed of a layout with these splits, and its source in words."""
+    """The error of the speed of a layout with these splits, and its source in words; ``parts`` is unmeasured."""
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
     residual = calibration.residual(gpu, precision, framework, kind=kind)
     source = calibration.describe(gpu, precision, framework, kind=kind)
@@ -42,6 +43,9 @@ def speed_source(
     unmeasured = " or ".join(split for split in splits if split not in measured)
     if gradient_compression != "none" and residual.relative_error < pooled:
         note = f"no measured run on {gpu.name} has gradient compression {gradient_compression}"
+        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
+    if parts and residual.relative_error < pooled:
+        note = f"no measured run has {' or '.join(parts)}"
         return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
     if unmeasured and residual.relative_error < pooled:
         note = f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {framework}"

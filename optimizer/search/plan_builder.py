@@ -138,6 +138,7 @@ class PlanBuilder:
             self._problem.model,
             splits,
             parallelism.gradient_compression,
+            self._problem.model.unmeasured_parts(self._problem.recipe.seq_len),
         )
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 

@@ -81,7 +81,7 @@ class SearchSpace:
                 for i in self.machines.instances
             ]
         )
-        if recipe.gradient_compression != "none":
+        if recipe.gradient_compression != "none" or self.model.unmeasured_parts(recipe.seq_len):
             self._errors = np.maximum(self._errors, self._pooled_error)
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))

@@ -46,10 +46,50 @@ def test_a_token_of_a_mixture_passes_through_the_published_active_parameters() -
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_and_embeddings_add_up_to_the_model(name: str) -> None:
     model = resolve_model(name)
-    assert model.layers * model.layer_parameters + model.embedding_parameters == pytest.approx(model.parameters)
+    mixture_or_all = (model.layers - model.dense_layers) * model.layer_parameters
+    layers = mixture_or_all + model.dense_layers * model.dense_layer_parameters
+    assert layers + model.embedding_parameters == pytest.approx(model.parameters)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "bert-base"])
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        # Published counts, billions, and what they leave out: model cards and reports named in presets.toml.
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("qwen3-235b-a22b", 235.0, 22.0),
+        ("deepseek-v3", 671.0, 37.0),
+        ("gpt-oss-20b", 20.91, 3.61),
+        ("gpt-oss-120b", 116.83, 5.13),
+    ],
+)
+def test_mixtures_have_the_published_total_and_active_parameters(name: str, total: float, active: float) -> None:
+    model = resolve_model(name)
+    embedding = model.vocab_size * model.hidden_size if name.startswith("gpt-oss") else 0
+    assert model.parameters / 1e9 == pytest.approx(total, rel=0.002)
+    assert (model.active_parameters - embedding) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "other"),
+    [
+        # arXiv:2408.00118, table 2, and arXiv:2503.19786, table 1, millions.
+        ("gemma-2-2b", 590, 2024), ("gemma-2-9b", 918, 8324), ("gemma-2-27b", 1180, 26047),
+        ("gemma-3-1b", 302, 698), ("gemma-3-4b", 675, 3209), ("gemma-3-12b", 1012, 10759), ("gemma-3-27b", 1416, 25600),
+    ],
+)  # fmt: skip
+def test_gemmas_have_the_published_parameters(name: str, embedding: int, other: int) -> None:
+    model = resolve_model(name)
+    assert model.embedding_parameters / 1e6 == pytest.approx(embedding, rel=0.006)
+    assert (model.parameters - model.embedding_parameters) / 1e6 == pytest.approx(other, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "bert-base", "qwen3-0.6b", "qwen3-30b-a3b",
+        "qwen3-235b-a22b", "gemma-2-27b", "gemma-3-1b", "gemma-3-27b", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b",
+    ],
+)  # fmt: skip
 def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -> None:
     model = resolve_model(name)
     architecture = build_architecture(model)
