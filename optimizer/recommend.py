@@ -15,6 +15,7 @@ from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank
@@ -105,7 +106,12 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(alternatives),
-        notes=(*_workload_notes(problem), *_trainer_notes(problem), *_reservation_notes(problem)),
+        notes=(
+            *_workload_notes(problem),
+            *_batch_notes(problem),
+            *_trainer_notes(problem),
+            *_reservation_notes(problem),
+        ),
         wider="" if chosen else _describe_wider(problem),
         elapsed_s=time.perf_counter() - started,
     )
@@ -123,6 +129,16 @@ def _workload_notes(problem: Problem) -> list[str]:
     if model.architecture == "cnn" and work.seq_len is not None:
         notes.append(f"{model.name} is a CNN: seq_len {work.seq_len} is not used")
     return notes
+
+
+def _batch_notes(problem: Problem) -> list[str]:
+    amount = problem.amount
+    if problem.request.workload.steps is not None or amount.steps >= FEW_STEPS:
+        return []
+    return [
+        f"{amount.steps:,} steps of {amount.global_batch:,} samples are few: published fine-tunings take {FEW_STEPS} "
+        "at least; train on more data, on the same more than once, or give a smaller --global-batch"
+    ]
 
 
 def _trainer_notes(problem: Problem) -> list[str]:

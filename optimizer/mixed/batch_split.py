@@ -47,29 +47,19 @@ class GroupTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSplit:
-    """The chosen setting and gradient accumulation of each group.
-
-    Attributes:
-        global_batch, steps: samples of a step, and optimizer steps.
-        step_time_s: one step.
-    """
+    """The chosen setting and gradient accumulation of each group, and the seconds of one step."""
 
     setting: tuple[int, int]
     grad_accum: tuple[int, int]
-    global_batch: int
-    steps: int
     step_time_s: float
 
 
-def split_batch(
-    a: GroupTimes, b: GroupTimes, *, samples: int, batch: int, exact: bool, in_step: bool
-) -> BatchSplit | None:
-    """Find the split that trains on all samples in the least time; None where no whole numbers add up.
+def split_batch(a: GroupTimes, b: GroupTimes, *, batch: int, in_step: bool) -> BatchSplit | None:
+    """Find the split of the shortest step; None where no whole numbers add up to the batch.
 
     Args:
         a, b: the groups.
-        samples: of the whole training.
-        batch: samples of a step; where it is not ``exact``, as near below as whole micro-batches allow.
+        batch: samples of a step.
         in_step: whether the groups communicate in every micro-batch (ZeRO-2 and 3), so that both run as many.
     """
     usable_a, usable_b = (np.flatnonzero(np.isfinite(group.first_s)) for group in (a, b))
@@ -83,22 +73,18 @@ def split_batch(
         accum_b = np.where(accum_a == batch // (samples_a + samples_b), accum_a, 0)
     else:
         accum_b = (batch - samples_a * accum_a) // samples_b
-    total = samples_a * accum_a + samples_b * accum_b
-    row, column = np.nonzero((accum_b >= 1) & ((total == batch) if exact else (total <= batch)))
+    row, column = np.nonzero((accum_b >= 1) & (samples_a * accum_a + samples_b * accum_b == batch))
     if not row.size:
         return None
-    total, setting_a, setting_b = total[row, column], setting_a[row, 0], usable_b[column]
+    setting_a, setting_b = setting_a[row, 0], usable_b[column]
     accum_a, accum_b = accum_a[row, 0], accum_b[row, column]
     computed_s = np.maximum(a.computed_s(setting_a, accum_a), b.computed_s(setting_b, accum_b))
     step_s = computed_s + np.maximum(a.exposed_s(setting_a, accum_a), b.exposed_s(setting_b, accum_b))
-    steps = -(-samples // total)
-    best = int((steps * step_s).argmin())
+    best = int(step_s.argmin())
     if not np.isfinite(step_s[best]):
         return None
     return BatchSplit(
         setting=(int(setting_a[best]), int(setting_b[best])),
         grad_accum=(int(accum_a[best]), int(accum_b[best])),
-        global_batch=int(total[best]),
-        steps=int(steps[best]),
         step_time_s=float(step_s[best]),
     )

@@ -62,7 +62,7 @@ class NodeGroups:
             for instance in problem.instance_types
             if instance.gpu_count >= 1
             and recipe.precision in instance.gpu.peak_tflop_per_s
-            and instance.ranks < problem.amount.largest_batch
+            and instance.ranks < problem.amount.global_batch
         }
         choices = tuple(
             purchase

@@ -48,7 +48,7 @@ def _cheapest(problem: Problem, groups: NodeGroups, pair: tuple[int, int], faste
         nodes,
         fastest.train_hours[config],
         fastest.checkpoint_writers[config],
-        fastest.reserve_hours(problem.checkpoint_gib)[config],
+        fastest.reserve_hours(problem)[config],
         fastest.relative_error[config],
     )
     keeps = np.flatnonzero(keeps_limits(outcome, cost, problem.request.constraints))
@@ -71,8 +71,8 @@ def _cheapest(problem: Problem, groups: NodeGroups, pair: tuple[int, int], faste
         checkpointing=(int(fastest.checkpointing[at]),) * 2,
         micro_batch=(micro_batch, micro_batch),
         grad_accum=(grad_accum, grad_accum),
-        global_batch=int(fastest.layouts.batch[at]),
-        steps=int(fastest.steps[at]),
+        global_batch=problem.amount.global_batch,
+        steps=problem.amount.steps,
         step_time_s=float(estimates.step_time_s[0]),
         computed_s=(computed_s, computed_s),
         peak_gib=(peak_gib, peak_gib),

@@ -38,6 +38,8 @@ _MOST_MIXES = 64
 _MOST_BOUNDED = 1024
 # Stands for infinitely many ranks: each holds least of a sharded state.
 _MANY_RANKS = 1e9
+# Micro-batches are tried up to 2048 samples.
+_OCTAVES = 12
 _DATA_ONLY = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "sequence_parallel": 0, "virtual_stages": 1}
 
 
@@ -51,16 +53,11 @@ def unlike_mixes(problem: Problem, groups: NodeGroups, limit_usd: float) -> list
     return UnlikeSearch(problem=problem, groups=groups, pairs=pairs).cheapest(limit_usd) if pairs else []
 
 
-def micro_batches(most: int, *, free: bool) -> Ints:
-    """Sizes of micro-batch to try, up to ``most``.
-
-    With a ``free`` global batch, powers of two, as for plans: a mix must not win by sizes that plans are not tried
-    with. With a given one, four an octave, so that any share has one near to it.
-    """
-    sizes = layouts.MICRO_BATCHES
-    if not free:
-        sizes = np.concatenate([[3], sizes, *(sizes[2:-1] // 4 * quarters for quarters in (5, 6, 7))])
-        sizes.sort()
+def micro_batches(most: int) -> Ints:
+    """Sizes of micro-batch to try, up to ``most``: four an octave, so that any share of a batch has one near to it."""
+    powers = 2 ** np.arange(_OCTAVES)
+    sizes = np.concatenate([[3], powers, *(powers[2:-1] // 4 * quarters for quarters in (5, 6, 7))])
+    sizes.sort()
     return sizes[sizes <= max(1, most)]
 
 
@@ -91,7 +88,7 @@ class UnlikeSearch:
         choices = {
             "sharding": layouts.allowed_shardings(self.problem.recipe),
             "checkpointing": layouts.allowed_checkpointings(self.problem.model),
-            "micro_batch": micro_batches(amount.largest_batch // ranks, free=amount.global_batch is None),
+            "micro_batch": micro_batches(amount.global_batch // ranks),
         }
         places = np.indices([len(values) for values in choices.values()]).reshape(len(choices), -1)
         return {name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)}
@@ -124,7 +121,7 @@ class UnlikeSearch:
         pair, nodes = np.repeat(self.pairs, [len(count) for count in counts], axis=0), np.concatenate(counts)
         ranks = nodes * groups.ranks[pair]
         # A rank of the other group takes one sample at least.
-        largest = (amount.largest_batch - ranks[:, ::-1]) // ranks
+        largest = (amount.global_batch - ranks[:, ::-1]) // ranks
         possible = (nodes.sum(axis=1) <= self.problem.request.constraints.max_nodes) & (largest >= 1).all(axis=1)
         pair, nodes, ranks, largest = pair[possible], nodes[possible], ranks[possible], largest[possible]
         machine = self._machine[pair]
@@ -135,8 +132,7 @@ class UnlikeSearch:
         keep = np.argsort(usd, kind="stable")[:_MOST_BOUNDED]
         keep = keep[usd[keep] < limit_usd]
         pair, nodes, train_s = pair[keep], nodes[keep], train_s[keep]
-        steps = -(-amount.samples // amount.largest_batch)
-        train_s += steps * self._least_exposed_s(machine[keep], nodes, ranks[keep], largest[keep])
+        train_s += amount.steps * self._least_exposed_s(machine[keep], nodes, ranks[keep], largest[keep])
         return pair, nodes, self._least_usd(pair, nodes, train_s)
 
     def _least_usd(self, pair: NDArray[np.intp], nodes: Ints, train_s: Floats) -> Floats:
@@ -154,7 +150,7 @@ class UnlikeSearch:
         columns = {
             "sharding": sharding,
             "checkpointing": checkpointing,
-            "micro_batch": np.minimum(largest, layouts.MICRO_BATCHES[-1]).astype(float),
+            "micro_batch": np.minimum(largest, 2 ** (_OCTAVES - 1)).astype(float),
             "nodes": nodes.sum(axis=1, keepdims=True).astype(float),
             "data": ranks.sum(axis=1, keepdims=True).astype(float),
             "grad_accum": 1.0,
@@ -219,17 +215,9 @@ class UnlikeSearch:
             a, b = (
                 replace(t, first_s=np.where(self._settings["sharding"] == sharding, t.first_s, np.inf)) for t in times
             )
-            amount = problem.amount
-            split = split_batch(
-                a,
-                b,
-                samples=amount.samples,
-                batch=amount.largest_batch,
-                exact=amount.global_batch is not None,
-                in_step=sharding >= ZERO2,
-            )
+            split = split_batch(a, b, batch=problem.amount.global_batch, in_step=sharding >= ZERO2)
             if split:
-                splits.append((split.steps * split.step_time_s, sharding, split))
+                splits.append((split.step_time_s, sharding, split))
         if not splits:
             return None
         _, sharding, split = min(splits, key=lambda choice: choice[:2])
@@ -242,7 +230,7 @@ class UnlikeSearch:
         outcome, cost = groups.price(
             pair[None],
             nodes[None],
-            np.array([split.steps * step_s / 3600]),
+            np.array([problem.amount.steps * step_s / 3600]),
             writers,
             reserve_hours(np.array([step_s]), problem.checkpoint_gib, writers),
         )
@@ -257,8 +245,8 @@ class UnlikeSearch:
             checkpointing=_two(self._settings["checkpointing"][setting]),
             micro_batch=_two(self._settings["micro_batch"][setting]),
             grad_accum=split.grad_accum,
-            global_batch=split.global_batch,
-            steps=split.steps,
+            global_batch=problem.amount.global_batch,
+            steps=problem.amount.steps,
             step_time_s=step_s,
             computed_s=_two(computed_s),
             peak_gib=_two(estimates.peak_memory_gib),

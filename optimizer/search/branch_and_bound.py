@@ -177,7 +177,7 @@ class FastestSearch:
             piece = take_rows(bounded, slice(start, start + _ROWS_TOGETHER))
             columns = space.columns(piece.row)
             columns |= {name: getattr(piece, name).astype(float) for name in ("sharding", "checkpointing")}
-            hours = space.steps[piece.row] * step_s(space.machines.inputs(piece.machine, columns)) / 3600
+            hours = space.steps * step_s(space.machines.inputs(piece.machine, columns)) / 3600
             np.minimum.at(self.incumbents, piece.slot, hours)
             levels = self.incumbents.reshape(-1, CONFIDENCE_LEVELS)
             np.minimum.accumulate(levels, axis=1, out=levels)

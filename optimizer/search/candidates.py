@@ -120,7 +120,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     price = by_purchase([p.price.usd_per_hour for p in purchases])
     on_demand = by_purchase([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases])
     running = [problem.running_costs(p.offer.region) for p in purchases]
-    reserve_hours = by_configuration([fastest.reserve_hours(problem.checkpoint_gib) for fastest in configurations])
+    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
     rates = HourlyRates(
         base_nodes=np.where(spot > 0, base, nodes * (1 - committed)),
         base_usd_per_hour=np.where(spot > 0, on_demand, price),

@@ -45,7 +45,6 @@ class Fastest:
     sharding: Ints
     checkpointing: Ints
     relative_error: Floats
-    steps: Ints
     train_hours: Floats
     configurations: int
     evaluated: int
@@ -62,11 +61,12 @@ class Fastest:
         split = np.minimum(self.layouts.nodes, self.layouts.pipeline)
         return np.where(self.sharding == DDP, split, self.layouts.nodes).astype(float)
 
-    def reserve_hours(self, checkpoint_gib: float) -> Floats:
-        """The drain reserve of each configuration, for checkpoints of a size."""
+    def reserve_hours(self, problem: Problem) -> Floats:
+        """The drain reserve of each configuration."""
         # Like FleetPlan: one node writes a state that every rank holds whole.
         writers = np.where(self.sharding == DDP, 1, self.nodes)
-        return reserve_hours(self.train_hours * 3600 / self.steps, checkpoint_gib, writers)
+        step_s = self.train_hours * 3600 / problem.amount.steps
+        return reserve_hours(step_s, problem.checkpoint_gib, writers)
 
     def parallelism(self, index: int) -> Parallelism:
         """One configuration, as a plan has it."""
@@ -98,7 +98,7 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
         if shape not in tables:
             tables[shape] = build_layouts(problem, ranks=shape[0], nodes=range(1, shape[1] + 1))
         if not tables[shape].size:
-            results[instance.name] = reject_batch(instance, problem.amount.largest_batch)
+            results[instance.name] = reject_batch(instance, problem.amount.global_batch)
             continue
         # Estimates depend on GPU, links and network, not on host and disks.
         hardware = Hardware.from_instance_type(instance)
@@ -163,7 +163,6 @@ def build_fastest(space: SearchSpace, chosen: Configurations, configurations: in
         sharding=chosen.sharding,
         checkpointing=chosen.checkpointing,
         relative_error=space.relative_error(chosen.machine, chosen.row),
-        steps=space.steps[chosen.row].astype(np.int64),
         train_hours=chosen.hours,
         configurations=configurations,
         evaluated=evaluated,

@@ -23,8 +23,6 @@ from optimizer.workload.model import ModelSpec
 SPLITS = AXES[1:]
 # Least tokens of a context rank: a quarter of Llama 3's, 8192 on each of 16 ranks (arXiv:2407.21783, table 4).
 MIN_CONTEXT_TOKENS = 2048
-# Micro-batches where the global batch is free.
-MICRO_BATCHES = 2 ** np.arange(12)
 # Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
 # (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
 _SHARDINGS = {"megatron": (DDP, ZERO1), "megatron-core": (DDP, ZERO1)}
@@ -64,12 +62,6 @@ class LayoutTable:
         return bits
 
     @property
-    def batch(self) -> Ints:
-        """Samples of one optimizer step."""
-        batch: Ints = self.data * self.micro_batch * self.grad_accum
-        return batch
-
-    @property
     def first_rows(self) -> Ints:
         """First row of each layout; 0 of a layout that no batch split gives a row."""
         return first_indices(int(self.layout.max()) + 1, self.layout)
@@ -81,18 +73,11 @@ GRID_COLUMNS = tuple(field.name for field in fields(LayoutTable) if field.name !
 
 def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
     """Every legal row of a problem over ``nodes`` nodes of ``ranks`` GPUs."""
-    batch, limit = problem.amount.global_batch, problem.amount.batch_limit
+    batch = problem.amount.global_batch
     layouts = _build_meshes(problem, ranks, nodes)
-    data = layouts["data"][:, None]
-    if batch is None:
-        sizes = MICRO_BATCHES
-        accum = limit // (data * sizes)
-        # One sequence a GPU of one node is the least there is, even above the limit.
-        accum[:, 0] = np.where(layouts["nodes"] == 1, np.maximum(accum[:, 0], 1), accum[:, 0])
-    else:
-        sizes = np.array(divisors(batch))
-        accum = batch // (data * sizes)
-        accum[accum * data * sizes != batch] = 0
+    data, sizes = layouts["data"][:, None], np.array(divisors(batch))
+    accum = batch // (data * sizes)
+    accum[accum * data * sizes != batch] = 0
     layout, size = np.nonzero(accum)
     columns = {name: values[layout] for name, values in layouts.items()}
     columns |= {"layout": layout, "micro_batch": sizes[size], "grad_accum": accum[layout, size]}

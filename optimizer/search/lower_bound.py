@@ -42,7 +42,7 @@ class LowerBound:
         kinds = [_Kinds(table, space.model) for table in space.tables]
         by_machine = [kinds[i] for i in space.table_index]
         table = space.table
-        # Hours of a row for each second of a step, of a micro-batch, of the bubble.
+        # Hours of the run for each second of a step; of a row for each of a micro-batch, of the bubble.
         self._step_hours = space.steps / 3600
         self._micro_batch_hours = self._step_hours * table.grad_accum
         self._bubble_hours = self._step_hours * (table.pipeline - 1) / table.virtual_stages
@@ -131,8 +131,7 @@ class LowerBound:
         """Bound of rows with a checkpointing for each sharding: shardings x rows."""
         work = self._row_work[row] + self._first_work[machine]
         exchange = self._row_exchange[row] + self._first_exchange[machine]
-        micro_batch_hours, step_hours = self._micro_batch_hours[row], self._step_hours[row]
-        bubble_hours = self._bubble_hours[row]
+        micro_batch_hours, bubble_hours = self._micro_batch_hours[row], self._bubble_hours[row]
         indices = checkpointing * self._works
         indices += work
         hours = np.empty(checkpointing.shape)
@@ -153,7 +152,7 @@ class LowerBound:
             if once is not None:
                 exposed, hideable = once.exposed.take(exchange), once.hideable.take(exchange)
                 exposed += np.maximum(hideable - room, 0.0)
-                exposed *= step_hours
+                exposed *= self._step_hours
                 total += exposed
         return hours
 

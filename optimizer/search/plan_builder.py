@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
-from functools import cache
+from functools import cache, cached_property
 
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
@@ -79,7 +79,7 @@ class PlanBuilder:
                 capacity_block=purchase.reservation and purchase.reservation.capacity_block,
                 spot_types=tuple(offer.instance.name for offer in further),
             ),
-            job=self._describe_job(int(fastest.layouts.batch[configuration]), int(fastest.steps[configuration])),
+            job=self._job,
             parallelism=parallelism,
             memory=Memory(
                 peak_gib=rounded(estimates.peak_memory_gib[i]),
@@ -107,17 +107,18 @@ class PlanBuilder:
             calibration=self._describe_speed(fastest.instance, parallelism),
         )
 
-    def _describe_job(self, global_batch: int, steps: int) -> Job:
+    @cached_property
+    def _job(self) -> Job:
         request, model, recipe = self._problem.request, self._problem.model, self._problem.recipe
-        samples = self._problem.amount.samples
+        amount = self._problem.amount
         return Job(
             model=model.name,
             parameters=model.parameters,
-            samples=samples,
-            tokens=samples * recipe.seq_len,
+            samples=amount.samples,
+            tokens=amount.samples * recipe.seq_len,
             seq_len=recipe.seq_len,
-            global_batch=global_batch,
-            steps=steps,
+            global_batch=amount.global_batch,
+            steps=amount.steps,
             precision=request.workload.precision,
             optimizer=request.workload.optimizer,
             compiled=request.workload.compiled,

@@ -18,15 +18,10 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Workload, matches_type
+from optimizer.search.global_batch import choose_global_batch
 from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-
-# (parameters below, tokens): the global batch, where the request gives none, is that of GPT-3's models of the size
-# (arXiv:2005.14165, table 2.1, 2020-05). A larger batch may train faster and learn less: that is the user's choice.
-_BATCH_TOKENS = ((1e9, 0.5e6), (5e9, 1e6), (50e9, 2e6), (math.inf, 3.2e6))
-# The largest batch of images that kept ResNet-50's accuracy (arXiv:1706.02677, figure 1, 2017-06).
-_BATCH_IMAGES = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +29,16 @@ class Amount:
     """The training to do.
 
     Attributes:
-        global_batch, batch_limit: samples of one step; without the first, the search stays within the second.
+        global_batch: samples of one step, of every fleet: ranks that do not divide it make no plan.
     """
 
     samples: int
-    global_batch: int | None
-    batch_limit: int
+    global_batch: int
 
     @property
-    def largest_batch(self) -> int:
-        """Samples of one step at most."""
-        return self.global_batch or self.batch_limit
+    def steps(self) -> int:
+        """Optimizer steps; the last may be smaller."""
+        return math.ceil(self.samples / self.global_batch)
 
     @classmethod
     def resolve(cls, work: Workload, model: ModelSpec, seq_len: int) -> Self:
@@ -57,12 +51,7 @@ class Amount:
         else:
             assert work.tokens is not None  # checked by Workload
             samples = math.ceil(work.tokens / seq_len)
-        if model.counts_samples:
-            limit = _BATCH_IMAGES
-        else:
-            tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
-            limit = max(1, int(tokens) // seq_len)
-        return cls(samples=samples, global_batch=work.global_batch, batch_limit=min(limit, samples))
+        return cls(samples=samples, global_batch=work.global_batch or choose_global_batch(model, samples, seq_len))
 
 
 def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:

@@ -50,7 +50,8 @@ class SearchSpace:
     Attributes:
         table, tables, table_rows: the distinct layout tables joined, as views of that, and their rows in it.
         table_index, machine_rows: of each machine, its table and that table's rows.
-        settings, steps, splits: of each row, number of legal settings, optimizer steps, and bits of its splits.
+        settings, splits: of each row, number of legal settings, and bits of its splits.
+        steps: optimizer steps of the run.
         unmeasured: of each machine, bits of the splits without a measured run.
         machine_slots: slots of one machine, node counts from 0 times the levels of confidence.
     """
@@ -72,7 +73,7 @@ class SearchSpace:
         ranks = self.table.data * self.table.context
         self.can_shard = (ranks > 1) | (self.shardings == DDP)[:, None, None]
         self.settings = np.count_nonzero(self.can_shard, axis=(0, 1)) * self.checkpointings.size
-        self.steps = np.ceil(problem.amount.samples / self.table.batch)
+        self.steps = problem.amount.steps
         self.splits = self.table.splits
         kind, self._pooled_error = model_kind(self.model), calibration.residuals[POOLED].relative_error
         self._errors = np.array(

@@ -156,8 +156,12 @@ def _write_notes(answer: Recommendation, output_format: str) -> None:
     nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
     if nowhere:
         notes.append(f"priced, but in no known zone: {', '.join(nowhere)}; AWS may no longer offer it")
-    if answer.problem.request.workload.global_batch is None and answer.plans:
-        notes.append("no global batch given, so the search chose it; --global-batch fixes it")
+    problem = answer.problem
+    if problem.request.workload.global_batch is None and answer.plans:
+        notes.append(
+            f"no global batch given: all plans have {problem.amount.global_batch:,}, usual for the model's size and "
+            "the run's length (docs/economics.md); ranks that do not divide it make no plan; --global-batch sets one"
+        )
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if not answer.plans:

@@ -48,12 +48,11 @@ def make_problem(
     recipe: Recipe,
     *,
     samples: int = 10_000,
-    global_batch: int | None = None,
-    batch_limit: int,
+    global_batch: int,
     max_nodes: int,
     parallelism: Sequence[str] = AXES,
 ) -> Problem:
-    """A problem of any model and batch limit, also those that no request resolves to."""
+    """A problem of any model and batch, also those that no request resolves to."""
     names = ("seq_len", "precision", "framework", "compiled")
     workload = {"samples": samples} | {name: getattr(recipe, name) for name in names}
     limits = {"max_nodes": max_nodes, "parallelism": parallelism}
@@ -61,7 +60,7 @@ def make_problem(
         request=request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits}),
         model=model,
         recipe=recipe,
-        amount=Amount(samples=samples, global_batch=global_batch, batch_limit=batch_limit),
+        amount=Amount(samples=samples, global_batch=global_batch),
         catalog=catalog(),
         calibration=calibration(),
         regions=(),

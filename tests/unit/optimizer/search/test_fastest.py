@@ -45,7 +45,7 @@ def small_model(layers: int, heads: int, width: int, experts: int, vocab: int) -
 
 
 def configurations(
-    model: ModelSpec, recipe: Recipe, ranks: int, nodes: int, batch: int | None, limit: int
+    model: ModelSpec, recipe: Recipe, ranks: int, nodes: int, batch: int
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Every configuration of the searched space on ``nodes`` nodes, by loops."""
     rows = []
@@ -58,16 +58,9 @@ def configurations(
             continue
         data = gpus // (tensor * pipeline * context)
         splits = int(tensor > 1 and recipe.seq_len % (tensor * context) == 0)
-        for micro in range(1, batch + 1) if batch else [2**k for k in range(12)]:
-            if batch is not None:
-                accum = batch // (data * micro)
-                if accum * data * micro != batch:
-                    continue
-            else:
-                accum = limit // (data * micro)
-                if nodes == 1 and micro == 1:
-                    accum = max(1, accum)
-            if accum < 1:
+        for micro in range(1, batch + 1):
+            accum = batch // (data * micro)
+            if accum * data * micro != batch:
                 continue
             for stages in range(1, most + 1):
                 if stages > 1 and model.layers % (pipeline * stages):
@@ -119,8 +112,7 @@ def expected(
         }
     ),
     seq_len=st.sampled_from([128, 2048, 4096, 16384]),
-    batch=st.sampled_from([None, None, 8, 12, 64, 96]),
-    limit=st.sampled_from([1, 6, 64, 1000]),
+    batch=st.sampled_from([1, 6, 8, 12, 64, 96, 1000]),
     samples=st.sampled_from([1, 1000, 999_999]),
     nodes=st.integers(1, 3),
     name=st.sampled_from(TYPES),
@@ -130,8 +122,7 @@ def expected(
 def test_the_search_finds_what_brute_force_finds(
     shape: dict[str, int],
     seq_len: int,
-    batch: int | None,
-    limit: int,
+    batch: int,
     samples: int,
     nodes: int,
     name: str,
@@ -142,7 +133,7 @@ def test_the_search_finds_what_brute_force_finds(
     recipe = Recipe(seq_len=seq_len, framework=framework, compiled=compiled)
     instance = catalog().instance_type(name)
     most = nodes if instance.gpu_count >= 1 else 1
-    asked = make_problem(model, recipe, samples=samples, global_batch=batch, batch_limit=limit, max_nodes=nodes)
+    asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes)
     (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
     # Every split is unmeasured on a GPU without measured runs, or with no better error for a mixture than such a GPU.
@@ -154,7 +145,7 @@ def test_the_search_finds_what_brute_force_finds(
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
-        found = configurations(model, recipe, instance.ranks, count, batch, limit)
+        found = configurations(model, recipe, instance.ranks, count, batch)
         found = {key: values[np.isin(found["sharding"], allowed)] for key, values in found.items()}
         if not found["data"].size:
             continue
@@ -201,7 +192,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
     model = resolve_model(name)
     recipe = replace(how, seq_len=1024) if name == "gpt2-xl" else how
     instances = [catalog().instance_type(kind) for kind in ("p5.48xlarge", "g6.12xlarge")]
-    asked = make_problem(model, recipe, batch_limit=480, max_nodes=9)
+    asked = make_problem(model, recipe, global_batch=480, max_nodes=9)
     space = SearchSpace(
         asked, instances, [layouts.build_layouts(asked, ranks=i.ranks, nodes=range(1, 10)) for i in instances]
     )
@@ -230,7 +221,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
             checkpointing=space.checkpointings,
         )
         estimates = evaluate(model, recipe, Hardware.from_instance_type(instance), grid, calibration())
-        hours = space.steps[row][:, None, None] * estimates.step_time_s / 3600
+        hours = space.steps * estimates.step_time_s / 3600
         for checkpointing in range(space.checkpointings.size):
             same = np.full((space.shardings.size, row.size), checkpointing)
             bound = search.bound.hours(index, row, same)
@@ -247,7 +238,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
 def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
     model, recipe = resolve_model("llama-3.1-8b"), Recipe(seq_len=8192)
     kinds = [catalog().instance_type(name) for name in ("p5.48xlarge", "p4d.24xlarge")]
-    asked = make_problem(model, recipe, samples=1000, batch_limit=244, max_nodes=4)
+    asked = make_problem(model, recipe, samples=1000, global_batch=240, max_nodes=4)
     results = [result for result in find_fastest(asked, kinds) if isinstance(result, Fastest)]
     chosen = [(result, index) for result in results for index in range(result.nodes.size)]
     estimates = estimate_configurations(asked, chosen)
@@ -261,14 +252,14 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
         )
         alone = evaluate(model, recipe, Hardware.from_instance_type(result.instance), grid, calibration())
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
-        hours = result.steps[index] * float(alone.step_time_s) / 3600
+        hours = asked.amount.steps * float(alone.step_time_s) / 3600
         assert result.train_hours[index] == pytest.approx(hours, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
 def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
     kinds = [catalog().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
-    asked = make_problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), batch_limit=128, max_nodes=4)
+    asked = make_problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), global_batch=128, max_nodes=4)
     together = find_fastest(asked, kinds)
     assert {type(result) for result in together} == {Fastest, Rejection}
     for instance, result in zip(kinds, together, strict=True):
@@ -286,9 +277,7 @@ def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: st
 
 def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
     same = [catalog().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
-    asked = make_problem(
-        resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, batch_limit=64, max_nodes=2
-    )
+    asked = make_problem(resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, max_nodes=2)
     first, second = (result for result in find_fastest(asked, same) if isinstance(result, Fastest))
     assert (first.instance.name, second.instance.name) == ("g6.8xlarge", "g6.16xlarge")
     assert (first.train_hours == second.train_hours).all()
@@ -298,7 +287,7 @@ def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
 def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
-        asked = make_problem(model, recipe, global_batch=64, batch_limit=64, max_nodes=4, parallelism=allowed)
+        asked = make_problem(model, recipe, global_batch=64, max_nodes=4, parallelism=allowed)
         rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))
         for axis in set(AXES) - set(allowed):
             assert (getattr(rows, axis) == 1).all()
@@ -307,9 +296,7 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
 
 
 def test_the_first_row_of_a_layout_has_its_smallest_micro_batch() -> None:
-    asked = make_problem(
-        resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, batch_limit=240, max_nodes=6
-    )
+    asked = make_problem(resolve_model("llama-3.1-8b"), Recipe(seq_len=8192), global_batch=240, max_nodes=6)
     rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 7))
     assert (np.diff(rows.nodes) >= 0).all()
     for layout in np.unique(rows.layout):
@@ -337,7 +324,7 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
 def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: tuple[str, ...]) -> None:
     """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
     model = resolve_model("llama-3.1-8b")
-    asked = make_problem(model, Recipe(seq_len=8192, framework=framework), batch_limit=244, max_nodes=16)
+    asked = make_problem(model, Recipe(seq_len=8192, framework=framework), global_batch=240, max_nodes=16)
     (result,) = find_fastest(asked, [catalog().instance_type("p4d.24xlarge")])
     assert isinstance(result, Fastest)
     pooled = calibration().residuals["pooled"].relative_error

@@ -29,7 +29,6 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
     """Expected hours and on-demand dollars of every legal configuration, one scalar estimate at a time."""
     problem = Problem.resolve(wanted, catalog(), calibration())
     batch, size = problem.amount.global_batch, problem.checkpoint_gib
-    assert batch is not None
     for name, nodes in itertools.product(TYPES, range(1, wanted.constraints.max_nodes + 1)):
         instance = catalog().instance_type(name)
         hardware = Hardware.from_instance_type(instance)

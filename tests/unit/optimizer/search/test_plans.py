@@ -48,10 +48,25 @@ def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
         assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
 
 
-def test_without_a_batch_the_search_comes_near_the_published_one() -> None:
-    for plan in answer(work={"global_batch": None}).plans:
-        tokens = plan.job.global_batch * plan.job.seq_len
-        assert 0.5 * 1e6 < tokens <= 1e6  # 1.5B parameters: 1M tokens
+@pytest.mark.parametrize(
+    ("model", "work", "batch"),
+    [
+        ("gpt2-xl", {"samples": 10**8}, 1024),  # 1.5B parameters: 1M tokens
+        ("gpt2-xl", {"samples": 10**8, "seq_len": 700}, 1536),  # the nearest of 2^k and 3 x 2^k
+        ("gpt2-xl", {"samples": 1_100_000}, 512),  # 2,000 steps, not 1,074
+        ("gpt2-xl", {"samples": 52_002 * 3}, 128),  # Alpaca: 1,218 steps
+        ("gpt2-xl", {"samples": 9766}, 32),  # 20M tokens of 2048
+        ("gpt2-xl", {"samples": 20}, 16),
+        ("llama-3.2-1b", {"samples": 8192, "seq_len": 131072}, 8),
+        ("resnet50", {"samples": 1_281_167 * 90, "seq_len": None}, 8192),
+        ("resnet50", {"samples": 100_000, "seq_len": None}, 64),
+    ],
+)
+def test_without_a_batch_all_plans_have_one_that_such_runs_have(model: str, work: dict[str, Any], batch: int) -> None:
+    answered = answer(model, work=work | {"global_batch": None})
+    assert {plan.job.global_batch for plan in answered.plans + answered.pareto} == {batch}
+    few = [note for note in answered.notes if "steps of" in note]
+    assert bool(few) == (answered.plans[0].job.steps < 200)
 
 
 @pytest.mark.parametrize("samples", [1, 7, 64, 1000, 10_000, 300_000, 10**9])

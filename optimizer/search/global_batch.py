@@ -1,0 +1,60 @@
+"""Global batch where the request gives none: one for all plans of an answer, so that their hours and dollars compare.
+
+Pre-training starts from the batch that published models of the size had. A run that this batch leaves too few steps is
+a shorter training or a fine-tuning: its batch is halved until it has the steps, down to the batches that published
+fine-tunings had. The result is a power of two or three times one, which many numbers of ranks divide.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from optimizer.workload.model import ModelSpec
+
+# (parameters below, tokens): batches of GPT-3's models by size, 0.5M, 1M, 2M and 3.2M tokens (arXiv:2005.14165, table
+# 2.1, 2020-05), as the powers of two behind them: 3.2M tokens are 1536 sequences of 2048.
+_BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (50e9, 2**21), (math.inf, 3 * 2**20))
+# Batches of images from 64 to 8192 gave ResNet-50 the same accuracy (arXiv:1706.02677, figure 1, 2017-06).
+_LARGEST_IMAGES, _FEWEST_IMAGES = 8192, 64
+# Steps of Llama's warm-up alone (arXiv:2302.13971, section 2.3, 2023-02): a run with fewer pre-trains nothing.
+_PRE_TRAINING_STEPS = 2000
+# Sequences: Alpaca and Vicuna (github.com/lm-sys/FastChat README, 2023-04), Tulu 3 (arXiv:2411.15124, 2024-11).
+_FINE_TUNING_BATCH = 128
+# Sequences: BERT's fine-tunings (arXiv:1810.04805, appendix A.3, 2018-10), LIMA (arXiv:2305.11206, section 3, 2023-05).
+_SMALLEST_BATCH = 32
+# A run with fewer learns little: LIMA, 1,000 examples seen 15 times, has 234 steps of 64 (arXiv:2305.11206, section 3).
+FEW_STEPS: Final = 200
+# GPUs of AWS's full nodes: a smaller batch would leave some without a sequence, however long it is.
+_FULL_NODE_GPUS = 8
+
+
+def choose_global_batch(model: ModelSpec, samples: int, seq_len: int) -> int:
+    """Choose the samples of one step for a run of ``samples``.
+
+    Args:
+        model: a transformer or a CNN; no published run says how large a batch a module learns from.
+        seq_len: tokens of a sample.
+    """
+    if model.counts_samples:
+        batch = _halve(_LARGEST_IMAGES, samples, steps=_PRE_TRAINING_STEPS, least=_FEWEST_IMAGES)
+    else:
+        tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
+        batch = max(_round_number(tokens / seq_len), _FULL_NODE_GPUS)
+        batch = _halve(batch, samples, steps=_PRE_TRAINING_STEPS, least=_FINE_TUNING_BATCH)
+        batch = _halve(batch, samples, steps=FEW_STEPS, least=_SMALLEST_BATCH)
+    while batch > samples:
+        batch //= 2
+    return batch
+
+
+def _halve(batch: int, samples: int, *, steps: int, least: int) -> int:
+    while batch // 2 >= least and samples < steps * batch:
+        batch //= 2
+    return batch
+
+
+def _round_number(value: float) -> int:
+    """Return the nearest of 2^k and 3 x 2^k."""
+    power: int = 2 ** int(math.log2(max(value, 1.0)))
+    return min((power, power * 3 // 2, 2 * power), key=lambda number: abs(number - value))
