@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bootstrap.contract.shares import IN_STEP, parse_shares, shares_problem
+
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
 # Mesh dimensions; "data" is always there.
 SPLITS = ("data", "tensor", "context")
@@ -19,6 +21,8 @@ CHECKPOINTINGS = ("none", "selective", "full")
 # Compression of the gradients that DistributedDataParallel reduces: 16 bits on the wire, or PowerSGD's matrices of a
 # rank from 1 to 999 (powersgd-4).
 GRADIENT_COMPRESSION = r"^(none|bf16|fp16|powersgd-[1-9][0-9]{0,2})$"
+# Shares of the global batch: given or equal, or set by the speed of each rank in the first steps.
+BALANCES = ("none", "measured")
 # Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
 FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 
@@ -43,6 +47,7 @@ class TrainerJob:
             nothing says how the model is built.
         framework: profile of the training code that the plan's estimate is of.
         gpus_per_node: ranks of one node.
+        shares: samples of unequal ranks (``shares.py``); empty where all take as many.
     """
 
     architecture: Mapping[str, Any] | None
@@ -58,6 +63,8 @@ class TrainerJob:
     expert: int = 1
     activation_checkpointing: str = "none"
     gradient_compression: str = "none"
+    shares: str = ""
+    balance: str = "none"
 
 
 def unsupported(job: TrainerJob) -> list[str]:
@@ -74,6 +81,7 @@ def unsupported(job: TrainerJob) -> list[str]:
             ("optimizer", job.optimizer, OPTIMIZERS),
             ("sharding", job.sharding, SHARDINGS),
             ("activation checkpointing", job.activation_checkpointing, CHECKPOINTINGS),
+            ("balance", job.balance, BALANCES),
         )
         if value not in known
     ]
@@ -86,6 +94,8 @@ def unsupported(job: TrainerJob) -> list[str]:
     )
     if compression:
         reasons.append(compression)
+    if problem := _balance_problem(job):
+        reasons.append(problem)
     if job.sharding not in shardings(job.optimizer):
         reasons.append(f"optimizer {job.optimizer} has no sharded form, and sharding is {job.sharding}")
     for name, ranks in (("pipeline", job.pipeline), ("expert", job.expert)):
@@ -118,6 +128,25 @@ def compression_problem(compression: str, *, sharding: str, tensor: int, pipelin
         if ranks > 1:
             return f"gradient_compression is {compression}, and DDP takes no model with {name} parallelism {ranks}"
     return ""
+
+
+def _balance_problem(job: TrainerJob) -> str:
+    if job.balance == "measured" and job.sharding in IN_STEP:
+        return (
+            f"balance is measured, and sharding {job.sharding} exchanges states in every micro-batch, so all ranks run "
+            "as many: take ddp or zero1, or give --shares with micro-batches of other sizes"
+        )
+    if not job.shares:
+        return ""
+    try:
+        shares = parse_shares(job.shares)
+    except ValueError as error:
+        return f"shares: {error}"
+    batches = list(shares.values()) if isinstance(shares, dict) else shares
+    for batch in batches:
+        if batch.checkpointing not in ("", *CHECKPOINTINGS):
+            return f"shares: activation checkpointing {batch.checkpointing} is not one of {', '.join(CHECKPOINTINGS)}"
+    return shares_problem(batches, job.sharding)
 
 
 def powersgd_rank(compression: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from bootstrap.contract.trainer import (
+    BALANCES,
     CHECKPOINTINGS,
     CNNS,
     ENCODERS,
@@ -50,6 +51,12 @@ class TrainerConfig:
     ] = 0
     micro_batch: Annotated[int, Flag("samples of a data rank's forward pass", "MICRO_BATCH")] = 1
     grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0", "GRAD_ACCUM")] = 1
+    shares: Annotated[
+        str, Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type", "SHARES")
+    ] = ""
+    balance: Annotated[str, Flag("measured: shares by the speed of each rank in the first steps", "", BALANCES)] = (
+        "none"
+    )
     precision: Annotated[str, Flag("arithmetic", "PRECISION", PRECISIONS)] = "bf16"
     compiled: Annotated[bool, Flag("torch.compile", "COMPILED")] = False
 
@@ -111,6 +118,8 @@ class TrainerConfig:
             expert=self.expert_parallel,
             activation_checkpointing=self.activation_checkpointing,
             gradient_compression=self.gradient_compression,
+            shares=self.shares,
+            balance=self.balance,
         )
 
 

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.loss import IGNORED, cross_entropy
 from bootstrap.trainer.mesh import data_size
@@ -63,17 +64,26 @@ class Stepper:
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
         self._steps = 0
+        self.grad_accum = config.grad_accum
+        """Micro-batches of this rank in a step."""
+        self.pass_clock: StepClock | None = None
+        """Times forward and backward passes that wait for no other data rank, where set."""
 
     def step(self, micro_batches: Iterable[Batch]) -> StepResult:
-        """Train on this rank's micro-batches of one step, ``config.grad_accum`` of them."""
+        """Train on this rank's micro-batches of one step, ``grad_accum`` of them."""
         config = self._config
         weight = torch.tensor(self._summing * self._scale.value / self._labels, device=self._device)
         sums = torch.zeros(2, device=self._device, dtype=torch.float64)
+        timed = self._timed_passes()
         for number, batch in enumerate(micro_batches):
-            last = number == config.grad_accum - 1
+            last = number == self.grad_accum - 1
+            if number in timed:
+                timed[number].restart()
             with self._reducing(last):
                 loss, labels = self._loss(batch, weight)
                 loss.backward()  # type: ignore[no-untyped-call]
+            if number in timed:
+                timed[number].tick()
             sums += torch.stack([loss.detach(), labels.float()])
         self._sum_over_samples(sums)
         # The masked labels of an encoder differ from step to step; 1 exactly where none is masked.
@@ -132,6 +142,12 @@ class Stepper:
             batch = {name: tensor[:, part * tokens : (part + 1) * tokens] for name, tensor in batch.items()}
             batch["position_ids"] = positions[:, part * tokens : (part + 1) * tokens]
         return batch
+
+    def _timed_passes(self) -> dict[int, StepClock]:
+        """Clock by number of the pass: not of the last, which reduces, nor of the first, in which ZeRO-1 gathers."""
+        if self.pass_clock is None:
+            return {}
+        return dict.fromkeys(range(1, self.grad_accum - 1) or range(self.grad_accum - 1), self.pass_clock)
 
     def _reducing(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Reduce gradients after the last micro-batch only, where the layout has room for the sum of all before."""

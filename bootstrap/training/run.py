@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,6 +56,7 @@ class SpotTolerantRun:
         global_batch: samples of one step over all ranks; constant, whatever the number of ranks.
         mesh: all ranks, by dimensions named dp_replicate, dp_shard (ranks with samples of their own), cp, tp and ep
             (ranks of one group see the same samples); without one every rank has samples of its own.
+        shares: samples of each data rank, where ranks differ in speed; default: equal. They may differ at each start.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
         tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
@@ -80,6 +81,7 @@ class SpotTolerantRun:
         mesh: DeviceMesh | None = None,
         dataset_size: int,
         global_batch: int,
+        shares: Sequence[int] | None = None,
         store: Store | str | None = None,
         scheduler: Stateful | None = None,
         scaler: Stateful | None = None,
@@ -118,7 +120,8 @@ class SpotTolerantRun:
             model, optimizer, optional, rank=self._ranks.rank, world_size=self._ranks.world_size
         )
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
-        self.sample_indices(0)  # refuses sizes that do not divide before the first step
+        self._shares: tuple[int, ...] | None = None
+        self.set_shares(shares)  # refuses sizes that do not divide before the first step
         self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
         writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = (
@@ -154,6 +157,13 @@ class SpotTolerantRun:
     def data_size(self) -> int:
         """Number of ranks with samples of their own."""
         return self._data.size
+
+    @property
+    def gradient_weight(self) -> float:
+        """Factor of this rank's mean loss with which the mean over ranks is that over samples; 1 at equal shares."""
+        if self._shares is None:
+            return 1.0
+        return self._shares[self._data.rank] * self._data.size / self._order.global_batch
 
     @property
     def last_stall_s(self) -> float | None:
@@ -216,8 +226,23 @@ class SpotTolerantRun:
         self._beat("what follows the last step", math.inf)
 
     def sample_indices(self, step: int) -> torch.Tensor:
-        """Data set indices this rank trains on in ``step``: int64 of shape (global_batch / data_size,)."""
-        return self._order.indices(step, rank=self._data.rank, world_size=self._data.size)
+        """Data set indices this rank trains on in ``step``: int64 of shape (its share,)."""
+        return self._order.indices(step, rank=self._data.rank, world_size=self._data.size, shares=self._shares)
+
+    def set_shares(self, shares: Sequence[int] | None) -> None:
+        """Set the samples of each data rank, from the next step on; None: equal. Every rank calls it, with the same.
+
+        The samples of a step stay: ranks take other consecutive parts of them.
+        """
+        mine = None if shares is None else tuple(shares)
+        by_rank = self._ranks.gather(mine)
+        if other := next((rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[0]), 0):
+            raise ConfigurationError(
+                f"shares are {by_rank[0]} on rank 0 and {by_rank[other]} on rank {other}: samples would be trained on "
+                "twice or never; give all ranks the same"
+            )
+        self._shares = mine
+        self.sample_indices(0)
 
     def _end_step(self, *, is_last: bool) -> None:
         self._ledger.progress(self.step)

@@ -5,6 +5,7 @@ Each epoch has its own permutation; restarts and the number of ranks do not chan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ def permute(positions: torch.Tensor, size: int, key: torch.Tensor) -> torch.Tens
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder:
-    """Samples of each step; constant for a run. Ranks take equal, consecutive parts of the global batch."""
+    """Samples of each step; constant for a run. Ranks take consecutive parts of the global batch, in order of rank."""
 
     dataset_size: int
     global_batch: int
@@ -59,16 +60,29 @@ class SampleOrder:
                 f"dataset_size {self.dataset_size} and global_batch {self.global_batch} must be at least 1"
             )
 
-    def indices(self, step: int, *, rank: int = 0, world_size: int = 1) -> torch.Tensor:
-        """Data set indices that ``rank`` trains on in ``step``: int64 of shape ``(global_batch / world_size,)``."""
-        if self.global_batch % world_size:
+    def indices(
+        self, step: int, *, rank: int = 0, world_size: int = 1, shares: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Data set indices that ``rank`` trains on in ``step``: int64 of shape ``(share,)``.
+
+        ``shares``: samples of each rank; default: ``global_batch / world_size``. They change who takes a sample, never
+        the step that takes it.
+        """
+        if shares is None:
+            if self.global_batch % world_size:
+                raise ConfigurationError(
+                    f"global_batch {self.global_batch} does not divide over {world_size} ranks: equal shares make the "
+                    "gradient's mean the batch's mean; choose a multiple of every world size that the run may have, or "
+                    "give shares"
+                )
+            shares = [self.global_batch // world_size] * world_size
+        if len(shares) != world_size or sum(shares) != self.global_batch or min(shares) < 1:
             raise ConfigurationError(
-                f"global_batch {self.global_batch} does not divide over {world_size} ranks: equal shares make the "
-                "gradient's mean the batch's mean; choose a multiple of every world size that the run may have"
+                f"shares are {list(shares)}, {sum(shares)} samples of {len(shares)} ranks; expected at least 1 of each "
+                f"of {world_size} data ranks, {self.global_batch} in all"
             )
-        share = self.global_batch // world_size
-        first = step * self.global_batch + rank * share
-        sample = torch.arange(first, first + share, dtype=torch.int64)
+        first = step * self.global_batch + sum(shares[:rank])
+        sample = torch.arange(first, first + shares[rank], dtype=torch.int64)
         position, epoch = sample % self.dataset_size, sample // self.dataset_size
         if not self.shuffle:
             return position

@@ -33,6 +33,8 @@ MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
         {"architecture": {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, "context": 2},
         {"optimizer": "adafactor", "sharding": "ddp"},
         {"sharding": "ddp", "context": 2, "gradient_compression": "powersgd-4"},
+        {"sharding": "zero1", "shares": "p4d.24xlarge=1x10:full,p5.48xlarge=3x8", "balance": "measured"},
+        {"shares": "1x8,3x8"},
     ],
 )
 def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
@@ -52,6 +54,12 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"gradient_compression": "bf16"}, "sharding zero3 does not reduce through DDP's hooks"),
         ({"gradient_compression": "bf16", "sharding": "ddp", "tensor": 2}, "no model with tensor parallelism 2"),
         ({"gradient_compression": "powersgd-0", "sharding": "ddp"}, "powersgd-0 is not none"),
+        ({"balance": "measured"}, "balance is measured, and sharding zero3 exchanges states in every micro-batch"),
+        ({"balance": "best"}, "balance best is not one of none, measured"),
+        ({"shares": "1x10,3x8"}, "the shares have 8 to 10 micro-batches a step"),
+        ({"shares": "1x8:some,3x8"}, "activation checkpointing some is not one of none"),
+        ({"shares": "p5.48xlarge=3x8,1x8"}, "names an instance type twice, or not in each entry"),
+        ({"shares": "8,16"}, "'8' is no share; expected MICRO_BATCHxGRAD_ACCUM"),
         ({"expert": 8}, "expert parallelism is 8"),
         ({"precision": "fp8"}, "precision fp8"),
         ({"framework": "megatron-core"}, "framework megatron-core"),

@@ -70,8 +70,19 @@ def test_without_shuffle_it_is_the_data_sets_order() -> None:
     assert order.indices(2).tolist() == [8, 9, 0, 1]
 
 
-def test_uneven_shares_are_refused() -> None:
+@settings(max_examples=50)
+@given(shares=st.lists(st.integers(1, 9), min_size=1, max_size=6), step=st.integers(0, 10**6))
+def test_unequal_shares_are_parts_of_the_same_global_batch(shares: list[int], step: int) -> None:
+    order = SampleOrder(dataset_size=1000, global_batch=sum(shares), seed=5)
+    parts = [order.indices(step, rank=rank, world_size=len(shares), shares=shares) for rank in range(len(shares))]
+    assert [len(part) for part in parts] == shares
+    assert torch.equal(torch.cat(parts), order.indices(step))
+
+
+def test_sizes_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="10 does not divide over 4 ranks"):
         SampleOrder(dataset_size=100, global_batch=10, seed=0).indices(0, world_size=4)
     with pytest.raises(ConfigurationError, match="at least 1"):
         SampleOrder(dataset_size=0, global_batch=10, seed=0)
+    with pytest.raises(ConfigurationError, match=r"shares are \[5, 4\], 9 samples of 2 ranks.* 10 in all"):
+        SampleOrder(dataset_size=100, global_batch=10, seed=0).indices(0, world_size=2, shares=[5, 4])
