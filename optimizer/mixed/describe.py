@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
+from bootstrap.contract.shares import IN_STEP, RankBatch, format_shares
+from bootstrap.contract.trainer import TrainerJob, unsupported
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.mixed.groups import zones
 from optimizer.mixed.mix import Mix
@@ -16,8 +21,9 @@ from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 # Said wherever a mixed fleet is shown.
 NOT_PROVISIONED = "pulumi up cannot make a mixed fleet yet: a stack holds one instance type bought in one way"
-# Said of unlike GPUs: the assumption of the hours.
-MEASURE_SHARES = "shares follow predicted speeds: time the first steps and set them again by measured ones"
+# Said of unlike GPUs: the hours assume shares by predicted speeds.
+SET_SHARES = "shares follow predicted speeds: time the first steps and set them again by measured ones"
+MEASURE_SHARES = f"{SET_SHARES} (python -m bootstrap.trainer --balance measured)"
 
 
 def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str, Any]:
@@ -25,6 +31,8 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
 
     ``idle_share`` is the share of GPU time in a step's computation that the faster group waits. Ranks multiply their
     mean loss by the ``gradient_weight`` of their group: the equal average over ranks is then the mean over samples.
+    ``node_environment`` (all nodes) and that of a group (its nodes) are the variables with which the reference trainer
+    carries the mix out, ``beyond_trainer`` the reasons why it cannot.
     """
     outcome, cost, ranks, work = mix.outcome, mix.cost, mix.ranks, problem.request.workload
     region = mix.purchases[0].offer.region
@@ -65,6 +73,11 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
                 "calibration": problem.calibration.describe(
                     instance.gpu, work.precision, problem.recipe.framework, kind=model_kind(problem.model)
                 ),
+                "node_environment": {
+                    "GPUFLEET_INSTANCE_TYPE": instance.name,
+                    "GPUFLEET_GPU": instance.gpu.name,
+                    "GPUFLEET_GPUS_PER_NODE": str(instance.ranks),
+                },
                 "purchase": {
                     "option": purchase.option,
                     "capacity_reservation_id": owned.capacity_reservation_id if owned else None,
@@ -73,6 +86,7 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
             }
         )
     slowest, unlike = max(mix.computed_s), groups[0]["instance_type"] != groups[1]["instance_type"]
+    variables, beyond = _node_environment(mix, problem), _beyond_trainer(mix, problem)
     busy = sum(seconds * r for seconds, r in zip(mix.computed_s, ranks, strict=True))
     sources = [*dict.fromkeys(purchase.hazard.source for purchase in mix.purchases if purchase.hazard), FAILURE_SOURCE]
     prices = [price for purchase in mix.purchases for price in list_node_prices(purchase)]
@@ -115,9 +129,77 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
         },
         "zone_ids": sorted(set(zones(mix.purchases[0])) & set(zones(mix.purchases[1]))),
         "groups": groups,
+        "node_environment": variables,
+        "beyond_trainer": beyond,
         "prices": [price.model_dump(mode="json") for price in prices],
-        "notes": [NOT_PROVISIONED, *([MEASURE_SHARES] if unlike else [])],
+        "notes": [NOT_PROVISIONED, *([_balance_note(mix, beyond)] if unlike else [])],
     }
+
+
+def shares(mix: Mix) -> str:
+    """Write the shares of a mix as the trainer reads them; empty where all ranks take as many samples."""
+    batches = {
+        purchase.offer.instance.name: RankBatch(micro_batch, grad_accum, CHECKPOINTINGS[way])
+        for purchase, micro_batch, grad_accum, way in zip(
+            mix.purchases, mix.micro_batch, mix.grad_accum, mix.checkpointing, strict=True
+        )
+    }
+    return format_shares(batches) if len(set(batches.values())) > 1 else ""
+
+
+def _node_environment(mix: Mix, problem: Problem) -> Mapping[str, str]:
+    """Variables of every node, alike on all: nodes whose layouts differ do not meet (launch.sh)."""
+    work, layout, architecture = problem.request.workload, mix.layout, problem.reach.architecture
+    return {
+        "GPUFLEET_NODE_COUNT": str(sum(mix.nodes)),
+        "GPUFLEET_ARCHITECTURE": json.dumps(architecture, separators=(",", ":")) if architecture else "",
+        "GPUFLEET_PRECISION": work.precision,
+        "GPUFLEET_OPTIMIZER": work.optimizer,
+        "GPUFLEET_COMPILED": str(int(work.compiled)),
+        "GPUFLEET_GLOBAL_BATCH": str(mix.global_batch),
+        "GPUFLEET_STEPS": str(mix.steps),
+        "GPUFLEET_SEQ_LEN": str(problem.recipe.seq_len),
+        "GPUFLEET_SHARDING": SHARDINGS[mix.sharding],
+        **{
+            f"GPUFLEET_{kind.upper()}_PARALLEL": str(int(layout[kind]))
+            for kind in ("data", "tensor", "pipeline", "context", "expert")
+        },
+        "GPUFLEET_SEQUENCE_PARALLEL": str(int(layout["sequence_parallel"])),
+        "GPUFLEET_VIRTUAL_STAGES": str(layout["virtual_stages"]),
+        "GPUFLEET_MICRO_BATCH": str(max(mix.micro_batch)),
+        "GPUFLEET_GRAD_ACCUM": str(max(mix.grad_accum)),
+        "GPUFLEET_ACTIVATION_CHECKPOINTING": CHECKPOINTINGS[max(mix.checkpointing)],
+        "GPUFLEET_GRADIENT_COMPRESSION": work.gradient_compression,
+        "GPUFLEET_SHARES": shares(mix),
+    }
+
+
+def _beyond_trainer(mix: Mix, problem: Problem) -> list[str]:
+    work, recipe = problem.request.workload, problem.recipe
+    return unsupported(
+        TrainerJob(
+            architecture=problem.reach.architecture,
+            seq_len=recipe.seq_len,
+            precision=work.precision,
+            optimizer=work.optimizer,
+            framework=recipe.framework,
+            gpus_per_node=math.gcd(*(purchase.offer.instance.ranks for purchase in mix.purchases)),
+            sharding=SHARDINGS[mix.sharding],
+            tensor=mix.layout["tensor"],
+            pipeline=mix.layout["pipeline"],
+            context=mix.layout["context"],
+            expert=mix.layout["expert"],
+            gradient_compression=work.gradient_compression,
+            shares=shares(mix),
+        )
+    )
+
+
+def _balance_note(mix: Mix, beyond: list[str]) -> str:
+    if beyond:
+        return f"{SET_SHARES}. The reference trainer does not carry out this mix: {'; '.join(beyond)}"
+    measures = min(mix.grad_accum) > 1 and SHARDINGS[mix.sharding] not in IN_STEP
+    return MEASURE_SHARES if measures else SET_SHARES
 
 
 def summarise(fleet: dict[str, Any]) -> str:

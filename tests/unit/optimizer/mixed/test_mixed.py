@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.contract.shares import RankBatch, parse_shares
+from bootstrap.trainer.config import parse_config
 from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
@@ -304,6 +306,27 @@ def test_the_groups_add_up(catalog: Catalog, calibration: Calibration) -> None:
             if fleet["parallelism"]["sharding"] in ("zero2", "zero3"):
                 assert fleet["groups"][0]["grad_accum"] == fleet["groups"][1]["grad_accum"]
             assert all(price["source"] and price["as_of"] for price in fleet["prices"])
+            check_the_trainer_carries_it_out(fleet)
+
+
+def check_the_trainer_carries_it_out(fleet: dict[str, Any]) -> None:
+    """The variables of a node of each group make the trainer's configuration, and its shares the global batch."""
+    assert fleet["beyond_trainer"] == []
+    samples = 0
+    for group in fleet["groups"]:
+        config = parse_config([], fleet["node_environment"] | group["node_environment"])
+        assert (config.steps, config.sharding) == (fleet["steps"], fleet["parallelism"]["sharding"])
+        assert config.gpus_per_node * group["node_count"] == group["gpus"]
+        batch = RankBatch(config.micro_batch, config.grad_accum, config.activation_checkpointing)
+        if config.shares:
+            shares = parse_shares(config.shares)
+            assert isinstance(shares, dict)
+            batch = shares[group["instance_type"]]
+        assert tuple(batch) == (group["micro_batch"], group["grad_accum"], group["activation_checkpointing"])
+        samples += batch.samples * group["gpus"] // (config.tensor_parallel * config.context_parallel)
+    assert samples == config.global_batch == fleet["global_batch"]
+    unlike = fleet["groups"][0]["instance_type"] != fleet["groups"][1]["instance_type"]
+    assert len(fleet["notes"]) == 1 + unlike
 
 
 def test_the_answer_says_that_it_is_no_plan(catalog: Catalog, calibration: Calibration) -> None:
