@@ -149,6 +149,12 @@ class Memory(_Model):
     """Peak GPU memory of the fullest rank."""
 
     peak_gib: Positive
+    # Left out of the JSON where it is unknown, as in older plans.
+    p95_gib: Positive | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="95th percentile of the peak; binds the limit.",
+    )
     limit_gib: Positive = Field(description="What a process can have on this GPU, GiB.")
     breakdown: dict[str, NonNegative] = Field(description="GiB by part; the parts add up to peak_gib.")
 
@@ -339,8 +345,11 @@ class FleetPlan(_Model):
             problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
             problems.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
-        if memory.peak_gib > memory.limit_gib:
-            problems.append(f"memory.peak_gib {memory.peak_gib} is above limit_gib {memory.limit_gib}")
+        for name, gib in (("peak_gib", memory.peak_gib), ("p95_gib", memory.p95_gib or 0.0)):
+            if gib > memory.limit_gib:
+                problems.append(f"memory.{name} {gib} is above limit_gib {memory.limit_gib}")
+        if memory.p95_gib and memory.p95_gib < memory.peak_gib:
+            problems.append(f"memory.p95_gib {memory.p95_gib} is below peak_gib {memory.peak_gib}")
         if memory.limit_gib > self.node.gpu_memory_gib:
             problems.append(f"memory.limit_gib {memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
         if not math.isclose(sum(memory.breakdown.values()), memory.peak_gib, rel_tol=0.01, abs_tol=0.01):

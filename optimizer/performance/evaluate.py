@@ -15,6 +15,7 @@ from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.inputs import Inputs, to_gib
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory, needed_bytes
+from optimizer.performance.memory_error import margin
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -63,15 +64,15 @@ def step_s(x: Inputs) -> Floats:
 
 
 def needed_gib(x: Inputs) -> tuple[Floats, Floats]:
-    """Compute ``Estimates.peak_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
+    """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
     peak, nccl = needed_bytes(x)
-    return np.asarray(to_gib(peak), dtype=np.float64), np.asarray(to_gib(nccl), dtype=np.float64)
+    return np.asarray(to_gib(peak * (1.0 + margin(x)))), np.asarray(to_gib(nccl), dtype=np.float64)
 
 
 def room_gib(x: Inputs) -> tuple[Floats, Floats]:
-    """Compute ``Estimates.peak_memory_gib`` and ``limit_gib`` alone."""
-    peak_gib, nccl_gib = needed_gib(x)
-    return peak_gib, limit_gib(x.gpu_memory_bytes, nccl_gib)
+    """Compute ``Estimates.p95_memory_gib`` and ``limit_gib`` alone."""
+    p95_gib, nccl_gib = needed_gib(x)
+    return p95_gib, limit_gib(x.gpu_memory_bytes, nccl_gib)
 
 
 def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
@@ -100,6 +101,7 @@ def _estimate(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         tokens_per_second=full(samples * x.seq_len / total_s),
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
+        p95_memory_gib=full(peak_gib * (1.0 + margin(x))),
         limit_gib=full(allowed_gib),
         nccl_gib=full(nccl_gib),
         fits=full(peak_gib <= allowed_gib),

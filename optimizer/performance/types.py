@@ -103,14 +103,23 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Estimates of each configuration; ``tokens_per_second`` is the fleet's, in samples for a CNN."""
+    """Estimates of each configuration; ``tokens_per_second`` is the fleet's, in samples for a CNN.
+
+    ``fits`` is of the expected peak; plans need ``fits_p95``.
+    """
 
     step_time_s: Floats
     tokens_per_second: Floats
     mfu: Floats
     peak_memory_gib: Floats
+    p95_memory_gib: Floats
     limit_gib: Floats
     nccl_gib: Floats
     fits: Bools
     memory_gib: dict[str, Floats]
     time_s: dict[str, Floats]
+
+    @property
+    def fits_p95(self) -> Bools:
+        """True where the 95th percentile of the peak is within the limit."""
+        return np.asarray(self.p95_memory_gib <= self.limit_gib)

@@ -22,7 +22,7 @@ from optimizer.units import cents, rounded
 
 # Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
-    ("parallelism", "peak_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
+    ("parallelism", "peak_gib", "p95_gib", "limit_gib", "step_time_s", "hours_expected", "cost_usd_expected")
 )
 
 
@@ -44,11 +44,12 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
         estimates = estimate_configurations(problem, [(fastest, i) for i in range(chosen.row.size)])
         candidate = {int(configuration): row for row, configuration in enumerate(candidates.configuration)}
         for i in range(chosen.row.size):
-            fits = bool(estimates.fits[i])
+            fits = bool(estimates.fits_p95[i])
             entry: dict[str, Any] = {
                 "parallelism": fastest.parallelism(i).model_dump(),
                 "fits": fits,
                 "peak_gib": rounded(estimates.peak_memory_gib[i]),
+                "p95_gib": rounded(estimates.p95_memory_gib[i]),
                 "limit_gib": rounded(estimates.limit_gib[i]),
                 "step_time_s": rounded(estimates.step_time_s[i]),
                 "hours_expected": rounded(candidates.outcome.hours_expected[candidate[i]]) if fits else None,
@@ -63,7 +64,7 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
 def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
     settings, table, own = space.evaluate_all(), space.table, plan.parallelism
     # Fitting settings by hours, then the others by the memory they lack.
-    lack_gib = np.where(np.isfinite(settings.hours), settings.peak_gib - settings.limit_gib, np.inf)
+    lack_gib = np.where(np.isfinite(settings.hours), settings.p95_gib - settings.limit_gib, np.inf)
     key = np.where(lack_gib <= 0, settings.hours, 1e9 + lack_gib)
     masks: list[Bools] = []
     for splits in range(1 << len(layouts.SPLITS)):
@@ -97,7 +98,7 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
     if not entry["fits"]:
         return {
             "loses_by": "memory",
-            "why": f"needs {entry['peak_gib']:.1f} GiB a GPU, {plan.node.gpu} leaves {entry['limit_gib']:.1f} GiB",
+            "why": f"needs {entry['p95_gib']:.1f} GiB a GPU (p95), {plan.node.gpu} leaves {entry['limit_gib']:.1f} GiB",
         }
     if slower > TIE:
         return {"loses_by": "slower", "why": f"{slower:.0%} slower"}

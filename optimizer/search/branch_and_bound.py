@@ -100,7 +100,7 @@ class FastestSearch:
             if (table, memory_bytes) not in fitting:
                 own = slice(ends[table], ends[table + 1])
                 allowed_gib = limit_gib(memory_bytes, memory.nccl_gib[own])
-                first = space.first_fitting(memory.peak_gib[:, :, own] <= allowed_gib)
+                first = space.first_fitting(memory.p95_gib[:, :, own] <= allowed_gib)
                 fitting[table, memory_bytes] = first, first.min(axis=0)[layout]
             checkpointing, least_checkpointing = fitting[table, memory_bytes]
             # Slots relative to the machine's first are the same for machines with the same measured splits.
@@ -152,7 +152,7 @@ class FastestSearch:
             machines, rows = machine[start : start + _ROWS_TOGETHER], row[start : start + _ROWS_TOGETHER]
             places = place[rows]
             allowed_gib = limit_gib(space.machines.memory_bytes[machines], memory.nccl_gib[places])
-            checkpointing = space.first_fitting(memory.peak_gib.take(places, axis=2) <= allowed_gib)
+            checkpointing = space.first_fitting(memory.p95_gib.take(places, axis=2) <= allowed_gib)
             hours = self.bound.hours(machines, rows, checkpointing)
             slot = space.slot(machines, rows)
             sharding, i = np.nonzero(hours <= limits[slot])

@@ -83,6 +83,7 @@ class PlanBuilder:
             parallelism=parallelism,
             memory=Memory(
                 peak_gib=rounded(estimates.peak_memory_gib[i]),
+                p95_gib=rounded(estimates.p95_memory_gib[i]),
                 limit_gib=rounded(estimates.limit_gib[i]),
                 breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
             ),

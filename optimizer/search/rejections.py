@@ -109,16 +109,17 @@ def reject_memory(space: SearchSpace, machine: int, rows: Ints) -> Rejection:
     """Reject a machine on which none of the weighed rows fits: name the one that comes nearest."""
     instance, memory = space.machines.instances[machine], space.memory(rows)
     allowed_gib = limit_gib(space.machines.memory_bytes[machine], memory.nccl_gib)
-    lack_gib = memory.peak_gib - allowed_gib
+    lack_gib = memory.p95_gib - allowed_gib
     if not np.isfinite(lack_gib).any():
         shardings = ", ".join(SHARDINGS[sharding] for sharding in space.shardings)
         reason = f"one GPU has nothing to shard its state over, and sharding is {shardings}"
         return Rejection(instance.name, reason, "sharding", shardings, SHARDINGS[DDP])
     nearest = int(np.flatnonzero((lack_gib == lack_gib.min()).any(axis=(0, 1)))[-1])
     setting = np.unravel_index(int(lack_gib[:, :, nearest].argmin()), lack_gib.shape[:2])
-    needed, allowed = float(memory.peak_gib[(*setting, nearest)]), float(allowed_gib[nearest])
+    needed, allowed = float(memory.p95_gib[(*setting, nearest)]), float(allowed_gib[nearest])
     layout = describe_layout(space.table, int(rows[nearest]), SHARDINGS[space.shardings[setting[0]]])
     reason = (
-        f"the smallest step needs {needed:.1f} GiB a GPU ({layout}), and {instance.gpu.name} leaves {allowed:.1f} GiB"
+        f"the smallest step needs {needed:.1f} GiB a GPU at the 95th percentile ({layout}), and {instance.gpu.name} "
+        f"leaves {allowed:.1f} GiB"
     )
     return Rejection(instance.name, reason, "memory", needed, allowed)

@@ -30,9 +30,9 @@ _ROWS_TOGETHER = 4096
 
 
 class RowMemory(NamedTuple):
-    """Memory of rows: peak of each setting, infinite where there is nothing to shard, and NCCL's buffers."""
+    """Memory of rows: peak of each setting at p95, infinite where there is nothing to shard, and NCCL's buffers."""
 
-    peak_gib: Floats
+    p95_gib: Floats
     nccl_gib: Floats
 
 
@@ -40,7 +40,7 @@ class EvaluatedSettings(NamedTuple):
     """Settings of one machine, rows x shardings x checkpointings; infinite hours where there is nothing to shard."""
 
     hours: Floats
-    peak_gib: Floats
+    p95_gib: Floats
     limit_gib: Floats
 
 
@@ -112,7 +112,7 @@ class SearchSpace:
 
     def memory(self, row: Ints, **columns: Floats) -> RowMemory:
         """Memory that rows need in each setting, with ``columns`` in place of their own."""
-        peak_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
+        p95_gib = np.empty((self.shardings.size, self.checkpointings.size, row.size))
         nccl_gib = np.empty(row.size)
         table = self.table
         for start in range(0, row.size, _ROWS_TOGETHER):
@@ -120,9 +120,9 @@ class SearchSpace:
             rows = row[piece]
             ranks = table.data[rows] * table.tensor[rows] * table.pipeline[rows] * table.context[rows]
             grid = self._grid(rows) | {name: values[piece] for name, values in columns.items()}
-            peak, nccl_gib[piece] = needed_gib(self.machines.inputs_without_gpu(ranks / table.nodes[rows], grid))
-            peak_gib[:, :, piece] = np.where(self.can_shard[:, :, rows], peak, np.inf)
-        return RowMemory(peak_gib, nccl_gib)
+            p95, nccl_gib[piece] = needed_gib(self.machines.inputs_without_gpu(ranks / table.nodes[rows], grid))
+            p95_gib[:, :, piece] = np.where(self.can_shard[:, :, rows], p95, np.inf)
+        return RowMemory(p95_gib, nccl_gib)
 
     def least_memory(self, row: Ints) -> RowMemory:
         """Lower bound of the memory of layouts, given their first rows."""

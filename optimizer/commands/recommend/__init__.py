@@ -11,7 +11,7 @@ import click
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv
-from optimizer.commands.recommend.tables import COLUMNS, count_rejections, plan_rows, print_tables
+from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, plan_rows, print_tables
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import Constraints, Workload, read_request_file, request_from_dict, shown
@@ -135,7 +135,7 @@ def command(
     if output_format == "json":
         click.echo(text)
     elif output_format == "csv":
-        write_csv(plan_rows(answer), [*COLUMNS, "price_source", "price_as_of"])
+        write_csv(plan_rows(answer), list(CSV_COLUMNS))
     else:
         print_tables(answer, explain=explain)
         if others is not None:

@@ -16,25 +16,32 @@ from optimizer.recommend import Recommendation
 from optimizer.search.reach import AXES
 from optimizer.training_code import TRAINER, other_code
 
+# Columns of --format csv; additions come last.
+CSV_COLUMNS = (
+    "rank", "instance_type", "region", "node_count", "gpus", "option", "parallelism", "sharding", "micro_batch",
+    "global_batch", "mfu", "hours_expected", "hours_p95", "cost_usd_expected", "cost_usd_p95", "measured_rows",
+    "price_source", "price_as_of", "grad_accum", "activation_checkpointing", "steps", "memory_p95_gib",
+    "memory_limit_gib",
+)  # fmt: skip
+# Columns of the table, within 120 characters: several fields share one.
 COLUMNS = {
     "rank": "#",
-    "instance_type": "type",
-    "region": "region",
-    "node_count": "nodes",
-    "gpus": "GPUs",
-    "option": "purchase",
-    "parallelism": "parallelism",
-    "sharding": "sharding",
-    "micro_batch": "micro",
-    "global_batch": "batch",
+    "fleet": "nodes x type",
+    "bought": "purchase",
+    "layout": "layout",
+    "micro_batches": "micro-batch",
+    "memory": "p95 GiB",
     "steps": "steps",
-    "mfu": "MFU",
     "hours_expected": "hours",
-    "hours_p95": "p95 h",
+    "hours_p95": "p95",
     "cost_usd_expected": "USD",
-    "cost_usd_p95": "p95 USD",
-    "measured_rows": "runs",
+    "cost_usd_p95": "p95",
 }
+TABLE_KEY = (
+    "micro-batch 2x30 full: 2 samples, 30 times a step, activations recomputed (sel: selectively). p95 GiB: peak of a "
+    "GPU and its limit."
+)
+_RECOMPUTED = {"none": "", "selective": " sel", "full": " full"}
 ALTERNATIVE_COLUMNS = {
     "parallelism": "parallelism",
     "sharding": "sharding",
@@ -54,17 +61,28 @@ def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
 
 
 def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
-    base = plan.purchase.on_demand_base
+    base, split, memory = plan.purchase.on_demand_base, plan.parallelism, plan.memory
+    p95_gib = memory.p95_gib or memory.peak_gib
+    option = plan.purchase.option + (f" (+{base} on-demand)" if base else "")
     return {
         "rank": rank,
         "instance_type": plan.instance_type,
         "region": plan.region,
         "node_count": plan.node_count,
         "gpus": plan.gpus,
-        "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
-        "parallelism": plan.parallelism.in_short,
-        "sharding": plan.parallelism.sharding,
-        "micro_batch": plan.parallelism.micro_batch,
+        "fleet": f"{plan.node_count} x {plan.instance_type}",
+        "option": option,
+        "bought": f"{option} {plan.region}",
+        "parallelism": split.in_short,
+        "sharding": split.sharding,
+        "layout": f"{split.in_short} {split.sharding}" if split.data > 1 else split.in_short,
+        "micro_batch": split.micro_batch,
+        "grad_accum": split.grad_accum,
+        "micro_batches": f"{split.micro_batch}x{split.grad_accum}{_RECOMPUTED[split.activation_checkpointing]}",
+        "activation_checkpointing": split.activation_checkpointing,
+        "memory_p95_gib": p95_gib,
+        "memory_limit_gib": memory.limit_gib,
+        "memory": f"{p95_gib:.0f}/{memory.limit_gib:.0f}" if p95_gib >= 10 else f"{p95_gib:.1f}/{memory.limit_gib:.1f}",
         "global_batch": plan.job.global_batch,
         "steps": plan.job.steps,
         "mfu": plan.mfu,
@@ -82,6 +100,7 @@ def print_tables(answer: Recommendation, *, explain: bool) -> None:
     """Print plans, mixed fleets and rejected types, each with its caveats."""
     if answer.plans:
         write_table(plan_rows(answer), COLUMNS, title=f"Plans, best {answer.problem.request.objective} first")
+        click.echo(TABLE_KEY)
         _print_parallelism(answer, explain=explain)
         _print_caveats(answer)
     if answer.mixed_fleets:
@@ -103,8 +122,10 @@ def print_tables(answer: Recommendation, *, explain: bool) -> None:
 
 
 def _print_caveats(answer: Recommendation) -> None:
-    if any(not plan.calibration.rows for plan in answer.plans):
-        click.echo("runs 0: no training run on that GPU was measured; its speed is pooled from others, p95 is wide.")
+    if unmeasured := sorted({plan.node.gpu for plan in answer.plans if not plan.calibration.rows}):
+        click.echo(
+            f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
+        )
     derived = [price.as_of for plan in answer.plans for price in plan.prices if price.source == DERIVED_SPOT]
     if derived:
         click.echo(

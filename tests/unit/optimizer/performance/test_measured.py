@@ -200,3 +200,26 @@ def test_the_reference_trainers_peaks_are_met_by_its_profile() -> None:
     error = predicted.peak_memory_gib / np.array([row.peak_memory_gib for row in trained]) - 1
     assert len(trained) == 10 and predicted.fits.all()
     assert np.abs(error).mean() < 0.015 and np.abs(error).max() < 0.05
+
+
+def test_peaks_stay_below_the_95th_percentile_of_their_layout_and_what_ran_out_does_not_fit() -> None:
+    """19 of 20 rows of each kind of layout; of fewer, all."""
+    measured = [*rows(), *read_runs(OUT_OF_MEMORY.with_name("h200_x2_trainer_202611.csv"), gpu_table())]
+    measured = [row for row in measured if row.peak_memory_gib is not None]
+    predicted = predict(measured, CALIBRATION)
+    held = predicted.p95_memory_gib >= np.array([row.peak_memory_gib for row in measured])
+    kinds = np.array([_kind_of_layout(row) for row in measured])
+    assert len(set(kinds)) == 7
+    for kind in set(kinds):
+        assert np.count_nonzero(~held[kinds == kind]) <= 0.05 * np.count_nonzero(kinds == kind), kind
+    # A margin is no licence: four of five estimates at p95 are within 8% of the measured peak.
+    above = predicted.p95_memory_gib / np.array([row.peak_memory_gib for row in measured]) - 1
+    assert np.quantile(above, 0.8) < 0.08
+
+
+def _kind_of_layout(row: MeasuredRun) -> str:
+    grid, model = row.setup.grid, row.setup.model
+    split = next((name for name in ("tensor", "context", "expert") if getattr(grid, name) > 1), None)
+    if split or model.convolutional:
+        return split or "convolutional"
+    return "one GPU" if row.setup.gpus == 1 else "ddp" if grid.sharding == 0 else "sharded"

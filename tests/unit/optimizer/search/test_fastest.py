@@ -82,7 +82,7 @@ def expected(
 ) -> list[tuple[float, tuple[int, ...]]]:
     """(hours, configuration) that the search should pick: the simplest of the fastest, by how sure they are."""
     batch = found["data"] * found["micro_batch"] * found["grad_accum"]
-    hours = np.where(estimates.fits, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
+    hours = np.where(estimates.fits_p95, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
     splits = ("tensor", "pipeline", "context", "expert")
     axes = np.sum([found[name] > 1 for name in splits], axis=0)
     unmeasured = np.sum([found[name] > 1 for name in splits if name not in measured], axis=0) > 0
@@ -205,7 +205,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
         left_out = np.setdiff1d(np.arange(rows.start, rows.stop, 7), bounded.row)
         left_out = left_out[space.splits[left_out] > 0]
         memory = space.memory(left_out)
-        assert (memory.peak_gib > limit_gib(space.machines.memory_bytes[index], memory.nccl_gib)).all()
+        assert (memory.p95_gib > limit_gib(space.machines.memory_bytes[index], memory.nccl_gib)).all()
     # Every row of both types would be 100,000 evaluations more; each seventh is as good a witness.
     bounded = take_rows(bounded, slice(None, None, 7))
     table = take_rows(space.table, bounded.row)
@@ -229,7 +229,7 @@ def test_no_configuration_is_faster_than_its_bound(name: str, how: Recipe) -> No
             rough = search.bound.least_hours(index, rows, np.full(space.table.size, checkpointing)[rows])
             assert (rough[row - rows.start] <= bound.min(axis=0) * (1 + 1e-12)).all()
         possible = np.moveaxis(space.can_shard, -1, 0)[row]
-        fitting = np.where(estimates.fits & possible, hours, np.inf).min(axis=(1, 2))
+        fitting = np.where(estimates.fits_p95 & possible, hours, np.inf).min(axis=(1, 2))
         assert (bounded.hours[own] <= fitting * (1 + 1e-12)).all()
         beaten += int(np.isfinite(fitting).sum())
     assert beaten > 20 or name == "llama-3.1-405b"
@@ -242,7 +242,7 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
     results = [result for result in find_fastest(asked, kinds) if isinstance(result, Fastest)]
     chosen = [(result, index) for result in results for index in range(result.nodes.size)]
     estimates = estimate_configurations(asked, chosen)
-    assert estimates.fits.all()
+    assert estimates.fits_p95.all()
     for cell, (result, index) in enumerate(chosen):
         grid = Grid(
             nodes=result.nodes[index],

@@ -50,7 +50,7 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
                     checkpointing=checkpointing,
                 )
                 estimates = evaluate(problem.model, problem.recipe, hardware, grid, calibration())
-                if not estimates.fits:
+                if not estimates.fits_p95:
                     continue
                 train = math.ceil(problem.amount.samples / batch) * float(estimates.step_time_s) / 3600
                 error = calibration().residual(hardware.gpu, problem.recipe.precision).relative_error
