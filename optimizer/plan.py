@@ -206,6 +206,8 @@ MARKET_LABELS: dict[Market, str] = {
     "reserved-1yr": "reserved, one year, no upfront, paid to its end",
     "capacity-block": "capacity block",
 }
+# Beginning of the source of a price that the user negotiated; no catalog has it.
+QUOTE = "quote: "
 _MARKETS = {label: market for market, label in MARKET_LABELS.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -127,6 +128,19 @@ class Reservation(_Model):
         return self
 
 
+class Quote(_Model):
+    """A price that the user negotiated, in place of the catalog's."""
+
+    instance_type: str
+    region: str
+    option: Literal["on-demand", "spot", "reserved"]
+    usd_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False), Number] = Field(
+        description="Price of one instance; of option reserved, that of a one-year commitment without upfront payment."
+    )
+    source: str = Field(min_length=1, description="Where the price is written down, like the contract's number.")
+    as_of: date
+
+
 class Constraints(_Model):
     """Hard limits. Budget and deadline bind the 95th percentile, so that a plan keeps them."""
 
@@ -145,6 +159,7 @@ class Constraints(_Model):
     existing_reservations: tuple[Reservation, ...] = Field(
         default=(), description="Used unless purchase_options are given without their option."
     )
+    quotes: tuple[Quote, ...] = Field(default=(), description="Prices you negotiated, in place of the catalog's.")
     # The price of the fallback, and of further spot types (0.1: 10% dearer at most), binds the budget.
     spot_fallback: Literal["none", "on-demand"] = "none"
     spot_spread: Annotated[float, Field(ge=0, le=10), Number] = 0.1

@@ -120,7 +120,20 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
 
 
 def _check_offline(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
-    return [*_check_configuration(plan, stack, file), _check_training_code(plan, file)]
+    return [*_check_numbers(plan), *_check_configuration(plan, stack, file), _check_training_code(plan, file)]
+
+
+def _check_numbers(plan: FleetPlan) -> list[Finding]:
+    """Compare the plan's numbers with each other and with the catalog."""
+    from optimizer.audit.run import audit
+    from optimizer.catalog import load
+    from optimizer.preflight.model import failure, passed
+
+    faults = [
+        failure("plan", f"{fault.field} is {fault.value}", limit=fault.limit, why=fault.why, next_step=fault.next_step)
+        for fault in audit(plan, load())
+    ]
+    return faults or [passed("plan", "its numbers agree with each other, its nodes and prices with the catalog")]
 
 
 def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:

@@ -23,9 +23,15 @@ class RunningCosts:
     controller_usd_per_hour: float
 
 
-def running_costs(catalog: Catalog, region: str, checkpoint_gib: float) -> RunningCosts:
-    """Look up a region's running costs."""
-    volumes, kept = Volumes(), Job.model_fields["checkpoints_kept"].default
+def running_costs(
+    catalog: Catalog,
+    region: str,
+    checkpoint_gib: float,
+    *,
+    volumes: Volumes = Volumes(),  # noqa: B008 (frozen)
+    kept: int = Job.model_fields["checkpoints_kept"].default,
+) -> RunningCosts:
+    """Look up a region's running costs, with ``kept`` checkpoints."""
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd
         + (volumes.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd

@@ -70,7 +70,7 @@ class PlanBuilder:
             region=purchase.offer.region,
             zone_ids=purchase.offer.zone_ids,
             node_count=nodes,
-            node=_describe_node(fastest.instance),
+            node=describe_node(fastest.instance),
             purchase=Purchase(
                 option=purchase.option,
                 on_demand_base=purchase.base,
@@ -172,7 +172,8 @@ class PlanBuilder:
         return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
 
 
-def _describe_node(instance: InstanceType) -> Node:
+def describe_node(instance: InstanceType) -> Node:
+    """The facts of a type that a plan has."""
     names = Node.model_fields.keys() - {"gpu"}
     return Node.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
 

@@ -19,6 +19,7 @@ from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.search.global_batch import choose_global_batch
+from optimizer.search.quotes import with_quotes
 from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -115,6 +116,7 @@ class Problem:
         recipe = _build_recipe(request, model)
         amount = Amount.resolve(request.workload, model, recipe.seq_len)
         limits = request.constraints
+        catalog = with_quotes(catalog, limits.quotes)
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)

@@ -88,18 +88,19 @@ def command(
     """
     from infra.offline.guardrails import violations
     from infra.offline.preview import PLACEHOLDERS
+    from optimizer.audit import check_plan
     from optimizer.catalog import load
     from optimizer.commands.preview.cost import cost_lines, totals
     from optimizer.commands.preview.difference import read_before
 
-    chosen = read_plan_argument(plan, plan_number)
+    chosen, catalog = read_plan_argument(plan, plan_number), load()
+    check_plan(chosen, catalog)
     before = read_before(against, stack=stack) if against else None
     if before is not None:
         _check_same_stack(before, chosen, stack)
     config = {**((before and before.config) or {}), **_parse_config(config_entries)}
     known = before.export.known if before is not None and before.export is not None else None
     resources = _declare(chosen, stack, config, known)
-    catalog = load()
     lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
     sums = totals(lines)
     difference = _compare(before, resources, chosen, stack, catalog) if before is not None else None

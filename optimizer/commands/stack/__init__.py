@@ -35,12 +35,16 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
     PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan and aws:region change; other
-    keys and comments stay. Nothing is written when the plan is wrong. Needs no Pulumi CLI.
+    keys and comments stay. Nothing is written when the plan is wrong; its numbers must agree (docs/plans.md). Needs no
+    Pulumi CLI.
     """
     from infra.refusals.plan import plan_refusals
+    from optimizer.audit import check_plan
+    from optimizer.catalog import load
 
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
+    check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))

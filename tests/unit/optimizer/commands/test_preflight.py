@@ -38,6 +38,8 @@ from tests.unit.optimizer.preflight.account import (
     target,
 )
 
+pytestmark = pytest.mark.usefixtures("unaudited")
+
 __all__ = ["aws"]
 
 # A plan that the reference trainer carries out.
@@ -90,14 +92,14 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
     aws.answers["DescribeBudgets"] = DENIED
     write_stack(tmp_path, amiName="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 23 ok\n")
+    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 24 ok\n")
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("now")
 def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev")
-    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 26 ok\n")
+    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 27 ok\n")
     assert "note: Pulumi.dev.yaml is not there" in err
 
 
@@ -105,7 +107,7 @@ def test_warnings_and_unknowns_are_no_failure(gpufleet: Gpufleet, aws: FakeAws, 
     aws.answers["DescribeBudgets"] = DENIED
     aws.answers["GetKeyRotationStatus"] = {"KeyRotationEnabled": False}
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
-    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 24}
+    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 25}
 
 
 def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -128,7 +130,7 @@ def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> N
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
-    assert len(rows) == 26 and "0 error" in err
+    assert len(rows) == 27 and "0 error" in err
 
 
 def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:

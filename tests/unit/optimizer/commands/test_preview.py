@@ -17,6 +17,8 @@ from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import InvalidInputError
 from tests.plans import SPOT_P4D, merged, sample_plan
 
+pytestmark = pytest.mark.usefixtures("unaudited")
+
 RESERVED = merged(SPOT_P4D, {"purchase": {"option": "reserved", "on_demand_base": 0}})
 
 

@@ -14,6 +14,8 @@ from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan
 
+pytestmark = pytest.mark.usefixtures("unaudited")
+
 EXISTING = """\
 # The NLP team's stack: ask Ada before changing it.
 encryptionsalt: v1:c2FsdA==

@@ -1,0 +1,253 @@
+"""Hours, dollars, interruptions and speed of a plan, worked out again from its own nodes, steps and prices.
+
+The economics are those of the search, so a plan of this version agrees to the digits that it is written with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from optimizer.audit.fault import AGAIN, Fault
+from optimizer.catalog import Catalog, UnitPrice
+from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.economics.controller import reserve_hours
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, measured_hazard
+from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
+from optimizer.economics.running_costs import running_costs
+from optimizer.performance.types import Floats
+from optimizer.plan import FleetPlan, Market
+
+# Plans have six significant digits, and dollars have cents.
+DIGITS = 1e-4
+CENTS = 0.011
+
+_LIMITS = "gpufleet recommend with --budget and --deadline as you want them, or another --plan N"
+
+
+def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
+    """Compare each derived number of ``plan`` with those it follows from; unit prices that it lacks are the catalog's.
+
+    Not compared are numbers that are only shown (``mfu``, ``job.parameters``, ``calibration.rows``).
+    """
+    with np.errstate(all="ignore"):  # an absurd number gives infinite hours, which are no plan's
+        outcome = _outcome(plan)
+    yield from _check_work(plan)
+    yield from _check_hours(plan, outcome)
+    if not all(map(math.isfinite, outcome.hours_p95.flat)):
+        return  # reported as hours
+    prices = _hourly_prices(plan)
+    if prices is None:
+        yield Fault(
+            field="prices",
+            value="without one of the nodes by the hour",
+            limit=f"the {plan.purchase.option} price of {plan.instance_type} in {plan.region}",
+            why="nobody could meter these nodes",
+            next_step=AGAIN,
+        )
+        return
+    node_usd, on_demand_usd = prices
+    cost = _cost(plan, catalog, outcome, node_usd, on_demand_usd)
+    yield from _check_dollars(plan, cost, outcome, node_usd, on_demand_usd)
+    yield from _check_limits(plan, cost)
+
+
+def _differs(value: float, expected: float, absolute: float = 0.0) -> bool:
+    return not math.isclose(value, expected, rel_tol=DIGITS, abs_tol=absolute)
+
+
+def _unequal(field: str, value: float, expected: float, why: str) -> Fault:
+    return Fault(field=field, value=f"{value:.6g}", limit=f"{expected:.6g}", why=why, next_step=AGAIN)
+
+
+def _check_work(plan: FleetPlan) -> Iterator[Fault]:
+    job, memory = plan.job, plan.memory
+    if job.tokens != job.samples * job.seq_len:
+        why = f"job.samples {job.samples} x job.seq_len {job.seq_len}"
+        yield _unequal("job.tokens", job.tokens, job.samples * job.seq_len, why)
+    speed = job.global_batch * job.seq_len / plan.step_time_s
+    if _differs(plan.tokens_per_second, speed):
+        why = f"job.global_batch {job.global_batch} x job.seq_len {job.seq_len} in step_time_s {plan.step_time_s:g}"
+        yield _unequal("tokens_per_second", plan.tokens_per_second, speed, why)
+    parts_gib = sum(memory.breakdown.values())
+    if _differs(memory.peak_gib, parts_gib):
+        yield _unequal("memory.peak_gib", memory.peak_gib, parts_gib, "the sum of memory.breakdown")
+
+
+def _outcome(plan: FleetPlan) -> Outcome:
+    """The run's hours and interruptions; the spot rate is what ``interruption.rate`` has above failures."""
+    nodes, gpus, purchase = plan.node_count, plan.node.ranks, plan.purchase
+    spot_nodes = nodes - purchase.on_demand_base if purchase.option == "spot" else 0
+    reclaims = (plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes
+    writers = min(nodes, plan.parallelism.pipeline) if plan.parallelism.sharding == "ddp" else nodes
+    return predict_outcome(
+        Fleets(
+            train_hours=_column(plan.job.steps * plan.step_time_s / 3600),
+            log_error=_column(plan.calibration.relative_error),
+            nodes=_column(nodes),
+            spot_nodes=_column(spot_nodes),
+            gpus_per_node=_column(gpus),
+            spot_rate=_column(max(0.0, reclaims / spot_nodes) if spot_nodes else 0.0),
+            spot_wait_hours=_column(measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours if spot_nodes else 0),
+            checkpoint_gib=_column(plan.job.checkpoint_gib),
+            checkpoint_writers=_column(writers),
+        )
+    )
+
+
+def _column(value: float) -> Floats:
+    return np.array([value], dtype=float)
+
+
+def _check_hours(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
+    hours, interruption, job = plan.hours, plan.interruption, plan.job
+    run = (
+        f"job.steps {job.steps} x step_time_s {plan.step_time_s:g} with the plan's interruptions and error of the speed"
+    )
+    fleet = f"{plan.node_count} nodes, checkpoints of {job.checkpoint_gib:g} GiB, and the hours"
+    rows = (
+        ("hours.expected", hours.expected, outcome.hours_expected, run),
+        ("hours.p50", hours.p50, outcome.hours_p50, run),
+        ("hours.p95", hours.p95, outcome.hours_p95, run),
+        ("interruption.rate", interruption.rate, outcome.rate / plan.node_count, "GPU failures, and reclaims of spot"),
+        ("interruption.expected_count", interruption.expected_count, outcome.expected_count, f"its rate, {fleet}"),
+        (
+            "interruption.checkpoint_interval_s",
+            interruption.checkpoint_interval_s,
+            outcome.checkpoint_interval_s,
+            f"the interval that loses least at its rate, {fleet}",
+        ),
+        ("interruption.lost_hours", interruption.lost_hours, outcome.lost_hours, f"restarts and work redone, {fleet}"),
+    )
+    for field, value, expected, why in rows:
+        if _differs(value, float(expected[0])):
+            yield _unequal(field, value, float(expected[0]), why)
+
+
+def _hourly_prices(plan: FleetPlan) -> tuple[float, float] | None:
+    """Prices of the plan's own node as bought, and on demand (0 where the plan has none); None without the first."""
+    usd = {node.market: price for node, price in plan.node_prices_usd_per_hour.items() if _is_own(plan, node[1])}
+    markets: tuple[Market, ...]
+    if plan.purchase.option == "reserved":
+        markets = ("owned-reservation", "reserved-1yr", "on-demand")
+    else:
+        markets = (plan.purchase.option,)
+    own = next((usd[market] for market in markets if market in usd), None)
+    needs_on_demand = plan.purchase.on_demand_base or plan.purchase.fallback == "on-demand"
+    if own is None or (needs_on_demand and "on-demand" not in usd):
+        return None
+    return own, usd.get("on-demand", 0.0)
+
+
+def _is_own(plan: FleetPlan, instance_type: str) -> bool:
+    return instance_type == plan.instance_type
+
+
+def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, on_demand_usd: float) -> FleetCost:
+    """The run's dollars at the given prices of a node and the plan's unit prices."""
+    purchase, nodes, split = plan.purchase, plan.node_count, plan.parallelism
+    markets = {node.market for node in plan.node_prices_usd_per_hour if _is_own(plan, node.instance_type)}
+    spot = purchase.option == "spot"
+    committed = purchase.option == "reserved" and "reserved-1yr" in markets
+    base = purchase.on_demand_base if spot else 0 if committed else nodes
+    usd = running_costs(
+        _with_unit_prices(plan, catalog),
+        plan.region,
+        plan.job.checkpoint_gib,
+        volumes=plan.volumes,
+        kept=plan.job.checkpoints_kept,
+    )
+    writers = 1 if split.sharding == "ddp" else nodes
+    rates = HourlyRates(
+        base_nodes=_column(base),
+        base_usd_per_hour=_column(on_demand_usd if spot else node_usd),
+        spot_nodes=_column(nodes - base if spot else 0),
+        spot_usd_per_hour=_column(node_usd),
+        committed_nodes=_column(nodes if committed else 0),
+        committed_usd_per_hour=_column(node_usd),
+        volume_usd_per_month=_column(usd.volume_usd_per_month),
+        storage_usd_per_month=_column(usd.storage_usd_per_month),
+        endpoints_usd_per_hour=_column(usd.endpoints_usd_per_hour),
+        controller_usd_per_hour=_column(usd.controller_usd_per_hour),
+        reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
+    )
+    cost = fleet_cost(outcome, rates)
+    if purchase.fallback == "on-demand":
+        dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=_column(on_demand_usd)))
+        cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
+    return cost
+
+
+def _with_unit_prices(plan: FleetPlan, catalog: Catalog) -> Catalog:
+    """The catalog with the plan's unit prices in its region."""
+    prices = {(price.item, price.region): price for price in catalog.unit_prices}
+    for price in plan.prices:
+        for item in UNIT_ITEMS:
+            if price.item == f"{item} {plan.region}":
+                prices[item, plan.region] = UnitPrice(
+                    item=item, region=plan.region, usd=price.usd, source=price.source, as_of=price.as_of
+                )
+    return replace(catalog, unit_prices=tuple(prices.values()))
+
+
+def _check_dollars(
+    plan: FleetPlan, cost: FleetCost, outcome: Outcome, node_usd: float, on_demand_usd: float
+) -> Iterator[Fault]:
+    stated, nodes = plan.cost_usd, f"{plan.node_count} nodes x hours.expected {plan.hours.expected:g}"
+    base = f", {plan.purchase.on_demand_base} of them at {on_demand_usd:g}" if plan.purchase.on_demand_base else ""
+    reasons = {
+        "compute": f"{nodes} at {node_usd:g} USD an hour{base}",
+        "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",
+        "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB at the plan's prices",
+        "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} at the plan's prices",
+        "head_node": f"the controller for hours.expected {plan.hours.expected:g} at the plan's prices",
+    }
+    for part, why in reasons.items():
+        value, expected = getattr(stated.breakdown, part), float(getattr(cost, part)[0])
+        if _differs(value, expected, CENTS):
+            yield _unequal(f"cost_usd.breakdown.{part}", value, expected, why)
+    for field, value, expected in (
+        ("expected", stated.expected, stated.breakdown.total()),
+        ("p50", stated.p50, float(cost.p50[0])),
+    ):
+        if _differs(value, expected, CENTS):
+            yield _unequal(f"cost_usd.{field}", value, expected, "cost_usd.breakdown and the spread of the hours")
+    p95 = float(cost.p95[0])
+    spot = {node: usd for node, usd in plan.node_prices_usd_per_hour.items() if node.market == "spot"}
+    if plan.purchase.spot_types and spot:
+        dearest = max(spot.values()) / node_usd - 1
+        p95 += max(0.0, dearest) * float(cost.compute[0] * outcome.hours_p95[0] / outcome.hours_expected[0])
+    if stated.p95 < p95 * (1 - DIGITS) - CENTS:  # a higher one only keeps limits more strictly
+        yield Fault(
+            field="cost_usd.p95",
+            value=f"{stated.p95:.2f}",
+            limit=f"{p95:.2f} at least",
+            why=f"the nodes' prices and hours.p95 {plan.hours.p95:g}",
+            next_step=AGAIN,
+        )
+
+
+def _check_limits(plan: FleetPlan, cost: FleetCost) -> Iterator[Fault]:
+    job, reserve = plan.job, float(cost.reserve[0])
+    needed = plan.cost_usd.p95 + reserve
+    if job.budget_usd is not None and needed > job.budget_usd * (1 + DIGITS) + CENTS:
+        yield Fault(
+            field="job.budget_usd",
+            value=f"{job.budget_usd:.2f}",
+            limit=f"{needed:.2f} at least",
+            why=f"the run costs {plan.cost_usd.p95:.2f} at the 95th percentile, and {reserve:.2f} are kept to save and "
+            "end; at the budget the controller ends the fleet before the run is done",
+            next_step=_LIMITS,
+        )
+    if job.deadline_hours is not None and plan.hours.p95 > job.deadline_hours * (1 + DIGITS):
+        yield Fault(
+            field="job.deadline_hours",
+            value=f"{job.deadline_hours:g}",
+            limit=f"{plan.hours.p95:g} at least",
+            why="hours.p95, the run's 95th percentile",
+            next_step=_LIMITS,
+        )

@@ -1,0 +1,134 @@
+"""Nodes, zones and prices of a plan against the catalog, and its model against the architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import date
+
+from optimizer.audit.fault import AGAIN, Fault
+from optimizer.catalog import Catalog
+from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.hardware import Offer
+from optimizer.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice
+from optimizer.search.plan_builder import can_stand_in, describe_node
+from optimizer.workload.resolve import resolve_model
+
+# Change of a price since the plan was made that needs no new plan: the estimate's own error is larger.
+PRICE_CHANGE = 0.05
+
+# The request has the price of an owned reservation, and a Capacity Block's is in its offering: the catalog has neither.
+_PRIVATE: tuple[Market, ...] = ("owned-reservation", "capacity-block")
+
+
+def check_facts(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
+    """Compare nodes, zones, further spot types and prices of ``plan`` with ``catalog``."""
+    try:
+        instance = catalog.instance_type(plan.instance_type)
+        offer = catalog.offer(plan.instance_type, plan.region)
+    except InvalidInputError as error:
+        yield Fault(
+            field="instance_type and region",
+            value=f"{plan.instance_type} in {plan.region}",
+            limit="what the catalog knows",
+            why=error.got,
+            next_step=error.next_step,
+        )
+        return
+    node = describe_node(instance)
+    for field in type(node).model_fields:
+        value, fact = getattr(plan.node, field), getattr(node, field)
+        if value != fact:
+            yield Fault(
+                field=f"node.{field}",
+                value=str(value),
+                limit=str(fact),
+                why=f"{plan.instance_type} has it ({instance.source}, {instance.as_of})",
+                next_step=AGAIN,
+            )
+    yield from _check_places(plan, catalog, offer)
+    yield from _check_model(plan)
+    for i, price in enumerate(plan.prices):
+        yield from _check_price(f"prices.{i}.usd", price, plan, catalog)
+
+
+def _check_model(plan: FleetPlan) -> Iterator[Fault]:
+    architecture, parameters = plan.job.architecture or {}, plan.job.parameters
+    if "model_type" not in architecture:
+        return
+    try:
+        described = resolve_model(architecture).parameters
+    except GpufleetError as error:
+        described, why = 0, error.got
+    else:
+        why = f"job.architecture describes {described:,} parameters"
+    if parameters != described:
+        yield Fault(field="job.parameters", value=f"{parameters:,}", limit="its model's", why=why, next_step=AGAIN)
+
+
+def _check_places(plan: FleetPlan, catalog: Catalog, offer: Offer | None) -> Iterator[Fault]:
+    strangers = sorted(set(plan.zone_ids) - set(offer.zone_ids)) if offer and offer.zone_ids else []
+    if offer and strangers:
+        yield Fault(
+            field="zone_ids",
+            value=", ".join(plan.zone_ids),
+            limit=f"among {', '.join(offer.zone_ids)}",
+            why=f"{', '.join(strangers)} does not offer {plan.instance_type}",
+            next_step=AGAIN,
+        )
+    known = {instance.name: instance for instance in catalog.instance_types}
+    own = known[plan.instance_type]
+    for name in plan.purchase.spot_types:
+        if name not in known or not can_stand_in(own, known[name]):
+            yield Fault(
+                field="purchase.spot_types",
+                value=name,
+                limit=f"types with the GPUs and network of {plan.instance_type}, and nothing smaller",
+                why="the layout, memory and hours are of one kind of node",
+                next_step=AGAIN,
+            )
+
+
+def _check_price(field: str, price: PlanPrice, plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
+    """Compare a price with the catalog's; a later one than the catalog's, or a quote, is the plan's own."""
+    if price.source.startswith(QUOTE) or (price.node and price.node.market in _PRIVATE):
+        return
+    known = _node_prices(price.node, catalog) if price.node else _unit_prices(price.item, plan.region, catalog)
+    if not known:
+        if price.as_of <= catalog.made_at.date():
+            yield Fault(
+                field=field,
+                value=f"{price.usd:g} for {price.item}",
+                limit="a price that the catalog has, or a later one",
+                why=f"the catalog of {catalog.made_at:%Y-%m-%d} has none for it",
+                next_step=f"gpufleet catalog refresh --region {plan.region}, then {AGAIN}",
+            )
+        return
+    usd, as_of = min(known, key=lambda pair: abs(pair[0] - price.usd))
+    older = price.as_of < as_of
+    if price.as_of <= as_of and not math.isclose(price.usd, usd, rel_tol=PRICE_CHANGE if older else 1e-9):
+        yield Fault(
+            field=field,
+            value=f"{price.usd:g} ({price.item}, {price.as_of})",
+            limit=f"{usd:g}, within {PRICE_CHANGE:.0%}" if older else f"{usd:g}",
+            why=f"the catalog's price of {as_of}",
+            next_step=f"{AGAIN}; one that you negotiated goes into constraints.quotes (docs/request.md)",
+        )
+
+
+def _node_prices(node: NodeItem, catalog: Catalog) -> list[tuple[float, date]]:
+    """USD an hour and date of the catalog's prices of a node: one, or of spot one a zone."""
+    try:
+        offer = catalog.offer(node.instance_type, node.region)
+    except InvalidInputError:
+        return []
+    if offer is None:
+        return []
+    by_market = {"on-demand": (offer.on_demand,), "reserved-1yr": (offer.reserved_1yr,), "spot": offer.spot_by_zone}
+    return [(price.usd_per_hour, price.as_of) for price in by_market.get(node.market, ()) if price]
+
+
+def _unit_prices(name: str, region: str, catalog: Catalog) -> list[tuple[float, date]]:
+    prices = [catalog.unit_price(item, region) for item in UNIT_ITEMS if name == f"{item} {region}"]
+    return [(price.usd, price.as_of) for price in prices]
