@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract import trainer
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -261,6 +262,21 @@ class Volumes(_Model):
     throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
 
 
+class Tuning(_Model):
+    """Part of the model that trains."""
+
+    method: Literal["full", "lora", "qlora"] = "full"
+    lora_rank: Count = Field(default=FULL_TRAINING.lora_rank, description="Rank of the adapters.")
+    lora_alpha: Count = Field(default=FULL_TRAINING.lora_alpha, description="Products are scaled by alpha / rank.")
+    lora_targets: Literal["all", "attention"] = "all"
+    frozen: str = Field(default="none", pattern=FROZEN, description="embedding, or a number of first layers.")
+
+    @property
+    def facts(self) -> FineTuning:
+        """The same for the contract with the trainer."""
+        return FineTuning(**self.model_dump())
+
+
 class Job(_Model):
     """The training run the fleet is for."""
 
@@ -271,10 +287,15 @@ class Job(_Model):
     seq_len: Count = Field(description="Tokens of one sequence; 1 for a CNN.")
     global_batch: Count = Field(description="Sequences (or images) of one optimizer step.")
     steps: Count
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
     optimizer: str
     # Left out of the JSON at their defaults: a run's id is a digest of the job, and older plans have none of them.
     compiled: bool = Field(default=False, exclude_if=lambda value: value is False, description="torch.compile.")
+    tuning: Tuning = Field(
+        default_factory=lambda: Tuning(),
+        exclude_if=lambda value: value == Tuning(),
+        description="Part of the model that trains; left out where all of it does.",
+    )
     framework: str = Field(
         default="torch",
         exclude_if=lambda value: value == "torch",
@@ -413,6 +434,7 @@ class FleetPlan(_Model):
                     expert=split.expert,
                     activation_checkpointing=split.activation_checkpointing,
                     gradient_compression=split.gradient_compression,
+                    tuning=job.tuning.facts,
                 )
             )
         )

@@ -11,6 +11,7 @@ from optimizer.catalog import Catalog
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import fp8_note
+from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest
 from optimizer.search.alternatives import list_alternatives
@@ -119,7 +120,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
 
 def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
-    slow = fp8_note(work.precision, problem.recipe.framework, compiled=work.compiled)
+    slow = fp8_note(arithmetic(work.precision), problem.recipe.framework, compiled=work.compiled)
     notes = [slow] if slow else []
     if model.architecture == "cnn" and work.tokens is not None:
         notes.append(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.errors import InvalidInputError
 from optimizer.plan import CapacityBlock, PurchaseOption, Sharding
@@ -43,6 +44,11 @@ Usd = Annotated[
 ]
 
 
+def _frozen(value: Any) -> Any:
+    """YAML's number of layers as text; 0 is none."""
+    return str(value) if type(value) is int and value else "none" if value == 0 else value
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,8 +68,23 @@ class Workload(_Model):
     global_batch: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
     )
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
-    optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = "bf16"
+    optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = "adamw"
+    method: Literal["full", "lora", "qlora"] = Field(
+        default="full", description="full, or adapters over a frozen base: lora, qlora (base in 4 bits)."
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=1024), Number] = Field(
+        default=FULL_TRAINING.lora_rank, description="Rank of the adapters."
+    )
+    lora_alpha: Annotated[int, Field(ge=1, le=4096), Number] = Field(
+        default=FULL_TRAINING.lora_alpha, description="Adapters' products are scaled by lora_alpha / lora_rank."
+    )
+    lora_targets: Literal["all", "attention"] = Field(
+        default="all", description="Projections with adapters: all of each layer, or attention's."
+    )
+    frozen: Annotated[str, Field(pattern=FROZEN), BeforeValidator(lambda value: _frozen(value))] = Field(
+        default="none", description="embedding, or a number of first layers, which the embedding is frozen with."
+    )
     framework: Literal[
         "torch",
         "torchvision",
@@ -84,6 +105,17 @@ class Workload(_Model):
         exclude_if=lambda value: value == "none",
         description="none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.",
     )
+
+    @property
+    def tuning(self) -> FineTuning:
+        """Part of the model that trains."""
+        return FineTuning(
+            method=self.method,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            lora_targets=self.lora_targets,
+            frozen=self.frozen,
+        )
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

@@ -29,8 +29,13 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_INSTANCE_TYPE: str  # the plan's; a spot fleet may hold others with the same GPUs
     GPUFLEET_GPU: str  # GPU model (A100)
     GPUFLEET_ARCHITECTURE: str  # JSON: a Hugging Face config or {"torchvision": NAME}; empty for code of the user's own
-    GPUFLEET_PRECISION: str  # fp32, tf32, fp16, bf16 or fp8
-    GPUFLEET_OPTIMIZER: str  # adamw, adam, sgd or adafactor
+    GPUFLEET_PRECISION: str  # fp32, tf32, fp16, bf16, pure-bf16 or fp8
+    GPUFLEET_OPTIMIZER: str  # adamw, adam, sgd, adafactor or adamw8bit
+    GPUFLEET_METHOD: str  # full, lora or qlora
+    GPUFLEET_LORA_RANK: str  # of the adapters; unused with full, as the next two
+    GPUFLEET_LORA_ALPHA: str
+    GPUFLEET_LORA_TARGETS: str  # projections with adapters: all or attention
+    GPUFLEET_FROZEN: str  # none, embedding, or a number of first layers
     GPUFLEET_COMPILED: str  # 1 for torch.compile, else 0
     GPUFLEET_GLOBAL_BATCH: str  # samples of a step; a worker's share in mode workers, like the ranks
     GPUFLEET_STEPS: str  # optimizer steps of the run

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, PURE, FineTuning, fine_tuning_problems
 from bootstrap.contract.shares import IN_STEP, parse_shares, shares_problem
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
 # Mesh dimensions; "data" is always there.
 SPLITS = ("data", "tensor", "context")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", PURE)
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", EIGHT_BIT)
+# Adafactor's factored moments need whole matrices; bitsandbytes' kernels take plain tensors, not FSDP2's DTensors.
+UNSHARDED_OPTIMIZERS = ("adafactor", EIGHT_BIT)
 CHECKPOINTINGS = ("none", "selective", "full")
 # Compression of the gradients that DistributedDataParallel reduces: 16 bits on the wire, or PowerSGD's matrices of a
 # rank from 1 to 999 (powersgd-4).
@@ -65,6 +68,7 @@ class TrainerJob:
     gradient_compression: str = "none"
     shares: str = ""
     balance: str = "none"
+    tuning: FineTuning = FULL_TRAINING
 
 
 def unsupported(job: TrainerJob) -> list[str]:
@@ -96,8 +100,18 @@ def unsupported(job: TrainerJob) -> list[str]:
         reasons.append(compression)
     if problem := _balance_problem(job):
         reasons.append(problem)
-    if job.sharding not in shardings(job.optimizer):
+    if job.sharding != "ddp" and job.optimizer in UNSHARDED_OPTIMIZERS:
         reasons.append(f"optimizer {job.optimizer} has no sharded form, and sharding is {job.sharding}")
+    if job.precision == PURE and model_kind(job.architecture) in CNNS:
+        reasons.append(f"precision is {PURE}, and batch norms keep 32-bit statistics")
+    reasons += fine_tuning_problems(
+        job.tuning,
+        architecture=job.architecture,
+        precision=job.precision,
+        sharding=job.sharding,
+        tensor=job.tensor,
+        context=job.context,
+    )
     for name, ranks in (("pipeline", job.pipeline), ("expert", job.expert)):
         if ranks > 1:
             reasons.append(f"{name} parallelism is {ranks}, and the trainer has none")
@@ -154,17 +168,18 @@ def powersgd_rank(compression: str) -> int:
     return int(compression.removeprefix("powersgd-")) if compression.startswith("powersgd-") else 0
 
 
-def shardings(optimizer: str) -> tuple[str, ...]:
-    """Shardings that go with an optimizer: Adafactor's factored moments need whole matrices."""
-    return SHARDINGS[:1] if optimizer == "adafactor" else SHARDINGS
+def shardings(optimizer: str, tuning: FineTuning = FULL_TRAINING) -> tuple[str, ...]:
+    """Shardings that go with an optimizer and a method."""
+    return SHARDINGS[:1] if optimizer in UNSHARDED_OPTIMIZERS or tuning.four_bit else SHARDINGS
 
 
-def splits(architecture: Mapping[str, Any] | None, seq_len: int, optimizer: str) -> tuple[str, ...]:
+def splits(
+    architecture: Mapping[str, Any] | None, seq_len: int, optimizer: str, tuning: FineTuning = FULL_TRAINING
+) -> tuple[str, ...]:
     """Mesh dimensions that the trainer can have above 1 for a model and its sequence length."""
-    kind = model_kind(architecture)
-    # Adafactor's factored moments need whole matrices.
-    tensor = kind in TENSOR_PARALLEL and optimizer != "adafactor"
-    context = kind in CONTEXT_PARALLEL and architecture is not None and _attends_fully(architecture, seq_len)
+    kind, whole = model_kind(architecture), tuning.trains_all
+    tensor = kind in TENSOR_PARALLEL and optimizer not in UNSHARDED_OPTIMIZERS and whole
+    context = kind in CONTEXT_PARALLEL and architecture is not None and _attends_fully(architecture, seq_len) and whole
     allowed = {"data": True, "tensor": tensor, "context": context}
     return tuple(name for name in SPLITS if allowed[name])
 
@@ -194,8 +209,8 @@ def _tensor_problems(job: TrainerJob, architecture: Mapping[str, Any]) -> list[s
     if kind not in TENSOR_PARALLEL:
         return [f"tensor parallelism is {job.tensor}, and the trainer does {', '.join(TENSOR_PARALLEL)}, not {kind}"]
     reasons = []
-    if job.optimizer == "adafactor":
-        reasons.append(f"optimizer adafactor has no sharded form, and tensor parallelism is {job.tensor}")
+    if job.optimizer in UNSHARDED_OPTIMIZERS:
+        reasons.append(f"optimizer {job.optimizer} has no sharded form, and tensor parallelism is {job.tensor}")
     if job.gpus_per_node % job.tensor:
         reasons.append(f"tensor parallelism is {job.tensor}, and a node's {job.gpus_per_node} GPUs are no multiple")
     heads = architecture.get("num_attention_heads")

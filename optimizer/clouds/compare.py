@@ -18,6 +18,7 @@ from optimizer.clouds.offers import NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOf
 from optimizer.clouds.providers import CLOUDS
 from optimizer.economics.outcome import lognormal_percentiles
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.types import arithmetic
 from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
 from optimizer.request import FleetRequest
@@ -191,7 +192,7 @@ def _best_fleet(
         ratio_to_best_aws_on_demand=_ratio(cents(usd[row]), best_on_demand),
         keeps_budget=None if limits.budget_usd is None else bool(keeps_budget[row]),
         keeps_deadline=None if limits.deadline_hours is None else bool(keeps_deadline[row]),
-        measured_rows=calibration.residual(instance.gpu, request.workload.precision).rows,
+        measured_rows=calibration.residual(instance.gpu, arithmetic(request.workload.precision)).rows,
     )
 
 

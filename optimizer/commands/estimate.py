@@ -8,14 +8,15 @@ from typing import Any, get_args
 
 import click
 
+from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_table
 from optimizer.errors import InvalidInputError
-from optimizer.hardware import Precision
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
+from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import DEFAULT, fp8_note, frameworks
 from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.performance.rates import visible_memory_gib
@@ -25,12 +26,21 @@ from optimizer.performance.setups import (
     Setup,
     build_hardware,
     build_recipe,
+    check_words,
     data_ranks,
     default_sharding,
     find_gpu,
 )
-from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Attention, Grid, Hardware, OptimizerName
-from optimizer.search.confidence import speed_source
+from optimizer.performance.types import (
+    CHECKPOINTINGS,
+    SHARDINGS,
+    Attention,
+    Grid,
+    Hardware,
+    OptimizerName,
+    RecipePrecision,
+)
+from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.units import parse_count
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
@@ -104,8 +114,20 @@ Presets: {", ".join(presets())}."""
     "--virtual-stages", type=_whole, default=1, show_default=True, help="Chunks of a pipeline stage (interleaved)."
 )
 @click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
-@click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
+@click.option("--precision", type=click.Choice(get_args(RecipePrecision)), default="bf16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("--method", type=click.Choice(METHODS), default="full", show_default=True, help="qlora: base in 4 bits.")
+@click.option("--lora-rank", type=_whole, default=FULL_TRAINING.lora_rank, show_default=True, help="Rank of adapters.")
+@click.option(
+    "--lora-targets", type=click.Choice(TARGETS), default="all", show_default=True, help="Projections with adapters."
+)
+@click.option(
+    "--frozen",
+    metavar="PART",
+    default="none",
+    show_default=True,
+    help="embedding, or a number of first layers (the embedding too).",
+)
 @click.option("--attention", type=click.Choice(["flash", "unfused"]), default="flash", show_default=True)
 @click.option("--compile/--no-compile", "compiled", default=False, show_default=True, help="torch.compile.")
 @click.option(
@@ -183,8 +205,12 @@ def _estimate_one(
     sequence_parallel: bool | None,
     virtual_stages: int,
     activation_checkpointing: str,
-    precision: Precision,
+    precision: RecipePrecision,
     optimizer: OptimizerName,
+    method: str,
+    lora_rank: int,
+    lora_targets: str,
+    frozen: str,
     attention: Attention,
     compiled: bool,
     gradient_compression: str,
@@ -194,6 +220,8 @@ def _estimate_one(
     """Estimate one configuration: the JSON object that the command prints."""
     spec = resolve_model(model)
     hardware, gpus, name = _hardware(**hardware_options)
+    check_words(method, lora_targets, frozen)
+    tuning = FineTuning(method=method, lora_rank=lora_rank, lora_targets=lora_targets, frozen=frozen)
     recipe = build_recipe(
         spec,
         seq_len=seq_len,
@@ -204,6 +232,7 @@ def _estimate_one(
         attention=attention,
         compiled=compiled,
         gradient_compression=gradient_compression,
+        tuning=tuning,
     )
     data = data_ranks(gpus, tensor, pipeline, context)
     if global_batch is not None:
@@ -219,7 +248,7 @@ def _estimate_one(
                 why="every rank has the same number of sequences",
             )
     grad_accum = grad_accum or 1
-    sharding = sharding or default_sharding(spec, data * context, gradient_compression)
+    sharding = sharding or default_sharding(spec, data * context, gradient_compression, tuning)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
     if sequence_parallel and tensor == 1:
@@ -249,12 +278,11 @@ def _estimate_one(
     residual, source = speed_source(
         calibration,
         hardware.gpu,
-        precision,
+        recipe.precision,
         recipe.framework,
         spec,
         splits,
-        gradient_compression,
-        spec.unmeasured_parts(recipe.seq_len),
+        unmeasured_parts(recipe, spec, gradient_compression),
     )
     band = math.exp(residual.relative_error)
     return {
@@ -279,6 +307,7 @@ def _estimate_one(
         "optimizer": optimizer,
         "framework": recipe.framework,
         **({"gradient_compression": gradient_compression} if gradient_compression != "none" else {}),
+        **_describe_tuning(tuning, trained_parameters(spec, tuning)),
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
@@ -298,6 +327,14 @@ def _estimate_one(
         "measured_rows": residual.rows,
         "calibration": source,
     }
+
+
+def _describe_tuning(tuning: FineTuning, trained: int) -> dict[str, Any]:
+    """Fields of a run that trains a part of the model; none where all of it trains."""
+    if tuning.trains_all:
+        return {}
+    adapters = {"lora_rank": tuning.lora_rank, "lora_targets": tuning.lora_targets} if tuning.adapts else {}
+    return {"method": tuning.method, **adapters, "frozen": tuning.frozen, "trained_parameters": trained}
 
 
 def _hardware(
@@ -356,6 +393,9 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
     if "gradient_compression" in result:
         more.append(f"gradients in {result['gradient_compression']}")
+    if "trained_parameters" in result:
+        words = {name: result[name] for name in ("method", "lora_rank", "lora_targets", "frozen") if name in result}
+        more.append(f"{FineTuning(**words).in_words}, {result['trained_parameters'] / 1e6:.3g}M parameters trained")
     click.echo(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
         f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "

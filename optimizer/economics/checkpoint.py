@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.performance.types import Floats
 from optimizer.units import GIB
@@ -18,10 +19,12 @@ MAX_INTERVAL_S = 3600.0
 MIN_INTERVAL_S = 60.0
 
 
-def checkpoint_gib(parameters: int, optimizer: str) -> float:
-    """Size of one checkpoint, GiB: fp32 parameters and the optimizer's state."""
+def checkpoint_gib(parameters: int, optimizer: str, *, pure: bool = False) -> float:
+    """Size of one checkpoint, GiB: trained parameters and the optimizer's state; ``pure``: in 16 bits, not 32."""
     state_bytes = OPTIMIZERS[optimizer][0]
-    return parameters * (4.0 + state_bytes) / GIB
+    if pure:
+        state_bytes *= 1.0 if optimizer == EIGHT_BIT else 0.5
+    return parameters * ((2.0 if pure else 4.0) + state_bytes) / GIB
 
 
 def stall_s(checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:

@@ -21,9 +21,9 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
         InvalidInputError: the engine cannot carry out a part of the plan.
     """
     engine = ENGINES[engine_name]
-    refusals = list(engine.refusals(plan))
+    refusals = [*_part_refusals(plan), *engine.refusals(plan)]
     if refusals:
-        able = [one.name for one in ENGINES.values() if not list(one.refusals(plan))]
+        able = [one.name for one in ENGINES.values() if not [*_part_refusals(plan), *one.refusals(plan)]]
         raise InvalidInputError(
             f"{engine.name} cannot carry out this plan: {'; '.join(refusals)}",
             limit="every part of the plan",
@@ -33,3 +33,9 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
             else "plan with less: gpufleet recommend --parallelism, --sharding, --precision",
         )
     return engine.text(plan, file_name), engine.launch_lines(plan, file_name)
+
+
+def _part_refusals(plan: FleetPlan) -> list[str]:
+    """Refuse runs that train a part of the model: no engine's configuration file says which part."""
+    words = plan.job.tuning.facts.in_words
+    return [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []

@@ -34,7 +34,7 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
     ``node_environment`` (all nodes) and that of a group (its nodes) are the variables with which the reference trainer
     carries the mix out, ``beyond_trainer`` the reasons why it cannot.
     """
-    outcome, cost, ranks, work = mix.outcome, mix.cost, mix.ranks, problem.request.workload
+    outcome, cost, ranks = mix.outcome, mix.cost, mix.ranks
     region = mix.purchases[0].offer.region
     breakdown = {part: cents(getattr(cost, part)) for part in ("compute", "volumes", "storage", "transfer")}
     # The sum of the shown parts, so that the bill adds up to the cent.
@@ -71,7 +71,10 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
                 "limit_gib": rounded(mix.limit_gib[i]),
                 "cost_usd": cents(paid * purchase.price.usd_per_hour + volumes),
                 "calibration": problem.calibration.describe(
-                    instance.gpu, work.precision, problem.recipe.framework, kind=model_kind(problem.model)
+                    instance.gpu,
+                    problem.recipe.precision,
+                    problem.recipe.framework,
+                    kind=model_kind(problem.model),
                 ),
                 "node_environment": {
                     "GPUFLEET_INSTANCE_TYPE": instance.name,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.performance.fine_tuning import live_share, unsaved_bytes
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.samples import sample_bytes
 from optimizer.performance.stage import (
@@ -81,8 +82,9 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
         grouped_in_32_bits(x) * softmax + scores_by_compiler(x) * (2.0 * element + 1.0)
     )
     masked = np.where(masks_windows(x), x.windowed, 0.0)
+    unsaved = unsaved_bytes(x) if np.any(x.adapter_rank > 0) else 0.0
     return _TokenBytes(
-        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts * mixtures + dispatched,
+        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts * mixtures + dispatched - unsaved,
         # Latents are kept before and after their norms; PyTorch's attention keeps a mask in each layer with a window,
         # and repeats keys and values there.
         whole=2.0 * element * x.latent + masked * element * x.seq_len,
@@ -137,7 +139,7 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
 
     tokens = np.where(x.layers > 0, tokens, 0.0)
     samples, working_of_samples = sample_bytes(x)
-    saved = tokens * per_token * layers_of_stage(x) + samples
+    saved = tokens * per_token * layers_of_stage(x) * live_share(x) + samples
     return saved, tokens * layer + working_of_samples, tokens * everything
 
 

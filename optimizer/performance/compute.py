@@ -9,6 +9,14 @@ import numpy as np
 
 from optimizer.performance import kernels
 from optimizer.performance.experts import experts
+from optimizer.performance.fine_tuning import (
+    adapter_seconds,
+    further_kernels,
+    host_factor,
+    layer_products,
+    live_share,
+    widening_seconds,
+)
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.stage import (
@@ -37,11 +45,14 @@ class Compute:
 
 
 def model_flops_per_sample(x: Inputs) -> Number:
-    """Useful FLOPs of one sample, forward and backward: no recomputation, half the scores of causal attention."""
+    """Useful FLOPs of one sample, forward and backward: no recomputation, half the scores of causal attention.
+
+    Frozen weights have no products for gradients of their own.
+    """
     seen = 1.0 - x.windowed * (1.0 - x.window_scores)
     scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5 * seen, 1.0)
-    forward = x.layers * (2.0 * x.layer_matrix * x.seq_len + scores) + 2.0 * x.seq_len * x.hidden * x.vocab
-    return 3.0 * forward + sample_flops(x)
+    layers = 2.0 * x.layer_matrix * x.seq_len * layer_products(x, 0.0) + scores * (1.0 + 2.0 * live_share(x))
+    return x.layers * layers + 2.0 * x.seq_len * x.hidden * x.vocab * (2.0 + x.trains_head) + sample_flops(x)
 
 
 def compute(x: Inputs) -> Compute:
@@ -59,12 +70,17 @@ def compute(x: Inputs) -> Compute:
     widths = 3.0 * x.hidden + x.latent + (2.0 * x.query + 2.0 * x.kv + x.mlp_matrices * inner) / x.tensor
     volume = 2.0 * tokens * x.layer_matrix / x.tensor
     sides = element * (layer_parameters(x, x.expert) / x.tensor + tokens * widths)
-    matmul = x.layers * (3.0 + repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
+    matmul = x.layers * layer_products(x, repeated) * (volume / flop_per_s + c.matmul_traffic * sides / byte_per_s)
     attention = x.layers * _attention_seconds(x, tokens, full)
     traffic = x.layers * tokens * _layer_traffic(x)
     written = np.where(x.fused_kernels > 0, kernels.FUSED_KERNELS, kernels.WRITTEN_KERNELS)
     per_pass = np.where(x.compiled > 0, kernels.COMPILED_KERNELS, written)
     starts = x.layers * per_pass * (3.0 + full) * c.kernel_s
+
+    if np.any(x.frozen_layers > 0):  # they have no backward pass: 2.5 of attention's 3.5 products, 2 of 3 passes
+        live = live_share(x)
+        attention = attention * (1.0 + 2.5 * live) / 3.5
+        traffic, starts = traffic * (1.0 + 2.0 * live) / 3.0, starts * (1.0 + 2.0 * live) / 3.0
 
     # A CNN or a profiled module; convolutions also read bytes again.
     samples = sample_costs(x)
@@ -80,6 +96,12 @@ def compute(x: Inputs) -> Compute:
     if np.any(x.fp8_cast_bytes > 0):
         elementwise = elementwise + x.layers * _fp8_cast_bytes(x, tokens, full) * c.elementwise_traffic / byte_per_s
 
+    if np.any(x.adapter_rank > 0):
+        again = np.where(x.checkpointing == NONE, 0.0, 1.0)
+        matmul = matmul + x.layers * adapter_seconds(x, tokens, again, flop_per_s, byte_per_s)
+        matmul = matmul + x.layers * widening_seconds(x, again, byte_per_s)
+        elementwise = elementwise + x.layers * further_kernels(x, again) * c.kernel_s
+
     mixture = experts(x)
     matmul = matmul + mixture.flop_s
     elementwise = elementwise + mixture.traffic_bytes / byte_per_s + mixture.starts * c.kernel_s
@@ -88,7 +110,7 @@ def compute(x: Inputs) -> Compute:
     head_flops = 2.0 * tokens * x.hidden * logits
     head_sides = element * (x.hidden * logits + tokens * (x.hidden + logits))
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
-    products = 3.0 * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
+    products = (2.0 + x.trains_head) * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
     loss = loss + x.logits_soft_cap * (1.0 - x.compiled) * sum(kernels.SOFT_CAP) * element
     # Hugging Face's tensor ranks each compute the whole loss.
@@ -141,6 +163,10 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     fsdp = np.where((x.sharding >= ZERO2) & (x.data * x.context > 1), kernels.FSDP_HOST, 0.0)
     fp8 = np.where((x.fp8_cast_bytes > 0) & (x.compiled == 0), kernels.FP8_HOST, 1.0)
     per_layer = c.host_s_per_layer * (llama * compiled * dtensor * fp8 * (1.0 + full) + fsdp)
+    if np.any(x.adapter_rank > 0):
+        per_layer = per_layer * host_factor(x, full)
+    if np.any(x.frozen_layers > 0):
+        per_layer = per_layer * (1.0 + 2.0 * live_share(x)) / 3.0
     collectives = np.where(x.tensor > 1, (4.0 + 2.0 * full) * kernels.HOST_S_PER_COLLECTIVE, 0.0)
     # Times the stages, because a stage gets its share of this sum.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer

@@ -77,12 +77,13 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
     """
     units, layers = _units(x), np.maximum(layers_of_stage(x), 1.0)
     narrow, wide = x.element_bytes, x.gradient_bytes
+    narrow_gradient = narrow * x.trained
     ranks = x.data * x.context
     accumulates = early > 0
     gathers_again = x.sharding >= ZERO3
     held = stage_parameters(x)
     # The output projection's gradient waits in the root for the embedding's.
-    head_gradient = narrow * np.where(units.root > 0, units.table, 0.0)
+    head_gradient = narrow_gradient * np.where(units.root > 0, units.table, 0.0)
     head_input, layer_input = wide * units.head, wide * units.layer
 
     def sharded(parameters: Number, newest: Number) -> Number:
@@ -98,30 +99,36 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
 
     of_layers = layers * units.layer + units.head
     first = Moment(  # the last layer: its gradients beside its parameters and the next gathered ones
-        gradients=head_gradient + narrow * units.layer + head_input + sharded(units.head, units.head),
+        gradients=head_gradient + narrow_gradient * units.layer + head_input + sharded(units.head, units.head),
         activations=saved + working,
         parameters=narrow * np.where(gathers_again, units.root + 2.0 * units.layer, held),
     )
     second = Moment(
-        gradients=head_gradient + narrow * units.layer + layer_input + sharded(units.head + units.layer, units.layer),
+        gradients=head_gradient
+        + narrow_gradient * units.layer
+        + layer_input
+        + sharded(units.head + units.layer, units.layer),
         activations=saved * (1.0 - 1.0 / layers) + working,
         parameters=narrow * np.where(gathers_again, units.root + 2.0 * units.layer, held - units.layer),
     )
     last_layer = Moment(
-        gradients=head_gradient + narrow * units.layer + layer_input + sharded(of_layers - units.layer, units.layer),
+        gradients=head_gradient
+        + narrow_gradient * units.layer
+        + layer_input
+        + sharded(of_layers - units.layer, units.layer),
         activations=saved / layers + working,
         parameters=narrow * (units.layer + np.where(units.root > 0, units.root, units.table)),
     )
     embedding = Moment(
-        gradients=head_gradient + narrow * units.table + layer_input + sharded(of_layers, units.layer),
+        gradients=head_gradient + narrow_gradient * units.table + layer_input + sharded(of_layers, units.layer),
         activations=np.zeros(()),
         parameters=narrow * units.ends,
     )
-    kept = np.where(units.tied, 0.0, narrow * units.table)
+    kept = np.where(units.tied, 0.0, narrow_gradient * units.table)
     reduction = Moment(
         gradients=wide * units.ends
         + np.maximum(
-            narrow * units.ends + sharded(of_layers, np.zeros(())),
+            narrow_gradient * units.ends + sharded(of_layers, np.zeros(())),
             sharded(of_layers + units.ends, units.ends) + kept,
         ),
         activations=np.zeros(()),

@@ -78,6 +78,14 @@ class Inputs:
     compiled: Number
     half_gradients: Number
     powersgd_rank: Number
+    # Fine-tuning: share of parameters with gradients; flags of what trains, and of adapters (fine_tuning.py)
+    trained: Number
+    frozen_layers: Number
+    trains_layers: Number
+    trains_head: Number
+    adapter_rank: Number
+    adapts_mlp: Number
+    four_bit: Number
     # Framework
     weight_bytes: Number
     master_bytes: Number

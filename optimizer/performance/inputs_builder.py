@@ -11,6 +11,7 @@ from bootstrap.contract.trainer import powersgd_rank
 from optimizer.errors import InvalidInputError
 from optimizer.performance import kernels
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.fine_tuning import with_fine_tuning
 from optimizer.performance.frameworks import Framework, framework_name, frameworks
 from optimizer.performance.inputs import Coefficients, Inputs
 from optimizer.performance.rates import (
@@ -30,8 +31,15 @@ from optimizer.workload.model import ModelSpec
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 
 # (state bytes a parameter, bytes the update moves a parameter, with one more read to clip gradients): arXiv:1910.02054,
-# 3.1; Adafactor below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4).
-OPTIMIZERS = {"adamw": (8.0, 32.0), "adam": (8.0, 32.0), "sgd": (4.0, 24.0), "adafactor": (0.1, 24.0)}
+# 3.1; Adafactor below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4); bitsandbytes: two moments of one
+# byte, with 4 bytes of scale for 256 elements each (arXiv:2110.02861, 2; optim/optimizer.py of 0.50).
+OPTIMIZERS = {
+    "adamw": (8.0, 32.0),
+    "adam": (8.0, 32.0),
+    "sgd": (4.0, 24.0),
+    "adafactor": (0.1, 24.0),
+    "adamw8bit": (2.0 + 8.0 / 256, 20.1),
+}
 
 # 8-bit copies of the weights, by rows and by columns (https://nvidia.github.io/TransformerEngine, low precision
 # training, performance considerations).
@@ -113,6 +121,13 @@ def build_inputs(
         compiled=float(recipe.compiled),
         half_gradients=float(recipe.gradient_compression in ("bf16", "fp16")),
         powersgd_rank=float(powersgd_rank(recipe.gradient_compression)),
+        trained=1.0,
+        frozen_layers=0.0,
+        trains_layers=1.0,
+        trains_head=1.0,
+        adapter_rank=0.0,
+        adapts_mlp=0.0,
+        four_bit=0.0,
         # 32-bit arithmetic needs no copy and no master.
         weight_bytes=framework.weight_bytes if sixteen_bit else 4.0,
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
@@ -161,7 +176,9 @@ def build_inputs(
         coefficients=coefficients,
         **columns,
     )
-    return inputs if model.profile is None else _with_module(inputs, model, recipe.precision)
+    if model.profile is not None:
+        return _with_module(inputs, model, recipe.precision)
+    return with_fine_tuning(inputs, model, recipe)
 
 
 def check_recipe(recipe: Recipe) -> None:

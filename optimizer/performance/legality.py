@@ -44,6 +44,7 @@ class Layout:
     grad_accum: Ints
     seq_len: int
     compresses: bool
+    adapts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,15 @@ RULES: tuple[Rule, ...] = (
         )
         for name in _NOT_OF_DDP
     ),
+    *(
+        Rule(
+            name,
+            lambda m, x, name=name: (getattr(x, name) == 1) | (not x.adapts),  # type: ignore[misc]
+            lambda m, x: "1 where a part of the model trains",
+            "frozen weights and adapters are estimated as averages over whole layers",
+        )
+        for name in _NOT_OF_DDP
+    ),
 )
 
 
@@ -211,4 +221,5 @@ def _layout(recipe: Recipe, grid: Grid) -> Layout:
         sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64),
         seq_len=recipe.seq_len,
         compresses=recipe.gradient_compression != "none",
+        adapts=not recipe.tuning.trains_all,
     )

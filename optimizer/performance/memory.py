@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
+from optimizer.performance.fine_tuning import widened_bytes
 from optimizer.performance.fsdp import backward_bytes, in_fsdp2, kept_reduction_bytes, loss_parameters_bytes
 from optimizer.performance.gradient_compression import compresses, held_bytes
 from optimizer.performance.inputs import Inputs
@@ -82,7 +83,7 @@ def memory(x: Inputs) -> MemoryParts:
             "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), m.last),
             "logits": np.where(loss_peaks, m.logits, 0.0),
             "communication": m.buckets,
-            "workspace": WORKSPACE_BYTES,
+            "workspace": WORKSPACE_BYTES + widened_bytes(x),
         },
         nccl=_nccl_bytes(x),
     )
@@ -91,7 +92,8 @@ def memory(x: Inputs) -> MemoryParts:
 def needed_bytes(x: Inputs) -> tuple[Number, Number]:
     """Sum of ``MemoryParts.peak``, and ``nccl``: for a search that needs no breakdown."""
     m = _moments(x)
-    return m.weights + m.state + m.buckets + WORKSPACE_BYTES + np.maximum(m.at_loss, m.at_end), _nccl_bytes(x)
+    peak = m.weights + m.state + m.buckets + np.maximum(m.at_loss, m.at_end)
+    return peak + WORKSPACE_BYTES + widened_bytes(x), _nccl_bytes(x)
 
 
 def _moments(x: Inputs) -> _Moments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance import types
@@ -16,6 +17,7 @@ from optimizer.performance.setups import (
     Setup,
     build_hardware,
     build_recipe,
+    check_words,
     data_ranks,
     default_sharding,
     find_gpu,
@@ -31,10 +33,10 @@ SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
 CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")}
 CHECKPOINTINGS |= {"selective_op": "selective", "op": "selective"}
 PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
-PRECISIONS |= {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
+PRECISIONS |= {"pure-bf16": "pure-bf16", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
 ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
 EXPERTS = {"grouped": "grouped", "grouped_mm": "grouped", "loop": "loop", "eager": "loop"}
-OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adafactor": "adafactor"}
+OPTIMIZERS = {name: name for name in ("adamw", "adam", "sgd", "adafactor", "adamw8bit")}
 
 
 def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
@@ -53,7 +55,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
     hardware = build_hardware(gpu, per_node, network)
     compression = row.text("gradient_compression").lower() or "none"
-    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context, compression))
+    tuning = _tuning(row)
+    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context, compression, tuning))
     attention = row.word("attention", ATTENTIONS, default="flash")
     framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
     recipe = build_recipe(
@@ -66,6 +69,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         attention=attention,  # type: ignore[arg-type]
         compiled=row.flag("compiled"),
         gradient_compression=compression,
+        tuning=tuning,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
     micro_batch = row.count("micro_batch", default=1)
@@ -93,6 +97,15 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         checkpointing=types.CHECKPOINTINGS.index(row.word("activation_checkpointing", CHECKPOINTINGS, default="none")),
     )
     return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=count)
+
+
+def _tuning(row: Row) -> FineTuning:
+    """Read the part of the model that trains; empty cells are full training."""
+    method, targets = row.text("method").lower() or "full", row.text("lora_targets").lower() or "all"
+    frozen = row.text("frozen").lower() or "none"
+    check_words(method, targets, frozen)
+    rank = row.count("lora_rank", default=FULL_TRAINING.lora_rank)
+    return FineTuning(method=method, lora_rank=rank, lora_targets=targets, frozen=frozen)
 
 
 def row_error(error: GpufleetError) -> str:

@@ -6,16 +6,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.rates import default_network_gbit_per_s
-from optimizer.performance.types import SHARDINGS, Attention, ExpertsKind, Grid, Hardware, OptimizerName, Recipe
+from optimizer.performance.types import (
+    SHARDINGS,
+    Attention,
+    ExpertsKind,
+    Grid,
+    Hardware,
+    OptimizerName,
+    Recipe,
+    RecipePrecision,
+    arithmetic,
+)
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
@@ -49,12 +61,13 @@ def build_recipe(
     seq_len: int | None,
     framework: str,
     gpu: Gpu | None = None,
-    precision: Precision = "bf16",
+    precision: RecipePrecision = "bf16",
     optimizer: OptimizerName = "adamw",
     attention: Attention = "flash",
     compiled: bool = False,
     experts: ExpertsKind | None = None,
     gradient_compression: str = "none",
+    tuning: FineTuning = FULL_TRAINING,
     shardings: tuple[str, ...] = SHARDINGS,
 ) -> Recipe:
     """Build the recipe of training ``model``, or raise InvalidInputError.
@@ -63,24 +76,40 @@ def build_recipe(
     """
     framework = framework_name(framework, cnn=model.convolutional)
     check_framework(framework, model)
+    products = arithmetic(precision)
     if gpu is not None:
-        check_precision(gpu, precision)
+        check_precision(gpu, products)
     if gradient_compression != "none":
-        _check_compression(gradient_compression, precision, framework, model)
+        _check_compression(gradient_compression, products, framework, model)
         if "ddp" not in shardings:
             raise _refuse_shardings(gradient_compression, ", ".join(shardings))
         shardings = ("ddp",)
-    return Recipe(
+    recipe = Recipe(
         seq_len=_resolve_seq_len(model, seq_len),
-        precision=precision,
+        precision=products,
         optimizer=optimizer,
         attention=attention,
         compiled=compiled,
         framework=framework,
         experts=experts,
         gradient_compression=gradient_compression,
+        pure=precision == PURE,
+        tuning=tuning,
         shardings=shardings,
     )
+    check_fine_tuning(model, recipe)
+    return recipe
+
+
+def check_words(method: str, lora_targets: str, frozen: str) -> None:
+    """Refuse an unknown word of a fine-tuning row or flag."""
+    for name, value, limit, known in (
+        ("method", method, ", ".join(METHODS), method in METHODS),
+        ("lora_targets", lora_targets, ", ".join(TARGETS), lora_targets in TARGETS),
+        ("frozen", frozen, "none, embedding, or a number of first layers", re.match(FROZEN, frozen)),
+    ):
+        if not known:
+            raise InvalidInputError(f"{name} is {value!r}", limit=limit)
 
 
 def _check_compression(compression: str, precision: Precision, framework: str, model: ModelSpec) -> None:
@@ -154,9 +183,14 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
     raise InvalidInputError(f"gpu is {name!r}", limit=f"one of {', '.join([gpu.key for gpu in sizes] or list(gpus))}")
 
 
-def default_sharding(model: ModelSpec, ranks: int, gradient_compression: str) -> str:
+def default_sharding(
+    model: ModelSpec,
+    ranks: int,
+    gradient_compression: str,
+    tuning: FineTuning = FULL_TRAINING,
+) -> str:
     """Default sharding over ``ranks`` data and context ranks."""
-    sharded = model.architecture == "decoder" and ranks > 1 and gradient_compression == "none"
+    sharded = not tuning.four_bit and model.architecture == "decoder" and ranks > 1 and gradient_compression == "none"
     return "zero3" if sharded else "ddp"
 
 

@@ -8,6 +8,7 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.hardware import Gpu, InstanceType, Interconnect, Precision
 
 Floats = npt.NDArray[np.float64]
@@ -22,14 +23,26 @@ CHECKPOINTINGS = ("none", "selective", "full")
 DDP, ZERO1, ZERO2, ZERO3 = range(4)
 NONE, SELECTIVE, FULL = range(3)
 
-OptimizerName = Literal["adamw", "adam", "sgd", "adafactor"]
+OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
+# ``pure-bf16`` computes in bf16, and keeps parameters, gradients and moments in it too.
+RecipePrecision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
 Attention = Literal["flash", "unfused"]
 ExpertsKind = Literal["grouped", "loop"]
 
 
+def arithmetic(precision: RecipePrecision) -> Precision:
+    """Precision of the products."""
+    return "bf16" if precision == "pure-bf16" else precision
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Settings of training that stay the same over a grid; ``seq_len`` is 1 for a CNN."""
+    """Settings of training that stay the same over a grid; ``seq_len`` is 1 for a CNN.
+
+    Attributes:
+        precision: arithmetic of the products.
+        pure: parameters, gradients and moments are in ``precision`` too.
+    """
 
     seq_len: int
     precision: Precision = "bf16"
@@ -39,6 +52,8 @@ class Recipe:
     framework: str = "torch"
     experts: ExpertsKind | None = None
     gradient_compression: str = "none"
+    pure: bool = False
+    tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS
 
 

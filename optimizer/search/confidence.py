@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.types import Recipe
 from optimizer.workload.model import ModelSpec
 
 # Splits that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code with fused
@@ -25,6 +27,14 @@ def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
     return MEASURED_SPLITS.get((gpu.name, "fused" if fused else "written out"), ())
 
 
+def unmeasured_parts(recipe: Recipe, model: ModelSpec, gradient_compression: str) -> str:
+    """Name the parts of a recipe and its model that no measured run has; the speed has an unmeasured GPU's error."""
+    parts = [recipe.tuning.in_words, "pure bf16" if recipe.pure else ""]
+    parts += ["8-bit moments"] * (recipe.optimizer == EIGHT_BIT)
+    parts += [f"gradient compression {gradient_compression}"] * (gradient_compression != "none")
+    return " or ".join(part for part in (*parts, *model.unmeasured_parts(recipe.seq_len)) if part)
+
+
 def speed_source(
     calibration: Calibration,
     gpu: Gpu,
@@ -32,21 +42,18 @@ def speed_source(
     framework: str,
     model: ModelSpec,
     splits: Collection[str],
-    gradient_compression: str = "none",
-    parts: Collection[str] = (),
+    unmeasured_recipe: str = "",
 ) -> tuple[Residual, str]:
-    """The error of the speed of a layout with these splits, and its source in words; ``parts`` is unmeasured."""
+    """The error of the speed of a layout with these splits, and its source in words."""
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
     residual = calibration.residual(gpu, precision, framework, kind=kind)
     source = calibration.describe(gpu, precision, framework, kind=kind)
     measured = measured_splits(gpu, framework)
     unmeasured = " or ".join(split for split in splits if split not in measured)
-    if gradient_compression != "none" and residual.relative_error < pooled:
-        note = f"no measured run on {gpu.name} has gradient compression {gradient_compression}"
-        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
-    if parts and residual.relative_error < pooled:
-        note = f"no measured run has {' or '.join(parts)}"
-        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
+    if unmeasured_recipe:
+        error = max(pooled, residual.relative_error)
+        note = f"no measured run has {unmeasured_recipe}"
+        return Residual(rows=residual.rows, relative_error=error), f"{source}; {note}, so error {error:.0%}"
     if unmeasured and residual.relative_error < pooled:
         note = f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {framework}"
         return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from functools import cache, cached_property
 
@@ -27,10 +28,11 @@ from optimizer.plan import (
     Purchase,
     SpeedSource,
     Spread,
+    Tuning,
     Volumes,
 )
 from optimizer.search.candidates import CandidateTable
-from optimizer.search.confidence import speed_source
+from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
@@ -123,6 +125,7 @@ class PlanBuilder:
             precision=request.workload.precision,
             optimizer=request.workload.optimizer,
             compiled=request.workload.compiled,
+            tuning=Tuning(**asdict(recipe.tuning)),
             framework=recipe.framework,
             architecture=self._problem.reach.architecture,
             checkpoint_gib=rounded(self._problem.checkpoint_gib),
@@ -131,16 +134,15 @@ class PlanBuilder:
         )
 
     def _describe_speed(self, instance: InstanceType, parallelism: Parallelism) -> SpeedSource:
-        work, splits = self._problem.request.workload, parallelism.beyond_data
+        recipe, splits = self._problem.recipe, parallelism.beyond_data
         residual, source = speed_source(
             self._problem.calibration,
             instance.gpu,
-            work.precision,
-            self._problem.recipe.framework,
+            recipe.precision,
+            recipe.framework,
             self._problem.model,
             splits,
-            parallelism.gradient_compression,
-            self._problem.model.unmeasured_parts(self._problem.recipe.seq_len),
+            unmeasured_parts(recipe, self._problem.model, parallelism.gradient_compression),
         )
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 

@@ -15,6 +15,7 @@ from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.request import FleetRequest, Workload, matches_type
@@ -75,6 +76,7 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         optimizer=work.optimizer,
         compiled=work.compiled,
         gradient_compression=work.gradient_compression,
+        tuning=work.tuning,
         shardings=reach.shardings,
     )
 
@@ -142,7 +144,8 @@ class Problem:
     @cached_property
     def checkpoint_gib(self) -> float:
         """Size of one checkpoint, GiB."""
-        return checkpoint_gib(self.model.parameters, self.request.workload.optimizer)
+        recipe = self.recipe
+        return checkpoint_gib(trained_parameters(self.model, recipe.tuning), recipe.optimizer, pure=recipe.pure)
 
     @cached_property
     def running_costs(self) -> Callable[[str], RunningCosts]:

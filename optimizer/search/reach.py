@@ -47,15 +47,16 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
             framework=work.framework,
             sharding=trainer.SHARDINGS[0],
             gpus_per_node=1,
+            tuning=work.tuning,
         )
     )
     by_default = limits.parallelism is None and not beyond
-    splits = trainer.splits(architecture, seq_len, work.optimizer)
+    splits = trainer.splits(architecture, seq_len, work.optimizer, work.tuning)
     axes: tuple[str, ...] = AXES
     shardings: tuple[str, ...] = SHARDINGS
     if by_default:
         axes = splits
-        shardings = trainer.shardings(work.optimizer)
+        shardings = trainer.shardings(work.optimizer, work.tuning)
     axes = limits.parallelism or axes
     others_code = work.framework == TRAINER and (beyond or not set(axes) <= set(splits))
     return Reach(

@@ -18,7 +18,7 @@ from optimizer.performance.evaluate import needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines
 from optimizer.performance.types import DDP, Bools, Floats, Ints
 from optimizer.search import layouts
-from optimizer.search.confidence import measured_splits
+from optimizer.search.confidence import measured_splits, unmeasured_parts
 from optimizer.search.layouts import LayoutTable
 from optimizer.search.problem import Problem
 from optimizer.search.tables import join_rows, take_rows
@@ -82,7 +82,7 @@ class SearchSpace:
                 for i in self.machines.instances
             ]
         )
-        if recipe.gradient_compression != "none" or self.model.unmeasured_parts(recipe.seq_len):
+        if unmeasured_parts(recipe, self.model, recipe.gradient_compression):
             self._errors = np.maximum(self._errors, self._pooled_error)
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))

@@ -41,8 +41,13 @@ Example:
 @click.option("--steps", help="Optimizer steps; needs --global-batch.")
 @click.option("--seq-len", help="Tokens of one sequence.")
 @click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
-@click.option("--precision", help="fp32, tf32, fp16, bf16 or fp8.  [default: bf16]")
-@click.option("--optimizer", help="adamw, adam, sgd or adafactor.  [default: adamw]")
+@click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]")
+@click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]")
+@click.option("--method", help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]")
+@click.option("--lora-rank", metavar="N", help="Rank of the adapters.  [default: 16]")
+@click.option("--lora-alpha", metavar="N", help="Adapters' products are scaled by alpha / rank.  [default: 32]")
+@click.option("--lora-targets", help="Projections with adapters: all or attention.  [default: all]")
+@click.option("--frozen", help="embedding, or a number of first layers (the embedding too).  [default: none]")
 @click.option(
     "--framework",
     help="Training code: a profile of gpufleet estimate --framework.  [default: gpufleet, the reference trainer]",

@@ -1,0 +1,101 @@
+"""Fine-tuning: parameters that train and their adapters, with the bytes and counts that follow.
+
+LoRA: arXiv:2106.09685. QLoRA, LoRA over a base in 4 bits: arXiv:2305.14314.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+METHODS = ("full", "lora", "qlora")
+# Projections with adapters: all of each layer (QLoRA, section 4: attention's alone do not reach full fine-tuning), or
+# attention's.
+TARGETS = ("all", "attention")
+FROZEN = r"^(none|embedding|[1-9][0-9]{0,2})$"
+
+# bf16 parameters, gradients and moments; bf16 alone is mixed precision, with 32-bit weights.
+PURE = "pure-bf16"
+# bitsandbytes' blockwise AdamW.
+EIGHT_BIT = "adamw8bit"
+
+# Decoders whose projections are separate torch.nn.Linear modules.
+ADAPTED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FineTuning:
+    """Part of a model that trains.
+
+    Attributes:
+        method: full (the model's own parameters), lora (adapters over a frozen base), qlora (the base in 4 bits).
+        lora_rank, lora_alpha: of the adapters; their product is scaled by alpha / rank.
+        frozen: none; embedding; or a number of first layers, which the embedding is frozen with.
+    """
+
+    method: str = "full"
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_targets: str = "all"
+    frozen: str = "none"
+
+    @property
+    def adapts(self) -> bool:
+        """True where adapters train over a frozen base."""
+        return self.method != "full"
+
+    @property
+    def four_bit(self) -> bool:
+        """True where the base's projections are in 4 bits."""
+        return self.method == "qlora"
+
+    @property
+    def trains_all(self) -> bool:
+        """True where every parameter trains."""
+        return self.method == "full" and self.frozen == "none"
+
+    @property
+    def frozen_layers(self) -> int:
+        """First layers that do not train, of a full method."""
+        return int(self.frozen) if self.frozen.isdigit() else 0
+
+    @property
+    def in_words(self) -> str:
+        """The part that trains: "lora of rank 16 on all projections"; empty where all does."""
+        if self.adapts:
+            where = "all projections" if self.lora_targets == "all" else "attention's projections"
+            return f"{self.method} of rank {self.lora_rank} on {where}"
+        if self.frozen == "none":
+            return ""
+        layers = f" and the first {self.frozen} layers" if self.frozen_layers else ""
+        return f"frozen embedding{layers}"
+
+
+FULL_TRAINING = FineTuning()
+
+
+def fine_tuning_problems(
+    tuning: FineTuning, *, architecture: Mapping[str, Any], precision: str, sharding: str, tensor: int, context: int
+) -> list[str]:
+    """List the parts of a fine-tuning job that the trainer does not carry out."""
+    if tuning.trains_all:
+        return []
+    kind = str(architecture.get("model_type", ""))
+    if kind not in ADAPTED:
+        return [f"{tuning.in_words}: the trainer freezes and adapts {', '.join(ADAPTED)}, not {kind or 'this model'}"]
+    reasons = []
+    layers = architecture.get("num_hidden_layers")
+    if isinstance(layers, int) and tuning.frozen_layers >= layers:
+        reasons.append(f"frozen is {tuning.frozen}, and the model has {layers} layers")
+    for name, ranks in (("tensor", tensor), ("context", context)):
+        if ranks > 1:
+            reasons.append(f"{tuning.in_words} goes with data ranks only, and {name} parallelism is {ranks}")
+    if tuning.four_bit and sharding != "ddp":
+        reasons.append(
+            f"method is qlora, and sharding {sharding}: FSDP2 splits parameters by rows, and bitsandbytes' 4-bit "
+            "weights are packed, without rows, and keep their scales outside of the parameter"
+        )
+    if tuning.four_bit and precision not in ("bf16", PURE):
+        reasons.append(f"method is qlora, whose products are bf16, and precision is {precision}")
+    return reasons
