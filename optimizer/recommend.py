@@ -17,9 +17,10 @@ from optimizer.request import FleetRequest
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
+from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
-from optimizer.search.ranking import rank
+from optimizer.search.ranking import rank, rank_first
 from optimizer.search.reach import AXES, find_reach
 from optimizer.search.rejections import Rejection
 
@@ -32,6 +33,7 @@ class Recommendation:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
         searched_plans: ``configurations`` crossed with their purchases.
         configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
+        nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
@@ -39,6 +41,7 @@ class Recommendation:
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
     mixed_fleets: tuple[dict[str, Any], ...]
+    nearest: tuple[NearestPlan, ...]
     rejected: tuple[Rejection, ...]
     searched_plans: int
     configurations: int
@@ -57,6 +60,7 @@ class Recommendation:
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
             "mixed_fleets": list(self.mixed_fleets),
+            "nearest": [nearest.to_dict() for nearest in self.nearest],
             "rejected": [asdict(rejection) for rejection in self.rejected],
             "searched_plans": self.searched_plans,
             "searched": {
@@ -102,6 +106,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         plans=tuple(plans[position] for position in chosen),
         pareto=pareto,
         mixed_fleets=find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
+        nearest=() if chosen else tuple(find_nearest(problem, searched)),
         rejected=tuple(rejected),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
@@ -163,11 +168,10 @@ def _describe_wider(problem: Problem) -> str:
     recipe = replace(problem.recipe, framework=reach.framework, shardings=reach.shardings)
     wider = replace(problem, request=request, recipe=recipe)
     tables = [result for result in find_candidates(wider) if not isinstance(result, Rejection)]
-    feasible = [table for table in tables if table.feasible(limits).any()]
-    if not feasible:
+    best = rank_first(tables, wider.request)
+    if best is None:
         return ""
-    best = rank(feasible, wider.request).best[0]
-    (plan,) = PlanBuilder(wider).build([(feasible[best.table], best.row)])
+    (plan,) = PlanBuilder(wider).build([best])
     kinds = ",".join(("data", *plan.parallelism.beyond_data))
     return (
         f"the reference trainer carries out no plan within the limits; other training code keeps them with "

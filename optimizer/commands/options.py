@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from optimizer.errors import DataMissingError, InvalidInputError
 
@@ -48,6 +50,26 @@ def chosen_calibration(path: Path | None) -> Calibration:
             why="without a calibration every speed would be a guess",
             next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",
         ) from error
+
+
+def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
+    """Return the running command as it was typed, with ``flags`` (words by parameter) in place of its own."""
+    context = click.get_current_context()
+    words = ["gpufleet", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in flags or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        if isinstance(parameter, click.Argument):
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+        elif isinstance(value, tuple):
+            words += [word for one in value for word in (parameter.opts[0], str(one))]
+        else:  # a list was written with commas
+            words += [parameter.opts[0], ",".join(value) if isinstance(value, list) else str(value)]
+    return shlex.join([*words, *(word for given in flags.values() for word in given)])
 
 
 def plan_arguments(function: F) -> F:

@@ -54,6 +54,13 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     return Ranking([position for _, position in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)])
 
 
+def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> tuple[CandidateTable, int] | None:
+    """The best candidate of all tables by the request's objective, as table and row; None where none is feasible."""
+    feasible = [table for table in tables if table.feasible(request.constraints).any()]
+    best = rank(feasible, request).best[:1]
+    return (feasible[best[0].table], best[0].row) if best else None
+
+
 def pareto_front(hours: Floats, usd: Floats) -> NDArray[np.intp]:
     """Indices of the candidates that no other beats in both hours and dollars, cheapest first."""
     order = np.lexsort((hours, usd))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
-from optimizer.commands.options import calibration_option, chosen_calibration
+from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv
 from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, plan_rows, print_tables
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
@@ -218,10 +218,11 @@ def _explain_nothing(answer: Recommendation) -> None:
         )
     wanted = [f"budget {limits.budget_usd:,.2f} USD"] if limits.budget_usd is not None else []
     wanted += [f"deadline {limits.deadline_hours:g} h"] if limits.deadline_hours is not None else []
+    again = [f"{repeat_command(answer.nearest[0].flags)} has a plan"] if answer.nearest else []
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or "the memory and prices of the considered types",
         why=f"constraints that bind the considered types: {count_rejections(answer)}",
-        next_step=answer.wider
+        next_step="; or: ".join([*([answer.wider] if answer.wider else []), *again])
         or "raise the limit that binds (--format table and json list each type's), or consider more types",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from optimizer.commands.output import write_table
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
+from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
 from optimizer.training_code import TRAINER, other_code
 
@@ -51,6 +53,15 @@ ALTERNATIVE_COLUMNS = {
     "step_time_s": "step s",
     "cost_usd_expected": "USD",
     "why": "why it loses",
+}
+NEAREST_COLUMNS = {
+    "changes": "with",
+    "instance_type": "type",
+    "region": "region",
+    "node_count": "nodes",
+    "option": "purchase",
+    "hours_p95": "p95 h",
+    "cost_usd_p95": "p95 USD",
 }
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
@@ -103,6 +114,11 @@ def print_tables(answer: Recommendation, *, explain: bool) -> None:
         click.echo(TABLE_KEY)
         _print_parallelism(answer, explain=explain)
         _print_caveats(answer)
+    if answer.nearest:
+        rows = [_row(0, nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
+        write_table(
+            rows, NEAREST_COLUMNS, title="No plan keeps the limits; the nearest with (a budget pays the drain too)"
+        )
     if answer.mixed_fleets:
         from optimizer.mixed.describe import NOT_PROVISIONED, summarise
 
@@ -164,6 +180,11 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
             click.echo(
                 f"plan 1 over data parallelism alone: {plain[0]['why']} (--explain lists all it was chosen over)."
             )
+
+
+def describe_changes(nearest: NearestPlan) -> str:
+    """The changes of a nearest plan as flags of ``recommend``: "--budget 81.77 --deadline 9.2"."""
+    return " ".join(shlex.join(words) for words in nearest.flags.values())
 
 
 def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 def test_flags_give_the_contracts_json() -> None:
     document = answer(*ISSUE_FLAGS)
-    assert set(document) == CONTRACT | {"alternatives", "mixed_fleets", "notes", "searched"}
+    assert set(document) == CONTRACT | {"nearest", "alternatives", "mixed_fleets", "notes", "searched"}
     assert document["schema_version"] == 1
     assert set(document["catalog"]) >= {"as_of", "sources"}
     assert document["plans"] and document["pareto"] and document["rejected"]
@@ -457,3 +458,19 @@ def test_eager_fp8_says_that_it_is_slow_and_compiled_it_is_fast() -> None:
     hours, fewer = (document["plans"][0]["hours"]["expected"] for document in (eager, compiled))
     assert fewer < 0.6 * hours
     assert not answer(*flags, "--framework", "megatron-core")["notes"]
+
+
+def test_exit_3_ends_with_a_command_that_has_a_plan() -> None:
+    asked = "--model gpt2-xl --samples 200k --seq-len 1024 --deadline 4h --parallelism data,tensor --no-compile"
+    flags = (*asked.split(), "--instance-type", "p4d", "--instance-type", "p5", "--purchase", "on-demand")
+    done = gpufleet("recommend", *flags, "--budget", "5", "--format", "json")
+    assert done.returncode == 3
+    nearest = json.loads(done.stdout)["nearest"]
+    assert nearest[0]["plan"]["job"]["budget_usd"] == nearest[0]["changes"]["budget_usd"] > 5
+    words = shlex.split(done.stderr.split("next: ")[1].split(" has a plan")[0])
+    assert words[0] == "gpufleet" and words[-len(nearest[0]["flags"]) :] == nearest[0]["flags"]
+    again = gpufleet(*words[1:])
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["plans"][0]["hours"]["p95"] <= 4
+    table = gpufleet("recommend", *flags, "--budget", "5").stdout
+    assert "No plan keeps the limits" in table and " ".join(nearest[0]["flags"]) in table

@@ -131,3 +131,32 @@ def test_a_sequence_longer_than_the_usual_batch_is_still_trained() -> None:
 
 def test_a_budget_takes_suffixes() -> None:
     assert request(budget_usd="2M").constraints.budget_usd == 2e6
+
+
+def test_without_a_plan_the_nearest_for_each_limit_is_named() -> None:
+    limits: dict[str, Any] = {"instance_types": ["p4d", "g5.12xlarge"], "purchase_options": ["on-demand"]}
+    free = answer(**limits)
+    budget, deadline = 0.8 * min(plan.cost_usd.p95 for plan in free.pareto), min(plan.hours.p95 for plan in free.pareto)
+    answered = answer(**limits, budget_usd=budget, deadline_hours=1.2 * deadline)
+    assert not answered.plans
+    moved = [plan for plan in answered.nearest if plan.distance is not None]
+    by_changes = {tuple(plan.changes): plan for plan in moved}
+    dearer, slower = by_changes["budget_usd",], by_changes["budget_usd", "deadline_hours"]
+    assert [plan.distance for plan in moved] == sorted(plan.distance or 0 for plan in moved)
+    assert slower.plan.cost_usd.p95 < dearer.plan.cost_usd.p95 and slower.plan.hours.p95 > dearer.plan.hours.p95
+    for plan in answered.nearest:
+        with_changes = limits | {"budget_usd": budget, "deadline_hours": 1.2 * deadline} | dict(plan.changes)
+        assert answer(**with_changes).plans
+    short = limits | {"budget_usd": dearer.changes["budget_usd"] - 0.02, "deadline_hours": 1.2 * deadline}
+    assert not answer(**short).plans
+    spot = next(plan for plan in answer(**short).nearest if "purchase_options" in plan.changes)
+    assert (spot.plan.purchase.option, spot.distance) == ("spot", None)
+
+
+def test_a_model_too_large_for_the_types_and_nodes_is_told_which_have_room() -> None:
+    work = {"seq_len": 8192, "samples": 10_000}
+    answered = answer("llama-3.1-8b", work=work, instance_types=["g5.12xlarge"], max_nodes=1, budget_usd=1)
+    changed = {tuple(plan.changes): plan for plan in answered.nearest}
+    assert changed.keys() == {("max_nodes", "budget_usd"), ("instance_types", "budget_usd")}
+    more = changed["max_nodes", "budget_usd"]
+    assert more.plan.node_count == more.changes["max_nodes"] > 1

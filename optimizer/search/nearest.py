@@ -1,0 +1,169 @@
+"""Nearest plans: where no plan keeps the limits, the plans that keep them with one limit moved, or two.
+
+Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, and regions,
+instance types and purchase options that the request names are opened to all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.plan import FleetPlan
+from optimizer.request import Constraints
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.problem import Problem
+from optimizer.search.ranking import rank_first
+
+# ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
+_MORE_NODES = 4
+_MOST_NODES = 1000  # of a request
+_FLAGS = {
+    "budget_usd": "--budget",
+    "deadline_hours": "--deadline",
+    "max_nodes": "--max-nodes",
+    "regions": "--region",
+    "instance_types": "--instance-type",
+    "purchase_options": "--purchase",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestPlan:
+    """A plan beyond the limits.
+
+    Attributes:
+        changes: constraints of the request, with the values that make the plan feasible; an empty tuple opens one.
+        distance: sum of the relative changes of budget, deadline and nodes; None where a list of names is opened.
+    """
+
+    changes: Mapping[str, Any]
+    distance: float | None
+    plan: FleetPlan
+
+    @property
+    def flags(self) -> dict[str, list[str]]:
+        """Flags of ``gpufleet recommend`` by constraint, each flag and value a word."""
+        words = {name: [str(value)] for name, value in self.changes.items() if not isinstance(value, tuple)}
+        words |= {name: list(value) or ["*"] for name, value in self.changes.items() if isinstance(value, tuple)}
+        return {name: [word for value in values for word in (_FLAGS[name], value)] for name, values in words.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of the JSON answer's ``nearest``."""
+        plan = self.plan
+        return {
+            "changes": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in self.changes.items()
+            },
+            "distance": self.distance and round(self.distance, 4),
+            "flags": [word for words in self.flags.values() for word in words],
+            "plan": plan.model_dump(mode="json"),
+        }
+
+
+def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
+    """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
+    nearest = _move_numbers(problem, tables)
+    for changes in _list_openings(problem.request.constraints):
+        nearest += _open(problem, changes, alone=bool(tables))
+    distinct = {tuple(plan.changes.items()): plan for plan in nearest}
+    return sorted(distinct.values(), key=lambda plan: math.inf if plan.distance is None else plan.distance)
+
+
+def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
+    limits = problem.request.constraints
+    budget, deadline = limits.budget_usd, limits.deadline_hours
+    nearest = []
+    # The budget for the deadline, the deadline for the budget, both for the least budget, both for the shortest run.
+    for kept, least in (
+        ("deadline_hours", "budget_usd"),
+        ("budget_usd", "deadline_hours"),
+        (None, "budget_usd"),
+        (None, "deadline_hours"),
+    ):
+        if getattr(limits, least) is None:
+            continue
+        free = {name: None for name in ("budget_usd", "deadline_hours") if name != kept}
+        candidate = _find_least(tables, limits.model_copy(update=free), least)
+        if candidate is None:
+            continue
+        table, row = candidate
+        needed = {
+            "budget_usd": math.ceil(100 * float(table.cost.p95[row] + table.cost.reserve[row])) / 100,
+            "deadline_hours": math.ceil(100 * float(table.outcome.hours_p95[row])) / 100,
+        }
+        given = {"budget_usd": budget, "deadline_hours": deadline}
+        changes = {name: needed[name] for name, limit in given.items() if limit is not None and needed[name] > limit}
+        if least not in changes:  # another plan of the list moves the other limit less
+            continue
+        distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
+        nearest.append(_build(problem, changes, distance, candidate))
+    return nearest
+
+
+def _find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> tuple[CandidateTable, int] | None:
+    """Find the candidate within ``limits`` that needs the least of one limit, and of equals the cheapest."""
+    best: list[tuple[float, float, int, int]] = []
+    for index, table in enumerate(tables):
+        needed = {
+            "budget_usd": table.cost.p95 + table.cost.reserve,
+            "deadline_hours": table.outcome.hours_p95,
+            "max_nodes": table.fastest.nodes[table.configuration],
+        }[name]
+        rows = np.flatnonzero(table.feasible(limits))
+        if rows.size:
+            row = int(rows[np.lexsort((table.cost.expected[rows], needed[rows]))[0]])
+            best.append((float(needed[row]), float(table.cost.expected[row]), index, row))
+    if not best:
+        return None
+    *_, index, row = min(best)
+    return tables[index], row
+
+
+def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
+    openings: list[dict[str, Any]] = []
+    if limits.max_nodes < _MOST_NODES:
+        openings.append({"max_nodes": min(_MORE_NODES * limits.max_nodes, _MOST_NODES)})
+    openings += [{name: ()} for name in ("regions", "instance_types") if getattr(limits, name)]
+    missing = [option for option in ("on-demand", "spot") if option not in limits.purchase_options]
+    if missing:
+        openings.append({"purchase_options": (*limits.purchase_options, *missing)})
+    return openings
+
+
+def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
+    """Nearest plan with one limit opened; unless ``alone``, budget and deadline may move with it."""
+    request = _change(problem, changes).request
+    wider = Problem.resolve(request, problem.catalog, problem.calibration)
+    tables = [result for result in find_candidates(wider) if isinstance(result, CandidateTable)]
+    if "max_nodes" in changes:
+        candidate = _find_least(tables, request.constraints, "max_nodes")
+    else:
+        candidate = rank_first(tables, request)
+    if candidate is None:
+        moved = [] if alone else _move_numbers(wider, tables)[:1]
+        if "max_nodes" in changes and moved:
+            changes = {"max_nodes": moved[0].plan.node_count}
+        return [replace(plan, changes=changes | dict(plan.changes), distance=None) for plan in moved]
+    if "max_nodes" not in changes:
+        return [_build(problem, changes, None, candidate)]
+    table, row = candidate
+    nodes = int(table.fastest.nodes[table.configuration[row]])
+    return [_build(problem, {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1, candidate)]
+
+
+def _build(
+    problem: Problem, changes: dict[str, Any], distance: float | None, candidate: tuple[CandidateTable, int]
+) -> NearestPlan:
+    (plan,) = PlanBuilder(_change(problem, changes)).build([candidate])
+    return NearestPlan(changes=changes, distance=distance, plan=plan)
+
+
+def _change(problem: Problem, changes: Mapping[str, Any]) -> Problem:
+    constraints = problem.request.constraints.model_copy(update=dict(changes))
+    return replace(problem, request=problem.request.model_copy(update={"constraints": constraints}))
