@@ -62,10 +62,12 @@ lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation
 	git ls-files '*.sh' .ci/run | xargs $(BIN)/shellcheck -x
 	git ls-files '*.sh' .ci/run | xargs $(BIN)/shfmt -d -i 2 -ci
 	$(BIN)/python -m tools.cli_reference --check
+	$(BIN)/python -m tools.request_reference --check
 	$(BIN)/python -m tools.pulumi_keys --check
 
-docs: $(VENV)/.core ## Write docs/cli.md from the commands' own help, and Pulumi.yaml's keys from infra/settings.py
+docs: $(VENV)/.core ## Write docs/cli.md from the commands' help, docs/request.md from its models, Pulumi.yaml's keys from infra/settings.py
 	$(BIN)/python -m tools.cli_reference
+	$(BIN)/python -m tools.request_reference
 	$(BIN)/python -m tools.pulumi_keys
 
 benchmark: $(VENV)/.dev ## Measure speed and accuracy; results land in tests/benchmarks/results

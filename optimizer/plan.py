@@ -73,8 +73,8 @@ class Node(_Model):
 class CapacityBlock(_Model):
     """Times of a bought Capacity Block; AWS ends its instances from BLOCK_TAIL before the end on."""
 
-    start: AwareDatetime
-    end: AwareDatetime
+    start: AwareDatetime = Field(description="Start with its time zone, like 2026-12-01T11:30:00Z.")
+    end: AwareDatetime = Field(description="End, likewise.")
 
     def usable_hours(self, now: datetime) -> float:
         """Hours from ``now`` or the start, whichever is later, until AWS ends the instances, the drain included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from datetime import date
@@ -15,6 +16,7 @@ from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.errors import InvalidInputError
 from optimizer.plan import CapacityBlock, PurchaseOption, Sharding
+from optimizer.spelling import near_names
 from optimizer.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
@@ -68,8 +70,12 @@ class Workload(_Model):
     global_batch: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
     )
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = "bf16"
-    optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = "adamw"
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = Field(
+        default="bf16", description="Numbers of the computation; pure-bf16 also keeps weights and states in bf16."
+    )
+    optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = Field(
+        default="adamw", description="The optimizer; adamw8bit keeps 8-bit moments."
+    )
     method: Literal["full", "lora", "qlora"] = Field(
         default="full", description="full, or adapters over a frozen base: lora, qlora (base in 4 bits)."
     )
@@ -134,10 +140,12 @@ class Workload(_Model):
 class Reservation(_Model):
     """Capacity the user already owns."""
 
-    instance_type: str
-    region: str
-    count: Annotated[int, Field(ge=1, le=1000), Number]
-    capacity_reservation_id: str | None = Field(default=None, pattern=r"^cr-[0-9a-f]{8,17}$")
+    instance_type: str = Field(description="Type, like p5.48xlarge.")
+    region: str = Field(description="Region, like us-east-1.")
+    count: Annotated[int, Field(ge=1, le=1000), Number] = Field(description="Instances of it.")
+    capacity_reservation_id: str | None = Field(
+        default=None, pattern=r"^cr-[0-9a-f]{8,17}$", description="Its id; a Capacity Block must have one."
+    )
     usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
         default=None, description="Price of one more hour of one instance; 0 by default, as it is already paid."
     )
@@ -163,25 +171,29 @@ class Reservation(_Model):
 class Quote(_Model):
     """A price that the user negotiated, in place of the catalog's."""
 
-    instance_type: str
-    region: str
-    option: Literal["on-demand", "spot", "reserved"]
+    instance_type: str = Field(description="Type, like p5.48xlarge.")
+    region: str = Field(description="Region, like us-east-1.")
+    option: Literal["on-demand", "spot", "reserved"] = Field(description="Purchase option whose price it is.")
     usd_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False), Number] = Field(
         description="Price of one instance; of option reserved, that of a one-year commitment without upfront payment."
     )
     source: str = Field(min_length=1, description="Where the price is written down, like the contract's number.")
-    as_of: date
+    as_of: date = Field(description="Day of the quote.")
 
 
 class Constraints(_Model):
     """Hard limits. Budget and deadline bind the 95th percentile, so that a plan keeps them."""
 
-    budget_usd: Usd | None = None
-    deadline_hours: Hours | None = None
+    budget_usd: Usd | None = Field(default=None, description="Most the run may cost, drain included: 3000, 5k.")
+    deadline_hours: Hours | None = Field(default=None, description="Longest the run may take: 48, 48h, 3d, 90min.")
     regions: tuple[str, ...] = Field(default=(), description="Region names or patterns (us-*); empty for all.")
-    purchase_options: tuple[PurchaseOption, ...] = Field(default=("on-demand", "spot"), min_length=1)
+    purchase_options: tuple[PurchaseOption, ...] = Field(
+        default=("on-demand", "spot"),
+        min_length=1,
+        description="How nodes may be bought; a Capacity Block is one of existing_reservations.",
+    )
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
-    max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = 64
+    max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = Field(default=64, description="Most nodes of the fleet.")
     parallelism: tuple[Axis, ...] | None = Field(
         default=None, min_length=1, description="Kinds that the training code can do; null for the trainer's."
     )
@@ -192,9 +204,12 @@ class Constraints(_Model):
         default=(), description="Used unless purchase_options are given without their option."
     )
     quotes: tuple[Quote, ...] = Field(default=(), description="Prices you negotiated, in place of the catalog's.")
-    # The price of the fallback, and of further spot types (0.1: 10% dearer at most), binds the budget.
-    spot_fallback: Literal["none", "on-demand"] = "none"
-    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = 0.1
+    spot_fallback: Literal["none", "on-demand"] = Field(
+        default="none", description="Replaces missing spot nodes; its price binds the budget too."
+    )
+    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = Field(
+        default=0.1, description="Highest extra price of a spot fleet's further types (0.5: by half)."
+    )
 
     @property
     def usable_reservations(self) -> tuple[Reservation, ...]:
@@ -214,9 +229,22 @@ class FleetRequest(_Model):
     model: str | int | dict[str, Any] = Field(
         description="A preset, config.json, profile, module:function, parameter count (7B), or architecture fields."
     )
-    workload: Workload
-    constraints: Constraints = Constraints()
-    objective: Objective = "cost"
+    workload: Workload = Field(description="The training to do.")
+    constraints: Constraints = Field(default=Constraints(), description="Limits of the fleet.")
+    objective: Objective = Field(
+        default="cost", description="cost and time rank by dollars and by hours; pareto lists the front of both."
+    )
+
+
+# Models of a request by the key that holds them; "" is the request itself.
+SECTIONS: dict[str, type[BaseModel]] = {
+    "": FleetRequest,
+    "workload": Workload,
+    "constraints": Constraints,
+    "existing_reservations": Reservation,
+    "capacity_block": CapacityBlock,
+    "quotes": Quote,
+}
 
 
 def shown(value: Any) -> str:
@@ -238,11 +266,25 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
             got = "" if isinstance(value, dict) else f" (got {shown(value)})"
-            lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{got}")
+            lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{got}{_hint(problem)}")
         raise InvalidInputError(
             f"{origin} is not a valid request:\n    " + "\n    ".join(dict.fromkeys(lines)),
-            next_step="gpufleet recommend --help",
+            next_step="docs/request.md has every key, gpufleet recommend --help every flag",
         ) from error
+
+
+def _hint(problem: Mapping[str, Any]) -> str:
+    """The value or key that was meant, in words; empty where none is near."""
+    near: list[str] = []
+    if problem["type"] == "literal_error":
+        near = near_names(str(problem["input"]), re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
+    elif problem["type"] == "extra_forbidden":
+        *places, key = (str(part) for part in problem["loc"] if isinstance(part, str))
+        section = places[-1] if places else ""
+        near = near_names(key, SECTIONS.get(section, FleetRequest).model_fields)
+        if not near:  # the key of another section
+            near = [f"{name}.{key}" if name else key for name, model in SECTIONS.items() if key in model.model_fields]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def read_request_file(path: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ HOURS_PER_YEAR = 8760.0
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 GIB = 2**30
 
+# A comma separates thousands, and is no decimal point.
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)\.?[0-9]*(?:e[+-]?[0-9]+)?"
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _HOURS = {"": 1.0, "h": 1.0, "d": 24.0, "w": 168.0, "m": 1 / 60, "min": 1 / 60}
 
@@ -24,24 +26,26 @@ def parse_count(text: str | float) -> int:
 
 
 def parse_usd(text: str) -> float:
-    """Read an amount of USD above 0 with an optional suffix ("5k" is 5000), or raise ValueError."""
-    value = _suffixed(text)
+    """Read an amount of USD above 0 with an optional suffix ("5k", "$5,000"), or raise ValueError."""
+    value = _suffixed(re.sub(r"(?i)^\s*(?:\$|usd\b)|(?:\$|\busd)\s*$", "", text))
     if value is None or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{text!r} is not an amount of USD above 0; write a number, or one with a suffix, like 5k")
     return value
 
 
 def _suffixed(text: str | float) -> float | None:
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbgt]?)\s*", str(text).lower())
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([kmbgt]?)\s*", str(text).lower())
     return float(match[1].replace("_", "").replace(",", "")) * _COUNT[match[2]] if match else None
 
 
 def parse_hours(text: str | float) -> float:
     """Read a duration in hours ("48h", "3d", "90min", "2w", or a bare number of hours), or raise ValueError."""
-    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(h|d|w|min|m)?\s*", str(text).lower())
+    match = re.fullmatch(
+        r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:(h|d|w|min|m)|(hour|day|week|minute)s?)?\s*", str(text).lower()
+    )
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)")
-    hours = float(match[1]) * _HOURS[match[2] or ""]
+    hours = float(match[1]) * _HOURS[match[2] or (match[3] or "")[:1]]
     if not math.isfinite(hours) or hours <= 0:
         raise ValueError(f"{text!r} is not a duration above 0")
     return hours

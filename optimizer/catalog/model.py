@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.hardware import Gpu, InstanceType, Offer
+from optimizer.spelling import near_names
 
 UnitItem = Literal[
     "gp3-storage",
@@ -192,10 +193,7 @@ class Catalog:
 
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
     """Error for an unknown name, with the nearest known ones."""
-    import difflib
-
-    names = {name.lower(): name for name in sorted(known)}
-    near = [names[name] for name in difflib.get_close_matches(value.lower(), names, n=3, cutoff=0.6)]
+    near = near_names(value, known)
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
     return InvalidInputError(
         f"{kind} {value!r} is not in the catalog",

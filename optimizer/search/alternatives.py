@@ -101,7 +101,7 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
             "why": f"needs {entry['p95_gib']:.1f} GiB a GPU (p95), {plan.node.gpu} leaves {entry['limit_gib']:.1f} GiB",
         }
     if slower > TIE:
-        return {"loses_by": "slower", "why": f"{slower:.0%} slower"}
+        return {"loses_by": "slower", "why": f"takes {slower:.0%} longer than the plan"}
     dearer = entry["cost_usd_expected"] - plan.cost_usd.expected
     if slower >= -TIE:
         return {"loses_by": "tie", "why": f"as fast within {TIE:.0%}, and not simpler"}

@@ -62,10 +62,12 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
     if model.architecture == "module":
         _check_module(work, model)
     elif work.seq_len is None and not model.counts_samples:
+        most = model.max_seq_len
         raise InvalidInputError(
             f"{model.name} is a transformer, and seq_len is missing",
+            limit=f"the model has positions for {most:,}" if most else "",
             why="time and memory of a step depend on the sequence length",
-            next_step=f"--seq-len {model.max_seq_len or USUAL_SEQ_LEN}",
+            next_step=f"--seq-len {min(USUAL_SEQ_LEN, most or USUAL_SEQ_LEN)}, or the length of your samples",
         )
     reach = find_reach(request, model, work.seq_len or 1)
     return build_recipe(

@@ -13,33 +13,33 @@ from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, 
 Size = Annotated[int, Field(ge=1)]
 
 
-class _Fields(BaseModel):
-    """Fields of ModelSpec, which explains them."""
+class ArchitectureFields(BaseModel):
+    """A transformer's architecture; fields are ModelSpec's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = "custom"
-    architecture: ModelArchitecture = "decoder"
-    parameters: Size | None = None
-    layers: Size
-    hidden_size: Size
-    ffn_size: Size
-    gated_mlp: bool = True
-    attention_heads: Size
-    kv_heads: Size | None = None
-    head_dim: Size | None = None
-    vocab_size: Size
-    tied_embeddings: bool = False
-    experts: int = Field(default=0, ge=0)
-    experts_per_token: int = Field(default=0, ge=0)
-    max_seq_len: int = Field(default=0, ge=0)
-    learned_positions: int = Field(default=0, ge=0)
+    name: str = Field(default="custom", description="Name in the answer.")
+    architecture: ModelArchitecture = Field(default="decoder", description="decoder or encoder, with fields.")
+    parameters: Size | None = Field(default=None, description="Count, where it is known; null counts the fields.")
+    layers: Size = Field(description="Transformer layers.")
+    hidden_size: Size = Field(description="Width of the residual stream.")
+    ffn_size: Size = Field(description="Width of the MLP; of one expert in a mixture.")
+    gated_mlp: bool = Field(default=True, description="The MLP has three matrices (SwiGLU) instead of two.")
+    attention_heads: Size = Field(description="Query heads of attention.")
+    kv_heads: Size | None = Field(default=None, description="Key and value heads; null for attention_heads.")
+    head_dim: Size | None = Field(default=None, description="Null for hidden_size / attention_heads.")
+    vocab_size: Size = Field(description="Entries of the vocabulary.")
+    tied_embeddings: bool = Field(default=False, description="The output layer shares the input embedding.")
+    experts: int = Field(default=0, ge=0, description="Experts of a mixture; 0 for a dense model.")
+    experts_per_token: int = Field(default=0, ge=0, description="Experts a token visits; 0 for two of a mixture.")
+    max_seq_len: int = Field(default=0, ge=0, description="Positions that the model was made for; 0 for unknown.")
+    learned_positions: int = Field(default=0, ge=0, description="Rows of a learned position embedding.")
 
 
 def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
     """Validate architecture fields and build their model; InvalidInputError with every wrong field at once."""
     try:
-        given = _Fields.model_validate(dict(fields))
+        given = ArchitectureFields.model_validate(dict(fields))
     except ValidationError as error:
         lines = []
         for problem in error.errors():
@@ -48,7 +48,7 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             lines.append(f"model.{place}: {problem['msg']}{shown}")
         raise InvalidInputError(
             "the model's fields are not an architecture:\n    " + "\n    ".join(lines),
-            limit=f"fields are {', '.join(_Fields.model_fields)}",
+            limit=f"fields are {', '.join(ArchitectureFields.model_fields)}",
             next_step="give the missing fields, a preset or a config.json",
         ) from error
     if given.architecture in ("cnn", "module"):

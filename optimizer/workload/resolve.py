@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import InvalidInputError
+from optimizer.spelling import near_names
 from optimizer.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
@@ -60,14 +61,12 @@ def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
 
 def _from_function(text: str) -> ModelSpec:
     """Model that a function builds; any other text is unknown."""
-    import difflib
-
     from optimizer.workload.profile.profiler import is_function, profile_function
 
     if is_function(text):
         return model_from_profile(profile_function(text))
     known = presets()
-    near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)
+    near = near_names(text, known, cutoff=0.5)
     raise InvalidInputError(
         f"model {text!r} is unknown",
         limit=_LIMIT,

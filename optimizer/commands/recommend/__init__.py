@@ -211,6 +211,14 @@ def _explain_nothing(answer: Recommendation) -> None:
     limits = request.constraints
     model = request.model if isinstance(request.model, str) else "this model"
     if answer.rejected and all(entry.binding_constraint == "price" for entry in answer.rejected):
+        if limits.purchase_options == ("capacity-block",):
+            raise DataMissingError(
+                "the request has no Capacity Block",
+                why="a block has no list price: AWS offers each one with its own, for given days",
+                next_step="aws ec2 describe-capacity-block-offerings --instance-type p5.48xlarge --instance-count 1 "
+                "--capacity-duration-hours 48, then the one you buy in constraints.existing_reservations "
+                "(docs/request.md); or another --purchase",
+            )
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
             why="a fleet without a price cannot be held to a budget",

@@ -178,7 +178,7 @@ def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
         ]
         if plain:
             click.echo(
-                f"plan 1 over data parallelism alone: {plain[0]['why']} (--explain lists all it was chosen over)."
+                f"Data parallelism alone on the nodes of plan 1: {plain[0]['why']} (--explain lists all that lost)."
             )
 
 

@@ -34,7 +34,18 @@ def test_what_is_no_count(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hours"), [("48h", 48), ("3d", 72), ("90min", 1.5), ("2w", 336), (48, 48), ("0.5h", 0.5), (".5", 0.5)]
+    ("text", "hours"),
+    [
+        ("48h", 48),
+        ("3d", 72),
+        ("90min", 1.5),
+        ("2w", 336),
+        ("2 days", 48),
+        ("1 hour", 1),
+        (48, 48),
+        ("0.5h", 0.5),
+        (".5", 0.5),
+    ],
 )
 def test_hours(text: str | float, hours: float) -> None:
     assert parse_hours(text) == pytest.approx(hours)
@@ -48,13 +59,23 @@ def test_what_is_no_duration(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "usd"),
-    [("5k", 5000), ("2M", 2e6), ("2.5m", 2.5e6), ("3000", 3000), ("1,500.25", 1500.25), ("0.5", 0.5), ("1e3", 1000)],
+    [
+        ("5k", 5000),
+        ("2M", 2e6),
+        ("2.5m", 2.5e6),
+        ("3000", 3000),
+        ("1,500.25", 1500.25),
+        ("$3,000", 3000),
+        ("3k USD", 3000),
+        ("0.5", 0.5),
+        ("1e3", 1000),
+    ],
 )
 def test_dollars(text: str, usd: float) -> None:
     assert parse_usd(text) == pytest.approx(usd)
 
 
-@pytest.mark.parametrize("text", ["", "cheap", "-5", "0", "5x", "k", "inf", "nan", "1e400", "5k 5k"])
+@pytest.mark.parametrize("text", ["", "cheap", "-5", "0", "5x", "k", "inf", "nan", "1e400", "5k 5k", "3,5", "$", "3€"])
 def test_what_is_no_amount_of_dollars(text: str) -> None:
     with pytest.raises(ValueError, match="USD above 0"):
         parse_usd(text)

@@ -136,7 +136,8 @@ def test_table_says_what_is_derived_or_unmeasured() -> None:
 def test_capacity_blocks_without_a_price_are_missing_data() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
     assert done.returncode == 4
-    assert "capacity-block" in done.stderr
+    assert "the request has no Capacity Block" in done.stderr
+    assert "describe-capacity-block-offerings" in done.stderr and "catalog refresh" not in done.stderr
 
 
 BAD = {
@@ -156,7 +157,7 @@ BAD = {
     "no amount": (["--model", "gpt2-xl", "--seq-len", "1024"], "tokens, samples and steps"),
     "two amounts": (["--model", "gpt2-xl", "--seq-len", "1024", "--tokens", "1B", "--steps", "5"], "exactly one"),
     "steps without batch": (["--model", "gpt2-xl", "--seq-len", "1024", "--steps", "5"], "global_batch"),
-    "no sequence length": (["--model", "gpt2-xl", "--tokens", "1B"], "seq_len"),
+    "no sequence length": (["--model", "llama-3.1-8b", "--tokens", "1B"], "next: --seq-len 2048, or the length"),
     "no model": (["--tokens", "1B"], "model"),
     "zero nodes": ([*ISSUE_FLAGS, "--max-nodes", "0"], "max_nodes"),
     "more than any run": (["--model", "gpt2-xl", "--tokens", "1e25", "--seq-len", "1024"], "1000000000000000"),
@@ -297,6 +298,7 @@ def test_alternatives_say_why_each_loses() -> None:
     best = document["plans"][0]
     reasons = {entry["loses_by"] for entry in document["alternatives"]}
     assert "slower" in reasons
+    assert all("longer than the plan" in e["why"] for e in document["alternatives"] if e["loses_by"] == "slower")
     for entry in document["alternatives"]:
         assert entry["why"]
         if entry["loses_by"] == "slower":

@@ -1,0 +1,55 @@
+"""Known names near to a wrong one: other codes' words for the same thing, and misspellings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Words of other training codes and of AWS's pages, in lower case, for values and keys of a request.
+SYNONYMS = {
+    "fsdp": "zero3",
+    "fsdp1": "zero3",
+    "fsdp2": "zero3",
+    "full_shard": "zero3",
+    "shard_grad_op": "zero2",
+    "stage1": "zero1",
+    "stage2": "zero2",
+    "stage3": "zero3",
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "adamw_torch": "adamw",
+    "pytorch": "torch",
+    "deepspeed": "megatron-deepspeed",
+    "ondemand": "on-demand",
+    "od": "on-demand",
+    "ri": "reserved",
+    "capacity-blocks": "capacity-block",
+    "price": "cost",
+    "cheapest": "cost",
+    "speed": "time",
+    "fastest": "time",
+    "batch_size": "global_batch",
+    "sequence_length": "seq_len",
+    "max_length": "seq_len",
+    "dtype": "precision",
+    "purchase": "purchase_options",
+    "capacity_reservations": "existing_reservations",
+}
+
+
+def near_names(value: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
+    """Up to three of ``known`` that ``value`` may have meant, the nearest first; case does not count."""
+    import difflib
+
+    names = {name.lower(): name for name in sorted(known)}
+    text = value.strip().lower()
+    if (meant := SYNONYMS.get(text, "")) in names:
+        return [names[meant]]
+    return [names[name] for name in difflib.get_close_matches(text, names, n=3, cutoff=cutoff)]

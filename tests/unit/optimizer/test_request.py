@@ -1,0 +1,42 @@
+"""Errors of a request name what was meant, and its reference page has every key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.errors import InvalidInputError
+from optimizer.request import SECTIONS, request_from_dict
+from tools.request_reference import REFERENCE, reference
+
+GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_len": 1024}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"constraints": {"sharding": ["fsdp"]}}, "did you mean zero3?"),
+        ({"constraints": {"parallelism": ["tp"]}}, "did you mean tensor?"),
+        ({"constraints": {"purchase_options": ["ondemand"]}}, "did you mean on-demand?"),
+        ({"constraints": {"budget": 3000}}, "did you mean budget_usd?"),
+        ({"workload": {"tokens": 5, "framework": "deepspeed"}}, "did you mean megatron-deepspeed?"),
+        ({"workload": {"tokens": 5, "seqlen": 1024}}, "did you mean seq_len?"),
+        ({"seq_len": 1024}, "did you mean workload.seq_len?"),
+        ({"constraints": {"existing_reservations": [{"instance": "p5.48xlarge"}]}}, "did you mean instance_type?"),
+        ({"objective": "fame"}, "(got 'fame')\n"),
+    ],
+)
+def test_a_near_name_is_suggested(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        request_from_dict(GOOD | changes)
+    assert says in str(caught.value)
+
+
+def test_the_reference_is_current_and_has_every_key() -> None:
+    text = reference()
+    assert REFERENCE.read_text(encoding="utf-8") == text, "run `make docs`"
+    for model in SECTIONS.values():
+        for name, field in model.model_fields.items():
+            assert f"| `{name}` |" in text
+            assert field.description, f"{model.__name__}.{name} has no description"
