@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from bootstrap.contract.timings import SILENT
 from infra.naming import Names
+from infra.policies.resources import EVENTS
 from infra.settings import Settings
 from optimizer.plan import FleetPlan
 
@@ -67,6 +68,17 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         statistic="Maximum",
         dimensions={"QueueName": names.dead_letter_queue},
     )
+    # EventBridge counts here what it could not deliver, be it to the queue or to the dead letters:
+    # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html
+    undelivered = {
+        event.replace("-", ""): Metric(
+            name="FailedInvocations",
+            namespace="AWS/Events",
+            statistic="Sum",
+            dimensions={"RuleName": names.rule(event)},
+        )
+        for event in EVENTS
+    }
     every_alarm = [
         Alarm(
             name="missing-nodes",
@@ -119,6 +131,12 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             rings_after=IDLE_MINUTES // 5,
         ),
         Alarm(name="lost-events", description="Node events that nobody could take", metrics={"lost": lost_events}),
+        Alarm(
+            name="undelivered-events",
+            description="EventBridge cannot deliver node events, spot notices among them; nodes see their own notices",
+            metrics=undelivered,
+            expression=" + ".join(f"FILL({event}, 0)" for event in undelivered),
+        ),
     ]
     if settings.mode == "training":
         every_alarm.append(_slow(settings.plan, own("TokensPerSecond", "Average")))

@@ -43,25 +43,26 @@ class FleetArgs:
 
 
 def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
-    """One interface a network card: card 0 carries IP and, where it can, EFA; the others EFA only, without an address.
+    """Interface with the node's address on card 0, and an EFA-only interface on each card that has EFA.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
-    cards = range(node.network_cards if node.efa_cards else 1)
-    # p6-b300.48xlarge has one card more than EFA interfaces: card 0 has no EFA.
-    first = "efa" if node.efa_cards == node.network_cards else "interface"
+    # Card 0 of p6-b300.48xlarge has no EFA: 17 cards, 16 EFA (https://github.com/aws/aws-parallelcluster/issues/7143).
+    efa = range(node.network_cards - node.efa_cards, node.network_cards) if node.efa_cards else range(0)
+    # Card, device and type; device 0 of card 0 is the primary interface, which cannot be EFA-only.
+    attached = [(0, 0, "interface"), *((card, int(card == 0), "efa-only") for card in efa)]
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(
             network_card_index=card,
-            device_index=0 if card == 0 else 1,
-            interface_type=first if card == 0 else "efa-only",
+            device_index=device,
+            interface_type=kind,
             # EC2 takes this argument for a single interface only:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
-            associate_public_ip_address="false" if len(cards) == 1 else None,
+            associate_public_ip_address="false" if len(attached) == 1 else None,
             delete_on_termination="true",
             security_groups=[security_group_id],
         )
-        for card in cards
+        for card, device, kind in attached
     ]
 
 

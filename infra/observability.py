@@ -124,8 +124,11 @@ class Observability(Component):
             name=physical,
             # A policy resource of its own would take the provider half a minute longer.
             policy=json.dumps(queue_policy(names, queue_arn=names.arn("sqs", physical))),
-            kms_master_key_id=self._key_arn,
-            kms_data_key_reuse_period_seconds=300,
+            # Not the stack's key: EventBridge sends to no queue under a key whose policy names its source, and a key
+            # without that condition would serve any account's rules (SNS's page says it, for topics; met with it:
+            # https://github.com/awslabs/landing-zone-accelerator-on-aws/issues/407). SQS's own keys need no policy:
+            # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-configure-sqs-sse-queue.html
+            sqs_managed_sse_enabled=True,
             message_retention_seconds=retention_s,
             receive_wait_time_seconds=20,
             visibility_timeout_seconds=60,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Inputs = Mapping[str, Any]
 
-# A type that holds data names its key in one argument, or has a rule of its own in guardrails/data.py.
+# A type that holds data encrypts it by one argument, or has a rule of its own in guardrails/data.py.
 NO_DATA = "no data"
 OWN_RULE = "own rule"
 
@@ -40,7 +40,7 @@ class Bill:
 class ResourceType:
     """One type of resource."""
 
-    encryption: str  # NO_DATA, OWN_RULE, or the argument that names the KMS key
+    encryption: str  # NO_DATA, OWN_RULE, or the argument that names the KMS key or turns encryption on
     free: str = ""  # page that says that AWS does not bill the type; empty for a billed type
     bills: tuple[Bill, ...] = ()  # empty where they depend on the arguments (optimizer/commands/preview/cost.py)
     # Arguments whose change makes the provider delete the resource and make another ("Forces new resource" in
@@ -60,7 +60,7 @@ def _launch_template(given: Inputs) -> str:
     words = [given["instanceType"]] if "instanceType" in given else []
     if cards := given.get("networkInterfaces"):
         efa = sum(card["interfaceType"].startswith("efa") for card in cards)
-        words.append(f"EFA on {efa} of {len(cards)} interfaces")
+        words.append(f"{efa} EFA interfaces" if efa else "no EFA")
     words.append(f"encrypted {volume['volumeType']} of {volume['volumeSize']:g} GiB")
     words.append(f"IMDSv2 {given['metadataOptions']['httpTokens']}")
     return ", ".join(words)
@@ -209,7 +209,10 @@ TYPES: dict[str, ResourceType] = {
     "EventTarget": ResourceType(NO_DATA, _EVENTS, replacing="rule"),
     # Events, logs, alarms
     "Queue": ResourceType(
-        "kmsMasterKeyId", bills=(Bill("requests", "sqs-request", "usage"),), replacing="name", words=_values("name")
+        "sqsManagedSseEnabled",
+        bills=(Bill("requests", "sqs-request", "usage"),),
+        replacing="name",
+        words=_values("name"),
     ),
     "LogGroup": ResourceType("kmsKeyId", replacing="name", words="{name}, kept {retentionInDays:g} days".format_map),
     "Dashboard": ResourceType(

@@ -34,14 +34,6 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> Policy:
             principal=auto_scaling,
             condition={"Bool": {"kms:GrantIsForAWSResource": "true"}},
         ),
-        # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
-        allow(
-            "EventBridgeSendsToQueue",
-            _WRITE_ENCRYPTED,
-            "*",
-            principal={"Service": "events.amazonaws.com"},
-            condition=_for_rules(names),
-        ),
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html
         allow(
             "LogsEncryptsGroup",
@@ -101,7 +93,7 @@ def queue_policy(names: Names, *, queue_arn: str) -> Policy:
             "sqs:SendMessage",
             queue_arn,
             principal={"Service": "events.amazonaws.com"},
-            condition=_for_rules(names),
+            condition={"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}},
         ),
         deny_plain_http("OnlyTls", "sqs:*", queue_arn),
     )
@@ -123,10 +115,6 @@ def topic_policy(names: Names, *, topic_arn: str) -> Policy:
         ),
         deny_plain_http("OnlyTls", "sns:Publish", topic_arn),
     )
-
-
-def _for_rules(names: Names) -> Statement:
-    return {"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}}
 
 
 def interface_endpoint_policy(names: Names, service: str) -> Policy:

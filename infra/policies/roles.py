@@ -163,7 +163,7 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
         allow("KeepState", "s3:PutObject", f"{control}/state.json"),
         allow("ReadControl", "s3:GetObject", f"{control}/*"),
         _list_prefix("ListControl", names, names.control_prefix),
-        _use_key_through(names, key_arn, "s3", "sqs"),
+        _use_key_through(names, key_arn, "s3"),
         # Lambda encrypts the function's environment variables for this function alone:
         # https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars-encryption.html
         allow(

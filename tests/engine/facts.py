@@ -119,8 +119,10 @@ def check_template(deployed: Deployment, plan: FleetPlan) -> None:
     assert volume["KmsKeyId"] == outputs["key_arn"]
     assert (volume["VolumeType"], volume["VolumeSize"]) == ("gp3", plan.volumes.root_gib)
     interfaces = data["NetworkInterfaces"]
-    assert [item["NetworkCardIndex"] for item in interfaces] == list(range(plan.node.efa_cards))
-    assert [item["InterfaceType"] for item in interfaces] == ["efa"] + ["efa-only"] * (plan.node.efa_cards - 1)
+    cards = range(plan.node.efa_cards)
+    at = [(item["NetworkCardIndex"], item["DeviceIndex"]) for item in interfaces]
+    assert at == [(0, 0), *((card, int(card == 0)) for card in cards)]
+    assert [item["InterfaceType"] for item in interfaces] == ["interface"] + ["efa-only"] * plan.node.efa_cards
     assert {item["ResourceType"] for item in data["TagSpecifications"]} == {"instance", "volume", "network-interface"}
     if not plan.purchase.capacity_reservation_id:  # which belongs to a placement group of its own, or to none
         placement_groups = deployed.aws("ec2").describe_placement_groups(GroupNames=[data["Placement"]["GroupName"]])

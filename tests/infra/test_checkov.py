@@ -55,7 +55,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerraformProv
 
 def without_care() -> list[Resource]:
     """A variant without three of its guards."""
-    careless = with_changes(variant("nat"), "Queue", "-node-events", setting("kmsMasterKeyId", to=None))
+    careless = with_changes(variant("nat"), "Queue", "-node-events", setting("sqsManagedSseEnabled", to=None))
     five_hops = setting("metadataOptions", "httpPutResponseHopLimit", to=5)
     careless = with_changes(careless, "LaunchTemplate", "-node", five_hops)
     return [resource for resource in careless if resource.kind != "BucketPublicAccessBlock"]
@@ -137,7 +137,7 @@ def test_every_action_of_a_role_exists_on_its_resources() -> None:
 
 
 def test_the_scan_reports_missing_guards(scan: Scan) -> None:
-    """The guards: the queue's key, the metadata's hop limit, the bucket's block."""
+    """The guards: the queue's encryption, the metadata's hop limit, the bucket's block."""
     assert scan.passed > 500
     new = scan.failed["careless"] - scan.failed["nat"]
     assert {

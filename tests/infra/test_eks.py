@@ -94,7 +94,7 @@ def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(
     assert group["minSize"] == 0 and "desiredCapacity" not in group
     assert {"key": "kubernetes.io/cluster/gpufleet-dev", "value": "owned", "propagateAtLaunch": True} in group["tags"]
     template = cluster.one("LaunchTemplate", "dev-node")
-    assert len(template["networkInterfaces"]) == 4
+    assert len(template["networkInterfaces"]) == 5
     assert template["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-gpu-node"}
     message = email.message_from_bytes(base64.b64decode(template["userData"]), policy=email.policy.default)
     config, script = message.iter_parts()

@@ -96,7 +96,7 @@ MUTATIONS: dict[str, dict[str, tuple[str, str, Change]]] = {
             setting("rules", 0, "applyServerSideEncryptionByDefault", "sseAlgorithm", to="AES256"),
         ),
         "object without key": ("BucketObjectv2", "-bootstrap", setting("kmsKeyId", to=None)),
-        "queue without key": ("Queue", "-node-events", setting("kmsMasterKeyId", to=None)),
+        "open queue": ("Queue", "-node-events", setting("sqsManagedSseEnabled", to=False)),
         "topic without key": ("Topic", "", setting("kmsMasterKeyId", to=None)),
         "flow logs without key": ("LogGroup", "-flow", setting("kmsKeyId", to=None)),
     },

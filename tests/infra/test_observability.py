@@ -47,7 +47,9 @@ def test_the_end_of_a_reservation_from_before_is_an_event_of_its_own_alone() -> 
 @pytest.mark.parametrize("ending", ["-node-events", "-node-events-dead"])
 def test_only_this_stacks_rules_send_to_an_encrypted_queue(stack: Deployed, ending: str) -> None:
     queue = stack.one("Queue", ending)
-    assert queue["kmsMasterKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
+    # A key's policy cannot name EventBridge's rules as its source, so no notice would arrive under the stack's key.
+    assert queue["sqsManagedSseEnabled"] is True
+    assert "kmsMasterKeyId" not in queue
     statements = stack.policy("Queue", ending)
     send = statements["RulesSend"]
     assert send["Principal"] == {"Service": "events.amazonaws.com"}
@@ -140,6 +142,7 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
             (9, 9),
         ),
         "failed-launches": ([(own, "FailedLaunches", "Sum", 300)], above, (2, 3)),
+        "undelivered-events": ([("AWS/Events", "FailedInvocations", "Sum", 300)] * len(EVENTS), above, (1, 1)),
         "unfit-nodes": ([(own, "UnfitNodes", "Sum", 300)], above, (1, 1)),
         "controller-errors": ([("AWS/Lambda", "Errors", "Sum", 60)], above, (3, 5)),
         # A missing sample is bad, as the controller alone holds the ceiling.
@@ -174,6 +177,7 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
     assert expressions == {
         "missing-nodes": "wanted - serving",
         "idle-gpus": "IF(serving > 0 AND FILL(gpu, 0) < 5, 1, 0)",
+        "undelivered-events": " + ".join(f"FILL({event.replace('-', '')}, 0)" for event in EVENTS),
     }
     slow = stack.one("MetricAlarm", "-slow")["alarmDescription"]
     assert "h (4.5 planned)" in slow and "USD (100.00 planned)" in slow

@@ -13,7 +13,7 @@ _PROTECTED = tuple(kind for kind, row in TYPES.items() if row.protected)
 
 
 def encrypted_at_rest(declared: Declared) -> Breaches:
-    """Every resource that holds data is encrypted under a key of the stack."""
+    """Every resource that holds data is encrypted under a key of the stack; queues under SQS's own."""
     for resource in declared.resources:
         if resource.kind == "BucketObjectv2" and not resource.inputs.get("serverSideEncryption"):
             continue  # the bucket's default applies

@@ -45,9 +45,7 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
         == "2 nodes while the controller holds them, else 0; protected from scale-in; 1 on demand, 1 spot"
     )
     (template,) = [row for row in rows if row["type"] == "aws:ec2/launchTemplate:LaunchTemplate"]
-    assert template["detail"].startswith(
-        "p4d.24xlarge, EFA on 4 of 4 interfaces, encrypted gp3 of 200 GiB, IMDSv2 required"
-    )
+    assert template["detail"].startswith("p4d.24xlarge, 4 EFA interfaces, encrypted gp3 of 200 GiB, IMDSv2 required")
     assert {row["name"] for row in rows if row["protected"]} == {"gpufleet-nlp-key", "gpufleet-nlp-checkpoints"}
     assert answer["cost_usd"] == {**SPOT_P4D["cost_usd"]}
     assert answer["prices"] == [{**price, "usd": price["usd"]} for price in SPOT_P4D["prices"]]
