@@ -41,6 +41,7 @@ def main(*, starts_nodes: bool = True) -> None:
         stack,
         SecurityArgs(
             vpc_id=network.vpc_id,
+            placement_group=network.placement_group,
             endpoint_group_id=network.endpoint_group_id,
             s3_prefix_list_id=network.s3_prefix_list_id,
         ),

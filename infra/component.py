@@ -42,6 +42,11 @@ class Stack:
     tags: dict[str, str]
 
 
+# P5 nodes took more than 15 minutes to shut down (https://github.com/aws/aws-parallelcluster/issues/6373), and the
+# provider gives up on a security group after as long.
+ENDED_WITHIN = pulumi.CustomTimeouts(delete="60m")
+
+
 class Component(pulumi.ComponentResource):
     """Resources of one concern, named after the stack and tagged alike."""
 

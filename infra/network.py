@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
-from infra.component import Component, Stack
+from infra.component import ENDED_WITHIN, Component, Stack
 from infra.kubernetes import constants as kubernetes
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
@@ -159,7 +159,7 @@ class Network(Component):
             cidr_block=str(addresses),
             map_public_ip_on_launch=False,
             tags=self._named(name),
-            opts=self._own,
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=ENDED_WITHIN),
         )
         aws.ec2.RouteTableAssociation(name, subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
         return subnet.id

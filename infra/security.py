@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
 
-from infra.component import Component, Stack
+from infra.component import ENDED_WITHIN, Component, Stack
 from infra.policies.resources import key_policy
 from infra.policies.roles import assume_role, node_policy
 
@@ -19,6 +19,7 @@ class SecurityArgs:
     """Arguments of Security; an existing VPC has no endpoint group and no prefix list."""
 
     vpc_id: pulumi.Input[str]
+    placement_group: aws.ec2.PlacementGroup | None
     endpoint_group_id: pulumi.Output[str] | None
     s3_prefix_list_id: pulumi.Output[str] | None
 
@@ -85,7 +86,11 @@ class Security(Component):
             description="GPU nodes: all traffic among themselves, nothing from outside",
             vpc_id=args.vpc_id,
             tags=self._named(name),
-            opts=self._own,
+            # On destroy the provider asks for this group's deletion until the last node's interfaces are gone, and only
+            # then, once, for the placement group's, which EC2 refuses while instances shut down:
+            # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DeleteSecurityGroup.html
+            # https://github.com/hashicorp/terraform-provider-aws/issues/21460
+            opts=self._after(*filter(None, [args.placement_group]), custom_timeouts=ENDED_WITHIN),
         )
         # EFA needs all protocols to and from the same group:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html#nccl-start-base-setup

@@ -194,7 +194,7 @@ def check_events(deployed: Deployment) -> None:
     sqs, events = deployed.aws("sqs"), deployed.aws("events")
     url = deployed.stack.outputs()["queue_url"]
     attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert attributes["KmsMasterKeyId"] == deployed.stack.outputs()["key_arn"]
+    assert attributes["SqsManagedSseEnabled"] == "true"
     assert json.loads(attributes["RedrivePolicy"])["maxReceiveCount"] > 0
     kinds: set[str] = set()
     for rule in events.list_rules()["Rules"]:

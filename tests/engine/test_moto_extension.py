@@ -225,7 +225,7 @@ class TestAutoScalingGroups:
             scaling.delete_auto_scaling_group(AutoScalingGroupName="full")
         scaling.delete_auto_scaling_group(AutoScalingGroupName="full", ForceDelete=True)
         reservations = aws("ec2").describe_instances(InstanceIds=[instance])["Reservations"]
-        assert reservations[0]["Instances"][0]["State"]["Name"] == "terminated"
+        assert reservations[0]["Instances"][0]["State"]["Name"] == "shutting-down"
         assert scaling.describe_lifecycle_hooks(AutoScalingGroupName="full")["LifecycleHooks"] == []
 
     def test_what_moto_drops_is_kept(self, aws: Client) -> None:
@@ -367,7 +367,7 @@ class TestLifecycleHooks:
             scaling.delete_auto_scaling_group(AutoScalingGroupName="forced")
         scaling.delete_auto_scaling_group(AutoScalingGroupName="forced", ForceDelete=True)
         for reservation in aws("ec2").describe_instances(InstanceIds=instances)["Reservations"]:
-            assert {item["State"]["Name"] for item in reservation["Instances"]} == {"terminated"}
+            assert {item["State"]["Name"] for item in reservation["Instances"]} == {"shutting-down"}
 
 
 def test_a_function_is_what_was_given_and_what_it_was_changed_to(aws: Client) -> None:

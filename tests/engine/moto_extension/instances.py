@@ -9,18 +9,22 @@ the image's) and https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Inst
 
 from __future__ import annotations
 
+import copy
+import threading
 from typing import Any
 
-from moto.ec2.models.instances import Instance
+from moto.ec2.models.instances import Instance, InstanceState
 
 _add_block_device = Instance.add_block_device
 _prep_nics = Instance.prep_nics
+_terminate = Instance.terminate
 
 
 def install() -> None:
     """Put the methods into moto's instances."""
     Instance.add_block_device = add_block_device  # type: ignore[method-assign]
     Instance.prep_nics = prep_nics  # type: ignore[method-assign]
+    Instance.terminate = terminate  # type: ignore[method-assign]
 
 
 def template_data(instance: Instance) -> dict[str, Any]:
@@ -50,3 +54,16 @@ def prep_nics(self: Instance, *args: Any, **kwargs: Any) -> None:
     kept = any(item.get("DeviceIndex") == 0 and item.get("DeleteOnTermination") is False for item in specified)
     if 0 in self.nics:
         self.nics[0].delete_on_termination = not kept
+
+
+def terminate(self: Instance) -> InstanceState:
+    """End the instance; one with ``shuts_down_s`` keeps its interfaces and its place for as long."""
+    seconds = getattr(self, "shuts_down_s", 0)
+    if not seconds:
+        return _terminate(self)
+    previous = copy.copy(self._state)
+    self._state.name, self._state.code = "shutting-down", 32
+    end = threading.Timer(seconds, _terminate, [self])
+    end.daemon = True
+    end.start()
+    return previous

@@ -83,7 +83,7 @@ def describe_placement_groups(self: EC2Response) -> ActionResult:
 
 
 def delete_placement_group(self: EC2Response) -> ActionResult:
-    """DeletePlacementGroup; refused while instances run in the group."""
+    """DeletePlacementGroup; refused while instances of the group run or shut down."""
     name = self._get_param("GroupName")
     if name not in groups(self.ec2_backend):
         raise _unknown(name)
@@ -98,8 +98,7 @@ def instances_in(backend: Any, name: str) -> list[str]:
     return [
         instance.id
         for instance in backend.all_instances()
-        if instance.state not in ("terminated", "shutting-down")
-        and (template_data(instance).get("Placement") or {}).get("GroupName") == name
+        if instance.state != "terminated" and (template_data(instance).get("Placement") or {}).get("GroupName") == name
     ]
 
 
