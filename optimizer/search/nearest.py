@@ -89,14 +89,10 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         if getattr(limits, least) is None:
             continue
         free = {name: None for name in ("budget_usd", "deadline_hours") if name != kept}
-        candidate = _find_least(tables, limits.model_copy(update=free), least)
+        candidate = find_least(tables, limits.model_copy(update=free), least)
         if candidate is None:
             continue
-        table, row = candidate
-        needed = {
-            "budget_usd": math.ceil(100 * float(table.cost.p95[row] + table.cost.reserve[row])) / 100,
-            "deadline_hours": math.ceil(100 * float(table.outcome.hours_p95[row])) / 100,
-        }
+        needed = find_needs(*candidate)
         given = {"budget_usd": budget, "deadline_hours": deadline}
         changes = {name: needed[name] for name, limit in given.items() if limit is not None and needed[name] > limit}
         if least not in changes:  # another plan of the list moves the other limit less
@@ -106,7 +102,15 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
     return nearest
 
 
-def _find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> tuple[CandidateTable, int] | None:
+def find_needs(table: CandidateTable, row: int) -> dict[str, float]:
+    """Return the least budget and deadline of a candidate, rounded up to two places."""
+    return {
+        "budget_usd": math.ceil(100 * float(table.cost.p95[row] + table.cost.reserve[row])) / 100,
+        "deadline_hours": math.ceil(100 * float(table.outcome.hours_p95[row])) / 100,
+    }
+
+
+def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> tuple[CandidateTable, int] | None:
     """Find the candidate within ``limits`` that needs the least of one limit, and of equals the cheapest."""
     best: list[tuple[float, float, int, int]] = []
     for index, table in enumerate(tables):
@@ -138,11 +142,11 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 
 def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
     """Nearest plan with one limit opened; unless ``alone``, budget and deadline may move with it."""
-    request = _change(problem, changes).request
+    request = problem.with_constraints(**changes).request
     wider = Problem.resolve(request, problem.catalog, problem.calibration)
     tables = [result for result in find_candidates(wider) if isinstance(result, CandidateTable)]
     if "max_nodes" in changes:
-        candidate = _find_least(tables, request.constraints, "max_nodes")
+        candidate = find_least(tables, request.constraints, "max_nodes")
     else:
         candidate = rank_first(tables, request)
     if candidate is None:
@@ -160,10 +164,5 @@ def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[Nea
 def _build(
     problem: Problem, changes: dict[str, Any], distance: float | None, candidate: tuple[CandidateTable, int]
 ) -> NearestPlan:
-    (plan,) = PlanBuilder(_change(problem, changes)).build([candidate])
+    (plan,) = PlanBuilder(problem.with_constraints(**changes)).build([candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan)
-
-
-def _change(problem: Problem, changes: Mapping[str, Any]) -> Problem:
-    constraints = problem.request.constraints.model_copy(update=dict(changes))
-    return replace(problem, request=problem.request.model_copy(update={"constraints": constraints}))

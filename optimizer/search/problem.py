@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Self
+from typing import Any, Self
 
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
@@ -137,6 +137,11 @@ class Problem:
             regions=tuple(regions),
             instance_types=tuple(catalog.instance_type(name) for name in types),
         )
+
+    def with_constraints(self, **changes: Any) -> Self:
+        """Return the problem with other limits; the regions and instance types stay."""
+        constraints = self.request.constraints.model_copy(update=changes)
+        return replace(self, request=self.request.model_copy(update={"constraints": constraints}))
 
     @cached_property
     def reach(self) -> Reach:

@@ -14,7 +14,7 @@ from optimizer.commands.output import format_option, json_text, write_catalog_no
 from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, plan_rows, print_tables
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import Constraints, Workload, read_request_file, request_from_dict, shown
+from optimizer.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
 
 AMOUNTS = ("tokens", "samples", "steps")
 
@@ -124,8 +124,7 @@ def command(
     The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
     the 95th percentile of the estimate. Exit status 3: no fleet keeps the limits, and each type's reason is listed.
     """
-    data = _overlay(read_request_file(request_file) if request_file else {}, flags)
-    request = request_from_dict(data, origin=str(request_file or "the request"))
+    request = read_request(request_file, flags)
     catalog = load()
     write_catalog_notes(catalog)
     answer = recommend(request, catalog, chosen_calibration(calibration))
@@ -150,6 +149,12 @@ def command(
     if save:
         _save(save, text)
     _write_notes(answer, output_format)
+
+
+def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
+    """Read a request from its file, from flags, or from both; a flag overrides the file."""
+    data = _overlay(read_request_file(request_file) if request_file else {}, flags)
+    return request_from_dict(data, origin=str(request_file or "the request"))
 
 
 def _write_notes(answer: Recommendation, output_format: str) -> None:

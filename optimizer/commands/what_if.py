@@ -1,0 +1,222 @@
+"""``gpufleet what-if``: cost against deadline, nodes and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from optimizer.catalog import load
+from optimizer.commands.options import calibration_option, chosen_calibration
+from optimizer.commands.output import format_option, write_catalog_notes, write_rows
+from optimizer.commands.recommend import command as recommend_command
+from optimizer.commands.recommend import read_request
+from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.request import Constraints, Workload
+from optimizer.units import parse_hours, parse_usd
+from optimizer.what_if import Axis, CurvePoint, find_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = {
+    "against": "against",
+    "value": "limit",
+    "instance_type": "type",
+    "region": "region",
+    "node_count": "nodes",
+    "gpus": "GPUs",
+    "option": "purchase",
+    "parallelism": "parallelism",
+    "steps": "steps",
+    "hours_expected": "hours",
+    "hours_p95": "p95 h",
+    "cost_usd_expected": "USD",
+    "cost_usd_p95": "p95 USD",
+}
+_LABELS: dict[Axis, str] = {"deadline": "deadline, h", "nodes": "nodes", "budget": "budget, USD"}
+_REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
+
+
+def _parse_list(parse: Callable[[str], float]) -> Callable[..., list[float]]:
+    def read(_: click.Context, parameter: click.Parameter, value: str | None) -> list[float]:
+        try:
+            values = [float(parse(part.strip())) for part in value.split(",")] if value is not None else []
+        except (ValueError, GpufleetError) as error:
+            raise InvalidInputError(
+                f"{parameter.opts[0]} is {value!r}: {error}",
+                limit="numbers above 0, with commas between them",
+                next_step="gpufleet what-if --help",
+            ) from error
+        if any(not 0 < number < 1e12 for number in values):
+            raise InvalidInputError(
+                f"{parameter.opts[0]} is {value!r}",
+                limit="numbers above 0, with commas between them",
+                next_step="gpufleet what-if --help",
+            )
+        return values
+
+    return read
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet what-if request.yaml
+  gpufleet what-if request.yaml --against deadline --deadlines 12h,24h,48h,3d --format csv
+  gpufleet what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --plot curves.svg
+"""
+)
+@click.option(
+    "--against",
+    type=click.Choice(get_args(Axis)),
+    multiple=True,
+    help="Curve to show; repeatable.  [default: all three, or those with values]",
+)
+@click.option("--deadlines", metavar="12h,24h,3d", callback=_parse_list(parse_hours), help="Deadlines to try.")
+@click.option("--node-counts", metavar="1,2,4", callback=_parse_list(int), help="Node counts to try.")
+@click.option("--budgets", metavar="100,1k", callback=_parse_list(parse_usd), help="Budgets to try, USD.")
+@click.option(
+    "--points",
+    type=click.IntRange(2, 100),
+    default=8,
+    show_default=True,
+    help="Points of a curve without values, from the fastest plan to the cheapest.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE.png|svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also draw the curves (needs the extra: pip install 'gpufleet[plot]').",
+)
+@calibration_option
+@format_option
+def command(
+    against: tuple[Axis, ...],
+    deadlines: list[float],
+    node_counts: list[float],
+    budgets: list[float],
+    points: int,
+    plot: Path | None,
+    calibration: Path | None,
+    output_format: str,
+    request_file: Path | None,
+    **flags: Any,
+) -> None:
+    """Show what the training costs against the deadline, the number of nodes and the budget.
+
+    Takes the request of gpufleet recommend: REQUEST.yaml, its flags, or both. Each row is the best plan with one limit
+    at another value and the request's other limits: the cheapest for a deadline or a node count, the fastest for a
+    budget. Limits bind the 95th percentile. Exit status 3: no point has a plan.
+    """
+    if plot:
+        _check_plot(plot)
+    values: dict[Axis, list[float]] = {"deadline": deadlines, "nodes": node_counts, "budget": budgets}
+    wanted = against or tuple(name for name, given in values.items() if given) or tuple(values)
+    request = read_request(request_file, flags)
+    too_many = [count for count in node_counts if count > request.constraints.max_nodes]
+    if too_many:
+        raise InvalidInputError(
+            f"--node-counts has {too_many[0]:g}",
+            limit=f"max_nodes {request.constraints.max_nodes}",
+            why="the search goes no further",
+            next_step=f"--max-nodes {max(too_many):g}",
+        )
+    catalog = load()
+    write_catalog_notes(catalog)
+    curve_points = find_curves(
+        request,
+        catalog,
+        chosen_calibration(calibration),
+        axes={name: values[name] for name in values if name in wanted},
+        points=points,
+    )
+    if not any(point.plan for point in curve_points):
+        raise NothingFeasibleError(
+            "no point of the curves has a plan",
+            why="the request's other limits, its instance types or its regions leave none",
+            next_step="gpufleet recommend, with the same request, names the nearest plan for each limit",
+        )
+    write_rows([_row(point) for point in curve_points], COLUMNS, output_format, title="What a plan costs, by one limit")
+    if plot:
+        _draw(plot, curve_points)
+        click.echo(f"wrote {plot}", err=True)
+
+
+# The request's own parameters have one definition, recommend's.
+command.params = [p for p in recommend_command.params if p.name in _REQUEST_PARAMETERS] + command.params
+
+
+def _row(point: CurvePoint) -> dict[str, Any]:
+    row: dict[str, Any] = {"against": point.against, "value": point.value}
+    plan = point.plan
+    if plan is None:
+        return row
+    base = plan.purchase.on_demand_base
+    return row | {
+        "instance_type": plan.instance_type,
+        "region": plan.region,
+        "node_count": plan.node_count,
+        "gpus": plan.gpus,
+        "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
+        "parallelism": plan.parallelism.in_short,
+        "steps": plan.job.steps,
+        "hours_expected": plan.hours.expected,
+        "hours_p95": plan.hours.p95,
+        "cost_usd_expected": plan.cost_usd.expected,
+        "cost_usd_p95": plan.cost_usd.p95,
+    }
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse a plot that cannot be drawn, before the search."""
+    if path.suffix not in (".png", ".svg"):
+        raise InvalidInputError(
+            f"--plot is {path}", limit="a name that ends in .png or .svg", next_step="--plot curves.svg"
+        )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise GpufleetError(
+            f"--plot {path} needs matplotlib, which is not installed",
+            why="only plots need it, so it is an extra",
+            next_step="pip install 'gpufleet[plot]', or --format csv and a program of your own",
+        ) from error
+
+
+def _draw(path: Path, curve_points: Sequence[CurvePoint]) -> None:
+    from matplotlib.figure import Figure
+
+    axes = list(dict.fromkeys(point.against for point in curve_points))
+    # Figure alone, without pyplot, has no window and no global state:
+    # https://matplotlib.org/stable/gallery/user_interfaces/web_application_server_sgskip.html
+    figure = Figure(figsize=(4.5 * len(axes), 4), layout="constrained")
+    for place, name in enumerate(axes, start=1):
+        _draw_curve(figure.add_subplot(1, len(axes), place), name, [p for p in curve_points if p.against == name])
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise GpufleetError(f"--plot {path} cannot be written: {error}", next_step="name another file") from error
+
+
+def _draw_curve(axes: Axes, against: Axis, curve_points: Sequence[CurvePoint]) -> None:
+    drawn = [(point.value, point.plan) for point in curve_points if point.plan]
+    values = [value for value, _ in drawn]
+    by_budget = against == "budget"
+    spreads = [plan.hours if by_budget else plan.cost_usd for _, plan in drawn]
+    heights = [spread.expected for spread in spreads]
+    axes.plot(values, heights, "o-", label="expected")
+    axes.plot(values, [spread.p95 for spread in spreads], "--", label="p95")
+    axes.set_xscale("log", base=2 if against == "nodes" else 10)
+    axes.set_xlabel(_LABELS[against])
+    axes.set_ylabel("hours" if by_budget else "USD")
+    if heights and max(heights) > 10 * min(heights):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3)
+    axes.legend()

@@ -1,0 +1,99 @@
+"""``what-if``: cost against deadline, nodes and budget.
+
+One search serves all points: limits only choose among its candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optimizer.catalog import Catalog
+from optimizer.performance.calibration import Calibration
+from optimizer.plan import FleetPlan
+from optimizer.request import FleetRequest
+from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.nearest import find_least, find_needs
+from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.problem import Problem
+from optimizer.search.ranking import rank_first
+
+Axis = Literal["deadline", "nodes", "budget"]
+_CONSTRAINTS: dict[Axis, str] = {"deadline": "deadline_hours", "budget": "budget_usd"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """The best plan with one limit at ``value`` (hours, nodes or USD) and the request's others; None where none is."""
+
+    against: Axis
+    value: float
+    plan: FleetPlan | None
+
+
+def find_curves(
+    request: FleetRequest,
+    catalog: Catalog,
+    calibration: Calibration,
+    *,
+    axes: Mapping[Axis, Sequence[float]],
+    points: int,
+) -> list[CurvePoint]:
+    """Find the points of the curves.
+
+    Args:
+        request: its deadline is not used against deadlines, nor its budget against budgets; its objective never is.
+        axes: the curves with their values; without values, ``points`` from the fastest to the cheapest plan.
+    """
+    problem = Problem.resolve(request, catalog, calibration)
+    tables = [result for result in find_candidates(problem) if isinstance(result, CandidateTable)]
+    curve_points = []
+    for against, values in axes.items():
+        for value in sorted(set(values)) or _choose_values(problem, tables, against, points):
+            plan = _find_at_nodes(problem, tables, int(value)) if against == "nodes" else None
+            if against != "nodes":
+                plan = _find_within(problem.with_constraints(**{_CONSTRAINTS[against]: value}), tables, against)
+            curve_points.append(CurvePoint(against=against, value=value, plan=plan))
+    return curve_points
+
+
+def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: Axis, points: int) -> list[float]:
+    if against == "nodes":
+        known = {int(nodes) for table in tables for nodes in table.fastest.nodes}
+        return [float(nodes) for nodes in sorted(known & {factor << power for power in range(10) for factor in (1, 3)})]
+    name = _CONSTRAINTS[against]
+    limits = problem.with_constraints(**{name: None}).request.constraints
+    ends = [find_least(tables, limits, end) for end in ("budget_usd", "deadline_hours")]
+    needs = [find_needs(*candidate)[name] for candidate in ends if candidate]
+    if not needs:
+        return []
+    # Rounded up to three digits, so that the plan of each end is within.
+    return sorted({_round_up(value) for value in np.geomspace(min(needs), max(needs), points).tolist()})
+
+
+def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:
+    # The cheapest plan of a deadline; of a budget, the fastest: the cheapest is the same for every budget that has one.
+    request = problem.request.model_copy(update={"objective": "time" if against == "budget" else "cost"})
+    candidate = rank_first(tables, request)
+    return PlanBuilder(problem).build([candidate])[0] if candidate else None
+
+
+def _find_at_nodes(problem: Problem, tables: Sequence[CandidateTable], nodes: int) -> FleetPlan | None:
+    limits = problem.request.constraints
+    best: tuple[float, CandidateTable, int] | None = None
+    for table in tables:
+        rows = np.flatnonzero(table.feasible(limits) & (table.fastest.nodes[table.configuration] == nodes))
+        if rows.size:
+            row = int(rows[table.cost.expected[rows].argmin()])
+            if best is None or table.cost.expected[row] < best[0]:
+                best = float(table.cost.expected[row]), table, row
+    return PlanBuilder(problem).build([best[1:]])[0] if best else None
+
+
+def _round_up(value: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return round(math.ceil(value / unit * (1 - 1e-12)) * unit, 10)

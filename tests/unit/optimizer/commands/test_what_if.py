@@ -1,0 +1,88 @@
+"""``gpufleet what-if``: its points are recommend's plans, and its plot is drawn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from optimizer.cli import cli
+from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from tests.unit.optimizer.search.requests import answer
+
+ASKED = "--model gpt2-xl --samples 200k --seq-len 1024 --global-batch 64 --region us-east-1 --region us-west-2"
+TYPES = ("p4d.24xlarge", "g5.12xlarge")
+FLAGS = (*ASKED.split(), *(word for name in TYPES for word in ("--instance-type", name)), "--max-nodes", "4")
+
+
+def what_if(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["what-if", *FLAGS, *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def rows(*arguments: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(what_if(*arguments, "--format", "json"))
+    return listed
+
+
+def test_points_are_the_plans_of_recommend_with_that_limit() -> None:
+    limits: dict[str, Any] = {"instance_types": TYPES}
+    by_deadline = rows("--deadlines", "3h,1d")
+    assert [(row["against"], row["value"]) for row in by_deadline] == [("deadline", 3), ("deadline", 24)]
+    for row in by_deadline:
+        plan = answer(**limits, deadline_hours=row["value"]).plans[0]
+        assert (row["instance_type"], row["cost_usd_p95"]) == (plan.instance_type, plan.cost_usd.p95)
+    (by_budget,) = rows("--budgets", "0.1k")
+    plan = answer(objective="time", **limits, budget_usd=100).plans[0]
+    assert (by_budget["hours_p95"], by_budget["cost_usd_expected"]) == (plan.hours.p95, plan.cost_usd.expected)
+    none, one = rows("--node-counts", "1,3")[::-1]
+    assert none["value"] == 3 and none["instance_type"] is None  # 24 ranks, or 12, do not divide 64
+    assert one["node_count"] == 1
+
+
+def test_default_curves_go_from_the_fastest_to_the_cheapest_plan() -> None:
+    listed = list(csv.DictReader(io.StringIO(what_if("--points", "4", "--format", "csv"))))
+    curves = {name: [row for row in listed if row["against"] == name] for name in ("deadline", "nodes", "budget")}
+    assert [row["value"] for row in curves["nodes"]] == ["1.0", "2.0", "4.0"]
+    for name, falling in (("deadline", "cost_usd_expected"), ("budget", "hours_expected")):
+        values = [float(row[falling]) for row in curves[name]]
+        assert len(values) == 4 and values == sorted(values, reverse=True) and values[0] > values[-1]
+    for row in curves["deadline"]:
+        assert float(row["hours_p95"]) <= float(row["value"])
+
+
+@pytest.mark.parametrize(("name", "magic"), [("curves.png", b"\x89PNG"), ("curves.svg", b"<?xml")])
+def test_the_plot_is_drawn(tmp_path: Path, name: str, magic: bytes) -> None:
+    what_if("--against", "nodes", "--against", "deadline", "--points", "3", "--plot", str(tmp_path / name))
+    drawn = (tmp_path / name).read_bytes()
+    assert drawn.startswith(magic)
+    if name.endswith("svg"):
+        assert drawn.count(b'id="axes_') == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("--deadlines", "soon"), InvalidInputError, "--deadlines is 'soon'"),
+        (("--budgets", "1k,-5"), InvalidInputError, "--budgets is '1k,-5'"),
+        (("--node-counts", "1,8"), InvalidInputError, "--max-nodes 8"),
+        (("--plot", "curves.pdf"), InvalidInputError, ".png or .svg"),
+        (("--budgets", "0.01"), NothingFeasibleError, "names the nearest plan"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], error: type[GpufleetError], message: str) -> None:
+    with pytest.raises(error, match=message.replace(".", r"\.")):
+        CliRunner().invoke(cli, ["what-if", *FLAGS, *arguments], catch_exceptions=False)
+
+
+def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(GpufleetError, match=r"pip install 'gpufleet\[plot\]'"):
+        CliRunner().invoke(cli, ["what-if", *FLAGS, "--plot", "curves.svg"], catch_exceptions=False)
