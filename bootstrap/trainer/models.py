@@ -99,7 +99,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
-        if parameter is not None:
+        if parameter is not None and not parameter.is_meta:  # tying registers one in a second place, where it stays one
             module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]

@@ -21,7 +21,7 @@ from optimizer.cli import cli
 from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.mixed import MAX_FLEETS
-from optimizer.mixed.describe import summarise
+from optimizer.mixed.describe import describe_mix, summarise
 from optimizer.mixed.groups import NodeGroups
 from optimizer.mixed.mix import Mix
 from optimizer.mixed.unlike import UnlikeSearch
@@ -327,6 +327,22 @@ def check_the_trainer_carries_it_out(fleet: dict[str, Any]) -> None:
     assert samples == config.global_batch == fleet["global_batch"]
     unlike = fleet["groups"][0]["instance_type"] != fleet["groups"][1]["instance_type"]
     assert len(fleet["notes"]) == 1 + unlike
+
+
+def test_the_trainer_carries_out_unlike_groups(catalog: Catalog, calibration: Calibration) -> None:
+    """Two owned p4d and one rented p5: shares by instance type, or the reason why not."""
+    limits = {"purchase_options": ["on-demand", "reserved"], "regions": ["us-east-1"]}
+    search = search_of(request(constraints=limits), catalog, calibration)
+    (pair,) = (pair for pair in search.pairs if search.groups.purchases[pair[1]].offer.instance.name == "p5.48xlarge")
+    mix = search.work_out(np.array(pair), np.array([2, 1]))
+    assert mix is not None and mix.micro_batch[0] * mix.grad_accum[0] != mix.micro_batch[1] * mix.grad_accum[1]
+    fleet = describe_mix(mix, search.problem, None)
+    assert fleet["node_environment"]["GPUFLEET_SHARES"].startswith("p4d.24xlarge=")
+    check_the_trainer_carries_it_out(fleet)
+    sharded = replace(mix, sharding=SHARDINGS.index("zero3"), grad_accum=(mix.grad_accum[0], mix.grad_accum[0] + 1))
+    refused = describe_mix(sharded, search.problem, None)
+    assert "sharding zero3 exchanges states in every micro-batch" in refused["beyond_trainer"][0]
+    assert refused["beyond_trainer"][0] in refused["notes"][1]
 
 
 def test_the_answer_says_that_it_is_no_plan(catalog: Catalog, calibration: Calibration) -> None:
