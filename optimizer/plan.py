@@ -336,6 +336,12 @@ class FleetPlan(_Model):
     interruption: Interruption
     prices: tuple[PlanPrice, ...]
     calibration: SpeedSource
+    # Left out of the JSON where there is none.
+    passed_over: str | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="The nominally better plan that this one ties with, and why this one was chosen.",
+    )
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

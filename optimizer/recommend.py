@@ -14,6 +14,7 @@ from optimizer.performance.frameworks import fp8_note
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest
+from optimizer.search.advice import describe_capacity, describe_knee, describe_passed_over
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
@@ -95,12 +96,23 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     positions = list(dict.fromkeys([*ranking.pareto, *ranking.best]))
     built = PlanBuilder(problem).build([(feasible[table], row) for table, row in positions])
     plans = dict(zip(positions, built, strict=True))
+    for position, (table, row) in ranking.passed_over.items():
+        if position in plans:
+            why = describe_passed_over((feasible[table], row), plans[position])
+            plans[position] = plans[position].model_copy(update={"passed_over": why})
     pareto = tuple(plans[position] for position in ranking.pareto)
     chosen = ranking.pareto if request.objective == "pareto" else ranking.best
     alternatives: list[dict[str, Any]] = []
     if chosen:
         table = feasible[chosen[0].table]
         alternatives = list_alternatives(problem, plans[chosen[0]], table.purchases[table.purchase[chosen[0].row]])
+    advice: list[str] = []
+    if chosen and request.objective != "pareto":
+        best = plans[chosen[0]]
+        if request.objective == "time":
+            fastest = ranking.pareto[-1]
+            advice += describe_knee(best, (feasible[fastest.table], fastest.row))
+        advice += describe_capacity(best)
     return Recommendation(
         problem=problem,
         plans=tuple(plans[position] for position in chosen),
@@ -117,6 +129,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
             *_batch_notes(problem),
             *_trainer_notes(problem),
             *_reservation_notes(problem),
+            *advice,
         ),
         wider="" if chosen else _describe_wider(problem),
         elapsed_s=time.perf_counter() - started,

@@ -105,6 +105,12 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
     dearer = entry["cost_usd_expected"] - plan.cost_usd.expected
     if slower >= -TIE:
         return {"loses_by": "tie", "why": f"as fast within {TIE:.0%}, and not simpler"}
+    if dearer < 0:
+        error = plan.calibration.relative_error
+        return {
+            "loses_by": "tie",
+            "why": f"{-slower:.0%} faster: within the estimate's error ({error:.0%}), not simpler",
+        }
     return {
         "loses_by": "dearer",
         "why": f"{-slower:.0%} faster by the estimate, which is less sure: {dearer:+,.2f} USD expected",

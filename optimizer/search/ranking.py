@@ -1,4 +1,7 @@
-"""Ranking: the best candidate of each type and purchase option, and the Pareto front."""
+"""Ranking: the best candidate of each type and purchase option, and the Pareto front.
+
+Candidates tie where they differ by less than the estimate's error; the simplest of them is the best.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bootstrap.contract import trainer
 from optimizer.performance.types import Floats
 from optimizer.request import FleetRequest
 from optimizer.search.candidates import CandidateTable
+from optimizer.search.layouts import SPLITS
 
 # Plans that an answer lists at most.
 MAX_PLANS = 20
+# Largest difference that ties: of a GPU without measured rows most of the error is the GPU's, which its layouts share.
+MOST_TIE = 0.1
+# Bits of SPLITS that the reference trainer has none of.
+_BEYOND_TRAINER = sum(1 << bit for bit, name in enumerate(SPLITS) if name not in trainer.SPLITS)
 
 
 class Position(NamedTuple):
@@ -24,15 +33,30 @@ class Position(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The best candidate of each type and option, best first, and the Pareto front, cheapest first."""
+    """The best candidate of each type and option, best first, and the Pareto front, cheapest first.
+
+    ``passed_over`` has the nominally better candidate that a best one ties with.
+    """
 
     best: list[Position]
     pareto: list[Position]
+    passed_over: dict[Position, Position]
+
+
+class _Best(NamedTuple):
+    """The best of a type and option; ``nominal`` ignores ties."""
+
+    order: tuple[float, ...]
+    complexity: tuple[float, ...]
+    nominal_value: float
+    tie: float
+    position: Position
+    nominal: Position
 
 
 def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     """Rank the feasible candidates of tables that each have one."""
-    best: list[tuple[tuple[float, ...], Position]] = []
+    best: list[_Best] = []
     fronts: list[Position] = []
     for index, table in enumerate(tables):
         feasible = np.flatnonzero(table.feasible(request.constraints))
@@ -41,17 +65,50 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         for option in range(len(names)):
             rows = feasible[options == option]
             if rows.size:
-                hours, usd = table.outcome.hours_expected[rows], table.cost.expected[rows]
-                keys = [hours, usd] if request.objective == "time" else [usd, hours]
-                keys.append(table.fastest.nodes[table.configuration[rows]])
-                first = int(np.lexsort(keys[::-1])[0])
-                best.append((tuple(float(key[first]) for key in keys), Position(index, int(rows[first]))))
+                best.append(_choose(index, table, rows, request.objective))
         front = pareto_front(table.outcome.hours_expected[feasible], table.cost.expected[feasible])
         fronts += [Position(index, int(row)) for row in feasible[front]]
-    best.sort()
+    best.sort(key=lambda one: one.order)
+    passed_over = {one.position: one.nominal for one in best if one.nominal != one.position}
+    if best:
+        nominal = min(best, key=lambda one: one.nominal_value)
+        tied = [one for one in best if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
+        first = min(tied, key=lambda one: (one.complexity, one.order))
+        if first is not best[0]:
+            passed_over.setdefault(first.position, nominal.nominal)
+            best.remove(first)
+            best.insert(0, first)
     hours = np.array([tables[table].outcome.hours_expected[row] for table, row in fronts])
     usd = np.array([tables[table].cost.expected[row] for table, row in fronts])
-    return Ranking([position for _, position in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)])
+    return Ranking(
+        [one.position for one in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)], passed_over
+    )
+
+
+def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective: str) -> _Best:
+    """Choose the simplest of the rows that tie with the best by the objective."""
+    fastest, configuration = table.fastest, table.configuration[rows]
+    hours, usd = table.outcome.hours_expected[rows], table.cost.expected[rows]
+    # The knee (docs/economics.md): a percent of the hours may cost two percent of the dollars.
+    value, other = (usd * hours**2, hours) if objective == "time" else (usd, hours)
+    nodes, splits = fastest.nodes[configuration], fastest.layouts.splits[configuration]
+    spot = np.array([purchase.option == "spot" for purchase in table.purchases])[table.purchase[rows]]
+    # Twelve nodes are no simpler than eleven; two are than one. More nodes are how a time objective is met.
+    doublings = np.zeros(nodes.size) if objective == "time" else np.ceil(np.log2(nodes))
+    complexity = (np.bitwise_count(splits & _BEYOND_TRAINER), np.bitwise_count(splits), doublings, spot)
+    order = (value, other, nodes)
+    nominal = int(np.lexsort(order[::-1])[0])
+    tie = min(float(fastest.relative_error[configuration[nominal]]), MOST_TIE)
+    tied = np.flatnonzero(value <= (1 + tie) * value[nominal])
+    first = int(tied[np.lexsort([key[tied] for key in (*complexity, *order)[::-1]])[0]])
+    return _Best(
+        order=tuple(float(key[first]) for key in order),
+        complexity=tuple(float(key[first]) for key in complexity),
+        nominal_value=float(value[nominal]),
+        tie=tie,
+        position=Position(index, int(rows[first])),
+        nominal=Position(index, int(rows[nominal])),
+    )
 
 
 def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> tuple[CandidateTable, int] | None:

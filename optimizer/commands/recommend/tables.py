@@ -138,6 +138,8 @@ def print_tables(answer: Recommendation, *, explain: bool) -> None:
 
 
 def _print_caveats(answer: Recommendation) -> None:
+    if why := answer.plans[0].passed_over:
+        click.echo(f"plan 1 was chosen over a tie: {why}.")
     if unmeasured := sorted({plan.node.gpu for plan in answer.plans if not plan.calibration.rows}):
         click.echo(
             f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."

@@ -1,0 +1,68 @@
+"""Sentences about the choice: cheaper plans passed over, the knee of a time objective, capacity of large fleets."""
+
+from __future__ import annotations
+
+from optimizer.plan import FleetPlan
+from optimizer.search.candidates import CandidateTable
+
+# (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
+# nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud
+# in October 2025 (13, SkyNomad, NSDI'27).
+SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
+# GPUs from which an answer names quota and capacity: eight nodes of eight GPUs, a choice of ours.
+LARGE_GPUS = 64
+
+
+def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) -> str:
+    """Say which nominally better candidate a plan ties with, and why the plan is the simpler one."""
+    table, row = better
+    configuration = int(table.configuration[row])
+    split, nodes = table.fastest.parallelism(configuration), int(table.fastest.nodes[configuration])
+    hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
+    option = table.purchases[table.purchase[row]].option
+    simpler = [f"no {kind} parallelism" for kind in split.beyond_data if kind not in plan.parallelism.beyond_data]
+    if nodes > plan.node_count:
+        simpler.append(f"{plan.node_count} node{'s' * (plan.node_count > 1)} instead of {nodes}")
+    if option == "spot" and plan.purchase.option != "spot":
+        simpler.append("no spot interruptions")
+    own = plan.hours.expected, plan.cost_usd.expected
+    return (
+        f"{nodes} x {table.fastest.instance.name} {option} ({split.in_short}) would take {hours:,.3g} h and {usd:,.2f} "
+        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: a tie, as the estimate's error is "
+        f"{plan.calibration.relative_error:.0%}, and this plan is simpler ({', '.join(simpler) or 'fewer splits'})"
+    )
+
+
+def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[str]:
+    """Say where a time objective stopped, if the fastest candidate is another."""
+    table, row = fastest
+    hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
+    saved = plan.hours.expected - hours
+    if saved <= 0.05 * plan.hours.expected or usd <= plan.cost_usd.expected:
+        return []
+    nodes = int(table.fastest.nodes[table.configuration[row]])
+    return [
+        f"objective time stops at the knee, the least USD x hours²: {nodes} x {table.fastest.instance.name} would take "
+        f"{hours:,.3g} h instead of {plan.hours.expected:,.3g} for {usd:,.2f} USD instead of "
+        f"{plan.cost_usd.expected:,.2f}, {(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved; "
+        "--objective pareto lists all"
+    ]
+
+
+def describe_capacity(plan: FleetPlan) -> list[str]:
+    """Warn of a plan whose nodes may not come together."""
+    notes = []
+    nodes = plan.node_count
+    together = next((entry for entry in SPOT_TOGETHER if nodes >= entry[0]), None)
+    if plan.purchase.option == "spot" and together is not None:
+        notes.append(
+            f"{nodes} spot nodes have to come and stay together: in published traces of 16 zones the median zone had "
+            f"one spot node 81% of the time and {together[0]} at once {together[1]:.0%}; fewer nodes, more zones or "
+            "--spot-fallback on-demand make waiting shorter"
+        )
+    if plan.purchase.option in ("spot", "on-demand") and plan.gpus >= LARGE_GPUS and nodes > 1:
+        notes.append(
+            f"{nodes} x {plan.instance_type} need a quota of {nodes * plan.node.vcpus:,} vCPUs and as many free nodes "
+            "in one zone: gpufleet preflight compares the quota, a Capacity Block reserves nodes ahead"
+        )
+    return notes
