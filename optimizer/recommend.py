@@ -96,9 +96,9 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
     positions = list(dict.fromkeys([*ranking.pareto, *ranking.best]))
     built = PlanBuilder(problem).build([(feasible[table], row) for table, row in positions])
     plans = dict(zip(positions, built, strict=True))
-    for position, (table, row) in ranking.passed_over.items():
+    for position, better in ranking.passed_over.items():
         if position in plans:
-            why = describe_passed_over((feasible[table], row), plans[position])
+            why = describe_passed_over((feasible[better.table], better.row), plans[position])
             plans[position] = plans[position].model_copy(update={"passed_over": why})
     pareto = tuple(plans[position] for position in ranking.pareto)
     chosen = ranking.pareto if request.objective == "pareto" else ranking.best

@@ -26,10 +26,11 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     if option == "spot" and plan.purchase.option != "spot":
         simpler.append("no spot interruptions")
     own = plan.hours.expected, plan.cost_usd.expected
+    error = float(table.fastest.relative_error[configuration])
     return (
         f"{nodes} x {table.fastest.instance.name} {option} ({split.in_short}) would take {hours:,.3g} h and {usd:,.2f} "
-        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: a tie, as the estimate's error is "
-        f"{plan.calibration.relative_error:.0%}, and this plan is simpler ({', '.join(simpler) or 'fewer splits'})"
+        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: a tie, as its estimate's error is "
+        f"{error:.0%}, and this plan is simpler ({', '.join(simpler) or 'fewer splits'})"
     )
 
 

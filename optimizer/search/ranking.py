@@ -19,7 +19,7 @@ from optimizer.search.layouts import SPLITS
 
 # Plans that an answer lists at most.
 MAX_PLANS = 20
-# Largest difference that ties: of a GPU without measured rows most of the error is the GPU's, which its layouts share.
+# Largest difference that ties for the error of a GPU: its layouts share most of that.
 MOST_TIE = 0.1
 # Bits of SPLITS that the reference trainer has none of.
 _BEYOND_TRAINER = sum(1 << bit for bit, name in enumerate(SPLITS) if name not in trainer.SPLITS)
@@ -98,7 +98,10 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
     complexity = (np.bitwise_count(splits & _BEYOND_TRAINER), np.bitwise_count(splits), doublings, spot)
     order = (value, other, nodes)
     nominal = int(np.lexsort(order[::-1])[0])
-    tie = min(float(fastest.relative_error[configuration[nominal]]), MOST_TIE)
+    # An error above the type's least is of splits that no run measured: no simpler layout shares that.
+    tie = float(fastest.relative_error[configuration[nominal]])
+    if tie <= fastest.relative_error.min():
+        tie = min(tie, MOST_TIE)
     tied = np.flatnonzero(value <= (1 + tie) * value[nominal])
     first = int(tied[np.lexsort([key[tied] for key in (*complexity, *order)[::-1]])[0]])
     return _Best(
