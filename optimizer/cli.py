@@ -12,8 +12,9 @@ import os
 import re
 import sys
 from functools import cache
+from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -57,6 +58,20 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader that has closed the pipe (head, less) has what it wanted: exit status 0."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit) as ended:
+            # rich ends the program with status 1 instead (rich.console.Console.on_broken_pipe).
+            if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            # Python flushes standard output at its end: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        return result
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, importing none."""
         with formatter.section("Commands"):
@@ -77,6 +92,9 @@ def main() -> None:
     """Run the command line; an error meant for the user ends with its message and exit status, never a traceback."""
     if sys.stdout is None:  # started with standard output closed (`>&-`)
         _fail("standard output is closed\n  next: send it to a file, or to /dev/null", 1)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it lacks
+            stream.reconfigure(errors="replace")
     # A command's 100,000 objects live until its end; collecting at every 700th takes 5% of its time.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)  # no last collection
@@ -93,10 +111,6 @@ def main() -> None:
         _fail("the input is nested too deeply\n  next: look at what wrote it", 2)
     except UnicodeError as error:
         _fail(f"text that cannot be read or written: {error}\n  next: use UTF-8", 2)
-    except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; Python must not complain at exit.
-        sys.stderr.close()
-        sys.exit(1)
     except OSError as error:
         _fail(error, 1)
 

@@ -11,6 +11,7 @@ from optimizer.catalog import Catalog
 from optimizer.mixed import find_mixed
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import fp8_note
+from optimizer.performance.setups import positions_note
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest
@@ -139,7 +140,7 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
 def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
     slow = fp8_note(arithmetic(work.precision), problem.recipe.framework, compiled=work.compiled)
-    notes = [slow] if slow else []
+    notes = [note for note in (slow, positions_note(model, problem.recipe.seq_len)) if note]
     if model.architecture == "cnn" and work.tokens is not None:
         notes.append(
             f"{model.name} is a CNN and has no tokens: {work.tokens:,} tokens are taken for {work.tokens:,} samples "

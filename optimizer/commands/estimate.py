@@ -11,8 +11,8 @@ import click
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
-from optimizer.errors import InvalidInputError
+from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table
+from optimizer.errors import InvalidInputError, NothingFeasibleError
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
@@ -30,6 +30,7 @@ from optimizer.performance.setups import (
     data_ranks,
     default_sharding,
     find_gpu,
+    positions_note,
 )
 from optimizer.performance.types import (
     CHECKPOINTINGS,
@@ -147,6 +148,7 @@ Presets: {", ".join(presets())}."""
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True), help="Where --batch writes; - prints."
 )
+@click.option("--require-fit", is_flag=True, help="End with exit status 3 where the configuration does not fit.")
 @calibration_option
 @format_option
 @click.pass_context
@@ -157,6 +159,7 @@ def command(
     calibration: Path | None,
     batch: Path | None,
     out: Path | None,
+    require_fit: bool,
     **options: Any,
 ) -> None:
     """Estimate memory and speed of one training configuration, or of every row of a table.
@@ -166,7 +169,7 @@ def command(
     the precision ends with exit status 2; one whose speed in it nobody published, with 4.
     """
     if batch is not None:
-        given = [name for name in options if _given(ctx, name)]
+        given = [name for name in (*options, "require_fit") if _given(ctx, name)]
         if given:
             raise click.UsageError(
                 f"--batch reads everything from its columns, not from --{given[0].replace('_', '-')}"
@@ -179,10 +182,17 @@ def command(
         raise click.UsageError("--out goes with --batch")
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (or '--batch').")
-    _print(_estimate_one(calibration=chosen_calibration(calibration), **options), output_format)
+    result = _estimate_one(calibration=chosen_calibration(calibration), **options)
+    _print(result, output_format)
     slow = fp8_note(options["precision"], options["framework"], compiled=options["compiled"])
-    if slow:
-        click.echo(f"note: {slow}", err=True)
+    write_notes([slow] if slow else [])
+    if require_fit and not result["fits"]:
+        raise NothingFeasibleError(
+            f"the configuration needs {result['needed_gib']:.1f} GiB a GPU",
+            limit=f"{result['gpu_memory_gib']:.1f} GiB, the memory of {result['gpu']}",
+            why="you asked for it with --require-fit",
+            next_step="a smaller --micro-batch, --activation-checkpointing full, --sharding zero3, or more GPUs",
+        )
 
 
 def _given(ctx: click.Context, name: str) -> bool:
@@ -234,6 +244,8 @@ def _estimate_one(
         gradient_compression=gradient_compression,
         tuning=tuning,
     )
+    beyond = positions_note(spec, recipe.seq_len)
+    write_notes([beyond] if beyond else [])
     data = data_ranks(gpus, tensor, pipeline, context)
     if global_batch is not None:
         if grad_accum is not None:

@@ -210,3 +210,13 @@ def _resolve_seq_len(model: ModelSpec, given: int | None) -> int:
             next_step=f"--seq-len {model.learned_positions}",
         )
     return seq_len
+
+
+def positions_note(model: ModelSpec, seq_len: int) -> str:
+    """Note on sequences longer than the model was made for; empty where they are not."""
+    if not 0 < model.max_seq_len < seq_len:
+        return ""
+    return (
+        f"seq_len {seq_len:,} is beyond the {model.max_seq_len:,} positions that {model.name} was made for: its rotary "
+        "positions must be scaled first"
+    )

@@ -476,3 +476,9 @@ def test_exit_3_ends_with_a_command_that_has_a_plan() -> None:
     assert json.loads(again.stdout)["plans"][0]["hours"]["p95"] <= 4
     table = gpufleet("recommend", *flags, "--budget", "5").stdout
     assert "No plan keeps the limits" in table and " ".join(nearest[0]["flags"]) in table
+
+
+def test_sequences_beyond_the_models_positions_are_noted() -> None:
+    flags = ("--model", "llama-2-7b", "--samples", "10k", "--instance-type", "p4d", "--max-nodes", "1")
+    assert "beyond the 4,096 positions" in gpufleet("recommend", *flags, "--seq-len", "8192").stderr
+    assert "positions" not in gpufleet("recommend", *flags, "--seq-len", "4096").stderr

@@ -1,0 +1,48 @@
+"""The console script between its start and its end: Ctrl-C, a closed pipe, a terminal without UTF-8."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+CODE = "from optimizer.start import main; main()"
+
+
+def run(*arguments: str, code: str = CODE, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60, **options)
+
+
+def test_ctrl_c_during_the_imports_has_no_traceback() -> None:
+    interrupt = (
+        "import sys\nclass Stop:\n  def find_spec(self, name, *_):\n    if name == 'click': raise KeyboardInterrupt\n"
+    )
+    done = run(code=f"{interrupt}sys.meta_path.insert(0, Stop())\n{CODE}")
+    assert (done.returncode, done.stderr) == (1, "error: interrupted\n")
+
+
+@pytest.mark.parametrize("command", [["offers", "--format", "csv"], ["offers"], ["catalog", "show"]])
+def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = run(*command, stdout=closed)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_ascii_output_replaces_what_it_lacks() -> None:
+    printing = "import sys\nfrom optimizer import cli\ncli.cli = lambda: print('mod\\u00e8le')\ncli.main()"
+    done = run(code=printing, stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "mod?le\n", "")
+
+
+def test_a_configuration_that_must_fit_and_does_not_is_status_3() -> None:
+    arguments = ("estimate", "--model", "llama-2-7b", "--gpu", "l4", "--gpus", "1")
+    assert run(*arguments, stdout=subprocess.DEVNULL).returncode == 0
+    done = run(*arguments, "--require-fit", stdout=subprocess.DEVNULL)
+    assert done.returncode == 3 and "GiB, the memory of l4" in done.stderr
