@@ -29,12 +29,13 @@ FEW_STEPS: Final = 200
 _FULL_NODE_GPUS = 8
 
 
-def choose_global_batch(model: ModelSpec, samples: int, seq_len: int) -> int:
+def choose_global_batch(model: ModelSpec, samples: int, seq_len: int, *, fine_tunes: bool = False) -> int:
     """Choose the samples of one step for a run of ``samples``.
 
     Args:
         model: a transformer or a CNN; no published run says how large a batch a module learns from.
         seq_len: tokens of a sample.
+        fine_tunes: part of the model is frozen or has adapters, however long the run is.
     """
     if model.counts_samples:
         batch = _halve(_LARGEST_IMAGES, samples, steps=_PRE_TRAINING_STEPS, least=_FEWEST_IMAGES)
@@ -42,6 +43,8 @@ def choose_global_batch(model: ModelSpec, samples: int, seq_len: int) -> int:
         tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
         batch = max(_round_number(tokens / seq_len), _FULL_NODE_GPUS)
         batch = _halve(batch, samples, steps=_PRE_TRAINING_STEPS, least=_FINE_TUNING_BATCH)
+        if fine_tunes:
+            batch = min(batch, _FINE_TUNING_BATCH)
         batch = _halve(batch, samples, steps=FEW_STEPS, least=_SMALLEST_BATCH)
     while batch > samples:
         batch //= 2

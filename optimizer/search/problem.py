@@ -53,7 +53,10 @@ class Amount:
         else:
             assert work.tokens is not None  # checked by Workload
             samples = math.ceil(work.tokens / seq_len)
-        return cls(samples=samples, global_batch=work.global_batch or choose_global_batch(model, samples, seq_len))
+        batch = work.global_batch
+        if batch is None:
+            batch = choose_global_batch(model, samples, seq_len, fine_tunes=not work.tuning.trains_all)
+        return cls(samples=samples, global_batch=batch)
 
 
 def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:

@@ -55,6 +55,7 @@ def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
         ("gpt2-xl", {"samples": 10**8, "seq_len": 700}, 1536),  # the nearest of 2^k and 3 x 2^k
         ("gpt2-xl", {"samples": 1_100_000}, 512),  # 2,000 steps, not 1,074
         ("gpt2-xl", {"samples": 52_002 * 3}, 128),  # Alpaca: 1,218 steps
+        ("llama-3.2-1b", {"samples": 10**7, "method": "lora"}, 128),
         ("gpt2-xl", {"samples": 9766}, 32),  # 20M tokens of 2048
         ("gpt2-xl", {"samples": 20}, 16),
         ("llama-3.2-1b", {"samples": 8192, "seq_len": 131072}, 8),
