@@ -100,6 +100,7 @@ class Workload(_Model):
         "megatron",
         "megatron-core",
         "megatron-deepspeed",
+        "nanotron",
     ] = Field(
         default="gpufleet",
         description="Profile of the training code: memory, host costs, kinds of parallelism. gpufleet is the reference "

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibrate import tabulate_rows
-from optimizer.performance.calibration import KINDS, POOLED, Calibration, Residual
+from optimizer.performance.calibrate import left_out_errors, tabulate_rows
+from optimizer.performance.calibration import BY_PROCESSOR, KINDS, OF_MANY_NODES, POOLED, Calibration, Residual
 from optimizer.performance.evaluate import step_s
-from optimizer.performance.fit import START, factors, robust
-from optimizer.performance.frameworks import frameworks
+from optimizer.performance.fit import START, factors, redescending, robust
+from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import stack, stack_coefficients
 from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Floats
@@ -25,14 +25,23 @@ KNOWN_SPREAD = 0.5
 # Rows that the shipped error of a GPU weighs as.
 PRIOR_ROWS = 2
 
-_ENOUGH = 1e-8  # relative improvement below which the fit ends
+# Start and spread (log units) of what only many nodes show: small and loose, so that rows prove it.
+MANY_NODES_START_S = 20e-6
+MANY_NODES_SPREAD = 2.5
+# Rows that show a 95th percentile.
+ROWS_OF_A_TAIL = 20
+
+_NORMAL_P95 = 1.645
+_NEAR = 1e-4
+_ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 Key = tuple[str, str]  # field of Calibration, and the key in it
 
 
 def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     """Move the coefficients of ``base`` that ``rows`` use towards them; residuals stay the base's."""
-    spreads = {key: _spread(base, rows, *key) for key in sorted({key for row in rows for key in _own_factors(row)})}
+    keys = sorted({key for row in rows for key in _own_factors(row, base)})
+    spreads = {key: _spread(base, rows, *key) for key in keys}
     spreads = {key: spread for key, spread in spreads.items() if spread > 0}
     if not spreads:
         return base
@@ -46,25 +55,33 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
             update.setdefault(field, dict(getattr(base, field)))[key] = float(f"{value:.{digits}g}")
         return base.model_copy(update=update)
 
-    def residuals(theta: Floats) -> Floats:
+    def residuals(theta: Floats, loss: Callable[[Floats], Floats]) -> Floats:
         moved = move(theta, digits=17)
         coefficients = [moved.coefficients(row.setup.hardware.gpu, row.setup.recipe) for row in rows]
         error = np.log(step_s(replace(inputs, coefficients=stack_coefficients(coefficients)))) - measured
-        return np.concatenate([robust(error) / ROW_ERROR, theta / np.array(list(spreads.values()))])
+        return np.concatenate([loss(error) / ROW_ERROR, theta / np.array(list(spreads.values()))])
 
-    solution = least_squares(residuals, np.zeros(len(spreads)), method="lm", ftol=_ENOUGH)
+    # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.
+    near = least_squares(residuals, np.zeros(len(spreads)), method="lm", ftol=_NEAR, kwargs={"loss": robust})
+    solution = least_squares(residuals, near.x, method="lm", ftol=_ENOUGH, kwargs={"loss": redescending})
     return move(solution.x, digits=6)
+
+
+def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
+    """Add code whose runs move no number of another's to ``base``, with its own residual."""
+    left_out = left_out_errors(rows, lambda train: adapt(train, base))
+    return adapt(rows, base).model_copy(update={"residuals": residuals(rows, left_out, base)})
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
     """Bring ``base``'s residuals of the rows' GPUs up to date.
 
-    Root mean square of the left-out errors and of ``base``'s. Rows of one model do not go below the smallest error of
-    the base: they do not show how others fare.
+    Root mean square of the left-out errors and of ``base``'s, or what their 95th percentile asks for if more. Rows of
+    one model do not go below the smallest error of the base: they do not show how others fare.
     """
     updated = dict(base.residuals)
     least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    table = tabulate_rows(rows).assign(square=left_out**2)
+    table = tabulate_rows(rows).assign(square=left_out**2, left_out=left_out)
     groups = [(str(key), own) for key, own in table.groupby("key")]
     groups += [(kind, table[table.kind == kind]) for kind in KINDS]
     for key, own in groups:
@@ -73,17 +90,32 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
         before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
         squares = float(own.square.sum()) + PRIOR_ROWS * before.relative_error**2
         error = math.sqrt(squares / (len(own) + PRIOR_ROWS))
+        if len(own) >= ROWS_OF_A_TAIL:
+            error = max(error, float(np.quantile(-own.left_out, 0.95)) / _NORMAL_P95)
         if own.model.nunique() == 1:
             error = max(error, min(least, before.relative_error))
         updated[key] = Residual(rows=before.rows + len(own), relative_error=round(error, 4))
     return updated
 
 
-def _own_factors(row: MeasuredRun) -> set[Key]:
-    """List the most special key of each field in the row's products."""
+def _own_factors(row: MeasuredRun, base: Calibration) -> set[Key]:
+    """List the most special key of each field in the row's products.
+
+    Not its processor where ``base`` knows that but not the code: how slow the code is says nothing of the processor.
+    What only many nodes show is for rows on several nodes whose code is new, or has shown it.
+    """
+    framework = framework_name(row.setup.recipe.framework)
+    known = framework in base.overhead or frameworks()[framework].fitted_as in base.overhead
+    one_node = np.asarray(row.setup.grid.nodes) <= 1
     own: set[Key] = set()
     for names in factors(row.setup).values():
-        own |= set({field: key for field, key in names if key != POOLED}.items())
+        special = {field: key for field, key in names if key != POOLED}
+        for field, key in special.items():
+            of_processor = field in BY_PROCESSOR and key == row.setup.hardware.gpu.die
+            others = not known and of_processor and key in getattr(base, field)
+            hidden = field in OF_MANY_NODES and (one_node or (known and key not in getattr(base, field)))
+            if not others and not hidden:
+                own.add((field, key))
     return own
 
 
@@ -93,16 +125,19 @@ def _value(base: Calibration, field: str, key: str) -> float:
     *processor, framework = key.split(" ")
     profile = frameworks().get(framework)
     same_kernels = " ".join([*processor, profile.fitted_as]) if profile and profile.fitted_as else key
-    return next((values[name] for name in (key, same_kernels, key.split()[0], POOLED) if name in values), 1.0)
+    value = next((values[name] for name in (key, same_kernels, key.split()[0], POOLED) if name in values), 1.0)
+    return value or MANY_NODES_START_S
 
 
 def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
     """Distance that the coefficient may move, log units."""
+    if field in OF_MANY_NODES:
+        return MANY_NODES_SPREAD * (KNOWN_SPREAD if key in getattr(base, field) else 1.0)
     if key in getattr(base, field):
         return START[field].group * KNOWN_SPREAD
     spread = START[field].group
     if field == "matmul_efficiency":
         # The fit's spread covers only processors of data centres.
-        gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own_factors(row)]
+        gpus = [row.setup.hardware.gpu for row in rows if (field, key) in _own_factors(row, base)]
         spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
     return spread

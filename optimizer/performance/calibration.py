@@ -25,9 +25,12 @@ NEW_FRAMEWORK = "new framework"
 # Kinds of models with a residual of their own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
+BY_PROCESSOR = ("matmul_efficiency", "matmul_traffic", "attention_efficiency")
+# 0 for code without runs on several nodes that show them.
+OF_MANY_NODES = ("network_call_s", "tensor_hop_s", "pipeline_hop_s")
 BY_FRAMEWORK = (
     "elementwise_traffic", "overhead", "kernel_s", "host_s_per_layer", "host_s_per_step", "exposed_communication",
-    "network_efficiency",
+    "network_efficiency", "network_call_s", "tensor_hop_s", "pipeline_hop_s",
 )  # fmt: skip
 
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -87,6 +90,17 @@ class Calibration(BaseModel):
     )
     network_efficiency: dict[str, Share] = Field(
         description="Factor on the network bandwidth nccl-tests reach, by framework."
+    )
+    network_call_s: dict[str, Seconds] = Field(
+        default={POOLED: 0.0},
+        description="Time of a collective of data ranks on several nodes beyond its bytes, seconds, by framework.",
+    )
+    tensor_hop_s: dict[str, Seconds] = Field(
+        default={POOLED: 0.0},
+        description="Time of a tensor collective a rank, where tensor ranks span nodes, seconds, by framework.",
+    )
+    pipeline_hop_s: dict[str, Seconds] = Field(
+        default={POOLED: 0.0}, description="The same where a pipeline spans nodes, seconds, by framework."
     )
     residuals: dict[str, Residual] = Field(
         description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, "new framework" for '
@@ -158,6 +172,7 @@ class Calibration(BaseModel):
             width = residual_key(gpu, precision, framework)
             return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
         gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and "-bit" not in name]
+        gpus = [name for name in gpus if name.split()[-1] not in frameworks()]
         measured = ", ".join(gpus)
         return (
             f"no measured run on {residual_key(gpu, precision, framework)}: efficiency pooled from {measured} (error "
@@ -174,10 +189,13 @@ def model_kind(model: ModelSpec) -> str | None:
 
 
 def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
-    """Key of a GPU's residual: its name, the width if not 16 bits, and " fused" for 8 bits in fused kernels."""
+    """Key of a GPU's residual: its name, the width if not 16 bits, " fused" for 8 bits in fused kernels, and the
+    framework if its error is its own.
+    """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
-    fused = precision == "fp8" and frameworks()[framework_name(framework)].fused_kernels
-    return gpu.name + width + (" fused" if fused else "")
+    profile = frameworks()[framework_name(framework)]
+    fused = " fused" if precision == "fp8" and profile.fused_kernels else ""
+    return gpu.name + width + fused + (f" {framework_name(framework)}" if profile.own_error else "")
 
 
 def attention_precision(precision: str) -> str:

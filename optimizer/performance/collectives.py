@@ -29,7 +29,8 @@ class Communicator:
     """Ranks that communicate: all, of one node (``members``), and nodes (``spans``).
 
     ``byte_per_s`` is the bus bandwidth of a ring through all, ``network_byte_per_s`` one rank's share of its node's
-    network, ``piece_s`` the time of one piece of a transfer inside a node (0 between nodes).
+    network, ``call_s`` what a call takes beyond bytes and latency, ``piece_s`` the time of one piece of a transfer
+    inside a node (0 between nodes).
     """
 
     ranks: Number
@@ -40,15 +41,16 @@ class Communicator:
     network_byte_per_s: Number
     link_latency_s: Number
     network_latency_s: Number
+    call_s: Number = 0.0
     piece_s: Number
 
     def _latency_s(self) -> Number:
         inside = np.where(self.ranks > 1, self.link_latency_s, 0.0)
-        return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)), inside)
+        return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)) + self.call_s, inside)
 
     def _ring_latency_s(self) -> Number:
         hops = (self.ranks - self.spans) * LINK_HOP_S + (self.spans - 1.0) * NETWORK_HOP_S
-        return np.where(self.ranks > 1, self.link_latency_s + hops, 0.0)
+        return np.where(self.ranks > 1, self.link_latency_s + hops + self.call_s, 0.0)
 
     def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
         """Seconds of ``calls`` collectives; a transfer in pieces takes t + 2 sqrt(t x piece)."""
@@ -60,6 +62,10 @@ class Communicator:
         in_pieces = 2.0 * np.sqrt(on_wire * (self.piece_s * calls))
         latency_s = calls * self._ring_latency_s()
         return lambda element_bytes: element_bytes * on_wire + np.sqrt(element_bytes) * in_pieces + latency_s
+
+    def reduce_scatter(self, number_of_bytes: Number, calls: Number) -> Number:
+        """Seconds to reduce ``calls`` buffers, a part on each rank, with the latency of an all-reduce's tree."""
+        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self._latency_s())
 
     def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
         """Seconds to pass each rank's part around the ring, over one rank's share of the network."""
@@ -90,7 +96,9 @@ class Communicator:
         return self._seconds(np.maximum(inside, outside), calls, self._latency_s())
 
 
-def communicator(x: Inputs, network: Number, local: Number, ranks: Number, inner: Number) -> Communicator:
+def communicator(
+    x: Inputs, network: Number, local: Number, ranks: Number, inner: Number, call_s: Number = 0.0
+) -> Communicator:
     """Build the communicator of ``ranks`` whose neighbours are ``inner`` places apart.
 
     The communicators of a node's ``local`` ranks share its ``network``, byte/s.
@@ -109,5 +117,6 @@ def communicator(x: Inputs, network: Number, local: Number, ranks: Number, inner
         network_byte_per_s=network / local,
         link_latency_s=x.link_latency_s,
         network_latency_s=x.network_latency_s,
+        call_s=np.where(outside, call_s, 0.0),
         piece_s=np.where(outside, 0.0, LINK_PIECE_S),
     )

@@ -47,10 +47,13 @@ def communication(x: Inputs) -> Communication:
     pipeline: Number = 0.0
     if np.any(x.tensor > 1):
         # Two all-reduces a pass; with the sequence split, a gather and a reduction of the same bytes each.
-        ranks = communicator(x, network, local, x.tensor, inner=1.0)
+        late_s = x.tensor * x.coefficients.tensor_hop_s
+        ranks = communicator(x, network, local, x.tensor, inner=1.0, call_s=late_s)
         copies = np.where(x.expert > 1, x.experts_used, 1.0)
         reduced = (2.0 + again) * (2.0 * x.layers + x.mixture_layers * (copies - 1.0))
         calls = (4.0 + 2.0 * again) * x.layers * np.where(x.sequence_parallel > 0, 2.0, 1.0)
+        # The backward pass gathers the split inputs of two products once more (arXiv:2205.05198, 4.2.2).
+        reduced = reduced + np.where((x.sequence_parallel > 0) & (x.regathers_sequence > 0), x.layers, 0.0)
         tensor = ranks.all_reduce(reduced * tokens * x.hidden * x.element_bytes, calls)
     if np.any(x.context > 1):
         # A ring passes keys and values once forward, and with their gradients backward.
@@ -100,11 +103,13 @@ def buckets(reduced_bytes: Number) -> Number:
 
 def _over_data_ranks(x: Inputs, network: Number, local: Number) -> tuple[Number, Number]:
     ranks = x.data * x.context
-    everyone = communicator(x, network, local, ranks, inner=x.tensor)
+    call_s = x.coefficients.network_call_s
+    everyone = communicator(x, network, local, ranks, inner=x.tensor, call_s=call_s)
     held = stage_parameters(x)
     if np.any(x.expert > 1):
         # Experts' gradients are reduced over the ranks with the same experts.
-        same = communicator(x, network, local, np.maximum(ranks / x.expert, 1.0), inner=x.tensor * x.expert)
+        of_experts = np.maximum(ranks / x.expert, 1.0)
+        same = communicator(x, network, local, of_experts, inner=x.tensor * x.expert, call_s=call_s)
         experts = mixture_layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor
         # Independent of the rest of the grid: no expert ranks, one collective.
         spread = np.where(x.expert > 1, 1.0, 0.0)
@@ -133,7 +138,9 @@ def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[N
         sent, calls = gradient_compression.sent_bytes(x, reduced), gradient_compression.all_reduces(x, calls)
     all_reduce = ranks.all_reduce(sent, calls)
     on_ddp = x.bucket_bytes > 0
-    zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), reduce_scatter + gather)
+    in_hook = ranks.reduce_scatter(reduced, buckets(reduced))
+    sharded = np.where(x.hook_shards > 0, in_hook, reduce_scatter) + gather
+    zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), sharded)
     # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 also gather there.
     zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
     regathers = np.where(

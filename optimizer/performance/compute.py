@@ -42,6 +42,7 @@ class Compute:
     weights: Number
     host: Number
     waits: Number
+    late: Number
 
 
 def model_flops_per_sample(x: Inputs) -> Number:
@@ -130,6 +131,7 @@ def compute(x: Inputs) -> Compute:
         weights=weights,
         host=_host_seconds(x, full) + samples.layers * c.host_s_per_layer + mixture.host_layers * host_of_layer,
         waits=mixture.wait_layers * host_of_layer,
+        late=_late_seconds(x, full),
     )
 
 
@@ -171,6 +173,12 @@ def _host_seconds(x: Inputs, full: Number) -> Number:
     # Times the stages, because a stage gets its share of this sum.
     ends = np.where(x.layers > 0, kernels.END_LAYERS, 0.0) * x.pipeline * c.host_s_per_layer
     return x.layers * (per_layer + collectives) + ends
+
+
+def _late_seconds(x: Inputs, full: Number) -> Number:
+    """Least time of the layers' tensor collectives where the pipeline's stages are on several nodes."""
+    outside = (x.tensor > 1) & (x.pipeline > 1) & (x.nodes > 1)
+    return np.where(outside, x.layers * (4.0 + 2.0 * full) * x.tensor * x.coefficients.pipeline_hop_s, 0.0)
 
 
 def _host_of_layer(x: Inputs) -> Number:

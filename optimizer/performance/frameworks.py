@@ -61,6 +61,10 @@ class Framework(BaseModel):
     flash_kernel: FlashKernel
     pads_vocabulary: bool
     overlaps_data: bool
+    hook_shards: bool
+    regathers_sequence: bool
+    own_error: bool
+    balances_stages: bool
     overlaps_tensor: bool
     gathers_per_layer: float = Field(ge=1)
     gathers_again: bool

@@ -29,6 +29,9 @@ class Coefficients:
     host_s_per_step: Number
     exposed_communication: Number
     network_efficiency: Number
+    network_call_s: Number
+    tensor_hop_s: Number
+    pipeline_hop_s: Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -105,6 +108,9 @@ class Inputs:
     grouped_experts: Number
     autocast: Number
     overlaps_data: Number
+    hook_shards: Number
+    regathers_sequence: Number
+    balances_stages: Number
     overlaps_tensor: Number
     gathers_per_layer: Number
     gathers_again: Number

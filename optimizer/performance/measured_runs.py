@@ -21,6 +21,8 @@ from optimizer.performance.setups import Setup
 from optimizer.performance.types import Estimates, Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
+# Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
+MANY_NODES = RUNS.with_name("many_nodes_runs.csv")
 
 # Columns that no estimate reads.
 DESCRIPTIVE_COLUMNS = (

@@ -42,7 +42,20 @@ def _stage_parameters(x: Inputs, expert: Number) -> Number:
 
 def layers_of_stage(x: Inputs) -> Number:
     """Layers of the fullest pipeline stage."""
-    return np.ceil(x.layers / x.pipeline)
+    head = x.balances_stages * (x.pipeline > 1) * head_layers(x)
+    return np.minimum(np.ceil((x.layers + head) / x.pipeline), x.layers)
+
+
+def layers_of_last_stage(x: Inputs) -> Number:
+    """Layers of the stage with the output projection."""
+    fullest = layers_of_stage(x)
+    balanced = np.clip(np.floor(fullest - head_layers(x)), 0.0, None)
+    return np.where((x.balances_stages > 0) & (x.pipeline > 1), balanced, fullest)
+
+
+def head_layers(x: Inputs) -> Number:
+    """Output projection's parameters over a layer's, the weight that balanced stages count."""
+    return x.vocab * x.hidden / np.maximum(x.layer_matrix, 1.0)
 
 
 def mixture_layers_of_stage(x: Inputs) -> Number:

@@ -8,8 +8,8 @@ from optimizer.performance import gradient_compression, kernels
 from optimizer.performance.communication import buckets, communication
 from optimizer.performance.compute import compute, optimizer_time
 from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import layers_of_stage, stage_parameters
-from optimizer.performance.types import ZERO3, Number
+from optimizer.performance.stage import layers_of_last_stage, layers_of_stage, stage_parameters
+from optimizer.performance.types import ZERO1, ZERO3, Number
 
 
 def step_seconds(x: Inputs) -> dict[str, Number]:
@@ -23,17 +23,25 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
     tensor = sent.tensor * np.where(x.overlaps_tensor > 0, c.exposed_communication, 1.0)
     exchanged = tensor + context + sent.expert
     stages = x.pipeline
-    share = np.where(x.layers > 0, layers_of_stage(x) / np.maximum(x.layers, 1.0), 1.0)  # of the fullest stage
-    in_layers = (work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged) * share
-    host = work.host * share
-    waits = work.waits * share
-    stage = _longer(in_layers, host) + waits
-    last = _longer(in_layers + work.head, host) + waits
+    layers = np.maximum(x.layers, 1.0)
+    share = np.where(x.layers > 0, layers_of_stage(x) / layers, 1.0)  # of the fullest stage
+    last_share = np.where(x.layers > 0, layers_of_last_stage(x) / layers, 1.0)
+    each = work.layer_matmul + work.layer_attention + work.layer_elementwise + exchanged
+    stage, with_head = (
+        np.maximum(_longer(each * part + head, work.host * part), (work.host + work.late) * part) + work.waits * part
+        for part, head in ((share, 0.0), (last_share, work.head))
+    )
 
-    arithmetic = (work.layer_matmul + work.layer_attention) * share
-    slower = _throttling(x, (arithmetic + work.head) / np.maximum(last, _NO_TIME_S))
-    throttling = slower * (arithmetic + work.head)
-    stage, last = stage + slower * arithmetic, last + throttling
+    arithmetic = work.layer_matmul + work.layer_attention
+    dense = (arithmetic * last_share + work.head) / np.maximum(with_head, _NO_TIME_S)
+    slower = _throttling(x, dense)
+    stage, with_head = stage + slower * arithmetic * share, with_head + slower * (arithmetic * last_share + work.head)
+    # The slowest stage sets the pace: the last, unless layers are spread with the head's weight.
+    paced_by_last = with_head >= stage
+    last = np.where(paced_by_last, with_head, stage)
+    share = np.where(paced_by_last, last_share, share)
+    head = np.where(paced_by_last, work.head, 0.0)
+    throttling = slower * (arithmetic * share + head)
 
     # 1F1B (arXiv:2104.04473, 2.2); interleaving divides the bubble. Sends hide unless slower than a stage.
     sends = sent.pipeline * np.where(stages > 2.0, 1.0, 0.5)
@@ -54,9 +62,9 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         "matmul": work.layer_matmul * busy,
         "attention": work.layer_attention * busy,
         "elementwise": work.layer_elementwise * busy + work.weights * micro_batches,
-        "head": work.head * micro_batches,
+        "head": head * micro_batches,
         "throttling": throttling * micro_batches,
-        "host": (last - throttling - in_layers - work.head) * micro_batches + c.host_s_per_step,
+        "host": (last - throttling - each * share - head) * micro_batches + c.host_s_per_step,
         "tensor_communication": tensor * busy,
         "context_communication": context * busy,
         "expert_communication": sent.expert * busy,
@@ -69,7 +77,8 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
 def always_shown(x: Inputs) -> Number:
     """Share of data ranks' communication that always shows."""
     # PowerSGD's hook synchronizes the device in every bucket.
-    return np.where((x.overlaps_data > 0) & (x.powersgd_rank == 0), x.coefficients.exposed_communication, 1.0)
+    overlaps = x.overlaps_data * np.where(x.sharding == ZERO1, 1.0 - x.hook_shards, 1.0) * (x.powersgd_rank == 0)
+    return np.where(overlaps > 0, x.coefficients.exposed_communication, 1.0)
 
 
 def _hook_seconds(x: Inputs) -> Number:

@@ -14,10 +14,19 @@ import numpy as np
 
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu
-from optimizer.performance.adapt import adapt, residuals
+from optimizer.performance.adapt import adapt, add_framework, residuals
 from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance
-from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, read_usable_runs
+from optimizer.performance.measured_runs import (
+    MANY_NODES,
+    RUNS,
+    MeasuredRun,
+    Refused,
+    log_errors,
+    predict,
+    read_runs,
+    read_usable_runs,
+)
 from optimizer.performance.types import Bools, Floats
 
 LEAST_ALONE = 2
@@ -78,6 +87,8 @@ def calibrate(
     source = f"{count}{f' of {suites}' if suites else ''} ({origin}, sha256 {digest[:12]})"
     if alone or base is None:
         fitted = fit(rows, source=source, as_of=as_of, command=command)
+        if path.resolve() == RUNS.resolve():
+            fitted = add_framework(read_runs(MANY_NODES, gpus), fitted)
         left_out = left_out_errors(rows, fit_rows)
     else:
         left_out = left_out_errors(rows, lambda train: adapt(train, base))

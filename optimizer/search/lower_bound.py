@@ -39,7 +39,8 @@ class LowerBound:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        kinds = [_Kinds(table, space.model) for table in space.tables]
+        balanced = bool(np.any(space.machines.common.balances_stages))
+        kinds = [_Kinds(table, space.model, balanced=balanced) for table in space.tables]
         by_machine = [kinds[i] for i in space.table_index]
         table = space.table
         # Hours of the run for each second of a step; of a row for each of a micro-batch, of the bubble.
@@ -86,6 +87,7 @@ class LowerBound:
             layers_s *= kind.work_share
             host_s *= kind.work_share
             waits_s *= kind.work_share
+            head_s *= kind.head_share
             own = slice(self._first_work[i], self._first_work[i + 1])
             # A stage takes at least its GPU's time and its host's, and an even share of the weights' copies.
             np.add(np.maximum(layers_s, host_s), waits_s, out=without_head[:-1, own])
@@ -100,7 +102,7 @@ class LowerBound:
         machine = np.repeat(np.arange(len(by_machine)), [exchange.size for exchange in exchanges])
         columns = {name: np.concatenate([getattr(e, name) for e in exchanges]).astype(float) for name in GRID_COLUMNS}
         micro_batch, once = np.empty((2, space.shardings.size, machine.size))
-        always = np.empty(machine.size)
+        always = np.empty_like(once)
         for start in range(0, machine.size, _CHUNK):
             piece = slice(start, start + _CHUNK)
             settings: dict[str, Any] = {name: values[piece] for name, values in columns.items()}
@@ -108,9 +110,12 @@ class LowerBound:
             settings |= {"sharding": space.shardings[:, None].astype(float), "checkpointing": float(NONE)}
             x = space.machines.inputs(machine[piece], settings)
             micro_batch[:, piece], once[:, piece] = data_communication(x)
-            always[piece] = always_shown(x)
+            always[:, piece] = always_shown(x)
         self._micro_batch_exchange, self._step_exchange = (
-            [_Exchange(always * sent, (1.0 - always) * sent) if sent.any() else None for sent in by_sharding]
+            [
+                _Exchange(shown * sent, (1.0 - shown) * sent) if sent.any() else None
+                for shown, sent in zip(always, by_sharding, strict=True)
+            ]
             for by_sharding in (micro_batch, once)
         )
         self._first_exchange = np.cumsum([0, *(exchange.size for exchange in exchanges[:-1])])
@@ -163,11 +168,12 @@ class _Kinds:
     Attributes:
         shapes: a row for each (tensor, context, expert, micro-batch): the time of a layer depends on nothing else.
         work_shape, work_stages, work_share: of each kind of work, shape, stages and layers' share of the fullest stage.
+        head_share: of the head's time: all, or where stages are balanced the mean stage's, which the slowest exceeds.
         exchanges: a row for each kind of data-parallel ranks.
         row_work, row_exchange: of each row, its kind.
     """
 
-    def __init__(self, table: LayoutTable, model: ModelSpec) -> None:
+    def __init__(self, table: LayoutTable, model: ModelSpec, *, balanced: bool) -> None:
         first = take_rows(table, table.first_rows)  # a row for each layout
         sizes, size = distinct(table.micro_batch)
         meshes, mesh = distinct(_encode(first.tensor, first.context, first.expert))
@@ -187,6 +193,9 @@ class _Kinds:
         self.work_stages = np.repeat(first.pipeline[pipeline_layout], sizes.size)
         layers = model.layers
         self.work_share = np.ceil(layers / self.work_stages) / layers if layers else np.ones(self.work_stages.size)
+        self.head_share: Floats | float = 1.0
+        if balanced and layers:
+            self.work_share = self.head_share = 1.0 / self.work_stages
         self.row_work = pipeline[table.layout] * sizes.size + size
         # Nodes follow: a node has as many ranks on all rows of a table.
         ranks = first.data * first.context

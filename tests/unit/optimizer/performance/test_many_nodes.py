@@ -1,0 +1,60 @@
+"""The estimate on 1 to 32 nodes, each model judged by a fit that saw none of its runs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from optimizer.catalog.gpus import gpu_table
+from optimizer.performance.adapt import adapt
+from optimizer.performance.calibration import BY_PROCESSOR
+from optimizer.performance.measured_runs import MANY_NODES, log_errors, read_runs
+from tests.benchmarks.many_nodes import Judged, left_out, runs, without
+from tests.unit.optimizer.performance.fixtures import CALIBRATION
+
+
+@functools.cache
+def judged() -> dict[str, tuple[Judged, Judged]]:
+    return left_out(runs())
+
+
+@pytest.mark.parametrize("model", ["llama-1B", "llama-8B"])
+def test_a_model_left_out_is_met_on_many_nodes(model: str) -> None:
+    undisturbed, every = judged()[model]
+    assert undisturbed.best_tenth_error < 0.10
+    assert abs(undisturbed.best_tenth_bias) < 0.06
+    assert undisturbed.median_error < 0.15
+    speeds = list(undisturbed.preferred.values())
+    assert math.exp(np.mean(np.log(speeds))) > 0.93
+    assert undisturbed.within_p95 > 0.87  # missed: 97% and 88% (docs/estimator.md, Many nodes)
+    assert every.median_error < 0.18
+
+
+def test_slow_code_on_many_nodes_moves_no_number_of_others() -> None:
+    """A processor that other code measured keeps its values, so does that code."""
+    rows = read_runs(MANY_NODES, gpu_table())
+    base = without(CALIBRATION, "nanotron")
+    adapted = adapt(rows[::4], base)
+    for name in BY_PROCESSOR:
+        assert {key: value for key, value in getattr(adapted, name).items() if "nanotron" not in key} == getattr(
+            base, name
+        )
+    assert adapted.pipeline_hop_s["nanotron"] > 10 * 20e-6
+    assert set(adapted.pipeline_hop_s) == {"pooled", "nanotron"}
+
+
+def test_disturbed_runs_do_not_move_the_others() -> None:
+    """A sixth of the runs ten times too slow, as a cluster makes them: the rest stay where they were."""
+    rows = read_runs(MANY_NODES, gpu_table())[::3]
+    base = without(CALIBRATION, "nanotron")
+    slow = [
+        replace(row, tokens_per_second_per_gpu=row.tokens_per_second_per_gpu / 10) if i % 6 == 0 else row
+        for i, row in enumerate(rows)
+    ]
+    kept = [row for i, row in enumerate(rows) if i % 6]
+    clean, moved = (np.median(log_errors(kept, adapt(given, base))) for given in (kept, slow))
+    assert abs(moved - clean) < 0.05
