@@ -5,6 +5,7 @@ LoRA: arXiv:2106.09685. QLoRA, LoRA over a base in 4 bits: arXiv:2305.14314.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,10 @@ def fine_tuning_problems(
     """List the parts of a fine-tuning job that the trainer does not carry out."""
     if tuning.trains_all:
         return []
+    if not re.match(FROZEN, tuning.frozen):
+        return [f"frozen is {tuning.frozen!r}, and not none, embedding or a number of first layers"]
+    if tuning.adapts and tuning.frozen != "none":
+        return [f"frozen is {tuning.frozen}, and method {tuning.method} freezes the whole base"]
     kind = str(architecture.get("model_type", ""))
     if kind not in ADAPTED:
         return [f"{tuning.in_words}: the trainer freezes and adapts {', '.join(ADAPTED)}, not {kind or 'this model'}"]

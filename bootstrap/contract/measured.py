@@ -75,7 +75,11 @@ class MeasuredRow:
     gpu_memory_gib: float  # total memory of one; an A100 has 40 or 80 GB
     gpus: int
     gpus_per_node: int
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
+    method: str | None = None  # of fine-tuning: lora, qlora; the next three too
+    lora_rank: int | None = None
+    lora_targets: str | None = None
+    frozen: str | None = None
     sharding: Literal["ddp", "zero1", "zero2", "zero3"]
     tensor_parallel: int
     pipeline_parallel: int

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from bootstrap.contract.trainer import (
     BALANCES,
     CHECKPOINTINGS,
@@ -25,7 +26,7 @@ from bootstrap.contract.trainer import (
 from bootstrap.training.errors import ConfigurationError
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-LEARNING_RATES = {"adamw": 3e-4, "adam": 3e-4, "adafactor": 1e-2, "sgd": 0.1}
+LEARNING_RATES = {"adamw": 3e-4, "adamw8bit": 3e-4, "adam": 3e-4, "adafactor": 1e-2, "sgd": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,20 @@ class TrainerConfig:
         str, Flag("activations computed again in the backward pass", "ACTIVATION_CHECKPOINTING", CHECKPOINTINGS)
     ] = "none"
 
+    method: Annotated[str, Flag("full, or adapters over a frozen base: lora, qlora", "METHOD", METHODS)] = "full"
+    lora_rank: Annotated[int, Flag("rank of the adapters", "LORA_RANK")] = FULL_TRAINING.lora_rank
+    lora_alpha: Annotated[int, Flag("adapters' products are scaled by alpha / rank", "LORA_ALPHA")] = (
+        FULL_TRAINING.lora_alpha
+    )
+    lora_targets: Annotated[str, Flag("projections with adapters", "LORA_TARGETS", TARGETS)] = "all"
+    frozen: Annotated[str, Flag("none, embedding, or a number of first layers (the embedding too)", "FROZEN")] = "none"
+
     gradient_compression: Annotated[
         str, Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK", "GRADIENT_COMPRESSION")
     ] = "none"
 
     optimizer: Annotated[str, Flag("optimizer", "OPTIMIZER", OPTIMIZERS)] = "adamw"
-    learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
+    learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
     weight_decay: Annotated[float, Flag("weight decay of matrices")] = 0.1
     clip_norm: Annotated[float, Flag("largest norm of all gradients together; 0: no clipping")] = 1.0
     schedule: Annotated[
@@ -103,6 +112,17 @@ class TrainerConfig:
         """``decoder``, ``encoder`` or ``cnn``."""
         return "cnn" if self.kind in CNNS else "encoder" if self.kind in ENCODERS else "decoder"
 
+    @property
+    def tuning(self) -> FineTuning:
+        """Part of the model that trains."""
+        return FineTuning(
+            method=self.method,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            lora_targets=self.lora_targets,
+            frozen=self.frozen,
+        )
+
     def job(self) -> TrainerJob:
         """Job that the contract judges."""
         return TrainerJob(
@@ -118,6 +138,7 @@ class TrainerConfig:
             expert=self.expert_parallel,
             activation_checkpointing=self.activation_checkpointing,
             gradient_compression=self.gradient_compression,
+            tuning=self.tuning,
             shares=self.shares,
             balance=self.balance,
         )
@@ -130,7 +151,17 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         ConfigurationError: a value that is no number, out of range, or a job that ``contract/trainer.py`` refuses.
     """
     config = TrainerConfig(**vars(_parser(environment).parse_args(arguments)))
-    for name in ("steps", "seq_len", "micro_batch", "grad_accum", "log_every", "evaluation_steps", "gpus_per_node"):
+    for name in (
+        "steps",
+        "seq_len",
+        "micro_batch",
+        "grad_accum",
+        "log_every",
+        "evaluation_steps",
+        "gpus_per_node",
+        "lora_rank",
+        "lora_alpha",
+    ):
         _check_least(config, name, 1)
     for name in ("global_batch", "learning_rate", "clip_norm", "weight_decay", "warmup_steps", "evaluate_every"):
         _check_least(config, name, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 import os
 import re
 import statistics
@@ -191,7 +192,8 @@ def measured_row(
         predicted=predicted_from(environment),
         model=config.kind,
         architecture=config.family,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=_parameters(model),
+        **_tuning(config),
         **_shape(model),
         seq_len=config.seq_len,
         gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
@@ -214,6 +216,23 @@ def measured_row(
         peak_memory_gib=measured.peak_allocated_gib,
         reserved_memory_gib=measured.peak_reserved_gib,
     )
+
+
+def _parameters(model: nn.Module) -> int:
+    """Parameters of the model without its adapters; a packed 4-bit weight counts as what it was."""
+    return sum(
+        math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name
+    )
+
+
+def _tuning(config: TrainerConfig) -> dict[str, Any]:
+    """Columns of a run that trains a part of the model."""
+    tuning = config.tuning
+    if tuning.adapts:
+        return {"method": tuning.method, "lora_rank": tuning.lora_rank, "lora_targets": tuning.lora_targets}
+    return {} if tuning.trains_all else {"frozen": tuning.frozen}
 
 
 def _shape(model: nn.Module) -> dict[str, Any]:

@@ -26,12 +26,12 @@ UNMASKED = "gpufleet_sdpa"
 def build(config: TrainerConfig) -> nn.Module:
     """Build the model: a CNN on the CPU, a transformer with parameters on the meta device and buffers on the CPU."""
     if config.family == "cnn":
-        torchvision = _library("torchvision")
+        torchvision = library("torchvision")
         torch.manual_seed(config.seed)
         arguments = {name: value for name, value in config.architecture.items() if name != TORCHVISION}
         cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
         return cnn
-    transformers = _library("transformers")
+    transformers = library("transformers")
     fields = {name: value for name, value in config.architecture.items() if name != "model_type"}
     auto = transformers.AutoModelForMaskedLM if config.family == "encoder" else transformers.AutoModelForCausalLM
     try:
@@ -80,7 +80,9 @@ def materialise(model: nn.Module, module: nn.Module, *, device: torch.device, se
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 if parameter not in made:  # tied ones stay one
-                    made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+                    made[parameter] = nn.Parameter(
+                        torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad
+                    )
                 part._parameters[name] = made[parameter]
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
@@ -88,8 +90,13 @@ def materialise(model: nn.Module, module: nn.Module, *, device: torch.device, se
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Children first: GPT-2's attention draws its output projection again, scaled by the depth.
         for part in reversed(parts):
-            torch.manual_seed(seed + zlib.crc32(names[part].encode()))
-            initialise(part)
+            # An adapter's base has the values that it has without.
+            torch.manual_seed(seed + zlib.crc32(names[part].replace(".base_layer", "").encode()))
+            adapter: Any = part
+            if hasattr(part, "lora_A"):
+                adapter.reset_lora_parameters("default", init_lora_weights=True)
+            else:
+                initialise(part)
 
 
 @contextlib.contextmanager
@@ -109,7 +116,8 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
+    """Import a library that builds a part of the model; ConfigurationError names it where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

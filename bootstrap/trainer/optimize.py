@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.models import library
 
 # Last part of a wsd schedule, in which the rate falls (arXiv:2405.18392 finds 10 to 20% enough).
 DECAY_SHARE = 0.2
@@ -36,6 +37,11 @@ def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Opti
             return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
         case "adam":
             return torch.optim.Adam(groups, lr=config.learning_rate, fused=fused)
+        case "adamw8bit":
+            optimizer: torch.optim.Optimizer = library("bitsandbytes").optim.AdamW8bit(
+                groups, lr=config.learning_rate, betas=(0.9, 0.95)
+            )
+            return optimizer
         case "sgd":
             return torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9, fused=fused)
         case _:

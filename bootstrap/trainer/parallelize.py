@@ -13,11 +13,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from bootstrap.trainer.adapters import quantize
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.mesh import SHARDED
 from bootstrap.trainer.models import blocks, materialise
 from bootstrap.trainer.tensor_parallel import split_ends, split_layer
+from bootstrap.trainer.weights import load_weights
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Products and attention, whose outputs selective checkpointing keeps.
@@ -36,8 +38,13 @@ KEPT = {
 }
 
 
-def parallelize(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> nn.Module:
-    """Put ``model`` on ``device`` in the configuration's layout; collective."""
+def parallelize(
+    model: nn.Module, config: TrainerConfig, mesh: DeviceMesh, device: torch.device, weights: str = ""
+) -> nn.Module:
+    """Put ``model`` on ``device`` in the configuration's layout; collective.
+
+    ``weights``: values that 4-bit projections are made of, if any; the caller loads the others.
+    """
     if config.family == "cnn":
         # FSDP2 takes contiguous parameters only.
         ordered = torch.contiguous_format if shards(config, mesh) else torch.channels_last
@@ -46,7 +53,7 @@ def parallelize(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh, devic
         if config.compiled:
             model.compile()
     else:
-        layers = _prepare_transformer(model, config, mesh, device)
+        layers = _prepare_transformer(model, config, mesh, device, weights)
     if not shards(config, mesh):
         return _replicate(model, config, mesh)
     _shard(model, layers, config, mesh)
@@ -65,7 +72,9 @@ def autocasts(config: TrainerConfig, mesh: DeviceMesh) -> bool:
     return config.precision in HALF and (config.family == "cnn" or not shards(config, mesh))
 
 
-def _prepare_transformer(model: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> list[nn.Module]:
+def _prepare_transformer(
+    model: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device, weights: str
+) -> list[nn.Module]:
     """Make, split, checkpoint and compile layer by layer; returns the layers."""
     if config.context_parallel > 1:
         split_context(model, mesh.get_group("cp"))
@@ -73,6 +82,10 @@ def _prepare_transformer(model: Any, config: TrainerConfig, mesh: DeviceMesh, de
     in_shards = shards(config, mesh) and config.sharding != "ddp"
     for number, layer in enumerate(layers):
         materialise(model, layer, device=device, seed=config.seed)
+        if config.tuning.four_bit:  # before the next layer is made: the 16-bit base need not fit
+            if weights:
+                load_weights(model, weights, within=layer)
+            quantize(layer, device)
         if config.tensor_parallel > 1:
             split_layer(layer, mesh["tp"], sequence_parallel=config.sequence_parallel)
         layers[number] = _checkpointed(layer, config, model.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bootstrap.contract.shares import RankBatch
 from bootstrap.trainer import oom
+from bootstrap.trainer.adapters import choose_trained
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
@@ -30,11 +32,13 @@ from bootstrap.trainer.optimize import LossScale, build_optimizer, build_schedul
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
 from bootstrap.trainer.shares import Balance, rank_batches, with_batch
-from bootstrap.trainer.weights import load_weights, save_weights
+from bootstrap.trainer.weights import load_weights, save_adapters, save_weights, stage_weights
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.state import Stateful
 from bootstrap.training.stores import open_store
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 
@@ -99,7 +103,12 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     ranks, rank = data_size(mesh), data_rank(mesh)
     batches = rank_batches(config, mesh, micro_batch_limit=oom.micro_batch_limit())
     config = with_batch(config, batches, rank)
-    model = parallelize(build(config), config, mesh, device)
+    # Of all ranks: local rank 0 copies, the others wait.
+    weights = str(stage_weights(config.weights)) if config.weights else ""
+    whole = build(config)
+    if config.family != "cnn":
+        choose_trained(whole, config)
+    model = parallelize(whole, config, mesh, device, weights)
     compression = compress_gradients(
         model,
         config.gradient_compression if ranks > 1 else "none",
@@ -107,8 +116,10 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
         steps=config.steps,
         warmup_steps=config.warmup_steps,
     )
-    if config.weights:
-        load_weights(model, config.weights)
+    if weights:
+        load_weights(model, weights)
+    elif not config.tuning.trains_all:
+        logger.warning("%s over random weights: --weights names the base to start from", config.tuning.in_words)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
     optimizer = build_optimizer(config, model)
@@ -186,6 +197,8 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             tokens_per_sample=tokens,
             seed=config.seed,
             rehearsal=rehearsal,
+            # The base is in --weights, or follows from the seed.
+            save_frozen=False,
         ) as run,
         Loader(data, run.sample_indices, micro_batch=config.micro_batch, device=device) as loader,
     ):
@@ -212,6 +225,8 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
                 clock.restart()
     measured.close()
     save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
+    if config.tuning.adapts:
+        save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)
 
 
 def _rehearse(parts: Assembled, data: Dataset) -> None:

@@ -11,7 +11,7 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,14 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from bootstrap.trainer.adapters import (
+    MergedWeight,
+    adapted,
+    adapter_config,
+    adapter_tensors,
+    base_tensors,
+    whole_tensors,
+)
 from bootstrap.trainer.data.staging import stage
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.stores import LocalStore, open_store
@@ -43,7 +51,7 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     Args:
         architecture: written as config.json of a model without a config of its own (torchvision's).
     """
-    tensors, aliases = _state(model)
+    tensors, aliases = _state(model, whole_tensors)
     written = {name: tensor for name, tensor in tensors.items() if name not in aliases}
     files = _files(written)
     is_writer = not dist.is_initialized() or dist.get_rank() == 0
@@ -76,16 +84,45 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
 
 
-def load_weights(model: nn.Module, uri: str) -> None:
+def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
+    """Write adapters and their configuration as ``PeftModel.from_pretrained`` reads them; collective."""
+    is_writer = not dist.is_initialized() or dist.get_rank() == 0
+    whole = {name: _on_rank_0(tensor, is_writer) for name, tensor in adapter_tensors(model).items()}
+    if not is_writer:
+        return
+    from safetensors.torch import save_file
+
+    store = open_store(uri)
+    with tempfile.TemporaryDirectory(prefix=".adapters-") as folder:
+        path = Path(folder) / "adapter_model.safetensors"
+        save_file({name: tensor for name, tensor in whole.items() if tensor is not None}, path, {"format": "pt"})
+        if isinstance(store, LocalStore):
+            store.root.mkdir(parents=True, exist_ok=True)
+        _publish(store, path)
+        _publish_json(store, Path(folder) / "adapter_config.json", adapter_config(model, base))
+    logger.info("adapters are in %s: %d tensors", uri, len(whole))
+
+
+def stage_weights(uri: str) -> Path:
+    """Local path of published weights; call it on every rank."""
+    return stage(uri, suffixes=(".safetensors", INDEX_NAME))
+
+
+def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None) -> None:
     """Copy the tensors of a folder or S3 prefix into a model on its devices; each rank reads its slices.
+
+    ``within``: a part of the model to fill alone. Adapters keep their initial values.
 
     Raises:
         ConfigurationError: a tensor is missing or has another shape.
     """
     from safetensors import safe_open
 
-    folder = stage(uri, suffixes=(".safetensors", INDEX_NAME))
-    targets, aliases = _state(model)
+    folder = stage_weights(uri)
+    targets, aliases = _state(model, base_tensors)
+    if within is not None:
+        inside = {id(parameter) for parameter in within.parameters()}
+        targets = {name: target for name, target in targets.items() if id(target) in inside}
     with ExitStack() as stack, torch.no_grad():
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in _stored_files(folder)]
         stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -107,15 +144,19 @@ def load_weights(model: nn.Module, uri: str) -> None:
                 )
             local = target.to_local() if isinstance(target, DTensor) else target
             local.copy_(part[_slices(target)] if target.ndim else part[...])
-        if unused := sorted(stored.keys() - {name for name in sources.values() if name}):
+        unused = sorted(stored.keys() - {name for name in sources.values() if name})
+        if unused and not adapted(model):
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
 
 
-def _state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors by name, and the first name of each tied one that has another."""
-    tensors: dict[str, torch.Tensor] = {
-        name: value for name, value in get_model_state_dict(model).items() if isinstance(value, torch.Tensor)
-    }
+def _state(
+    model: nn.Module, of_adapted: Callable[[nn.Module], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors by name (``of_adapted`` where it has adapters), and the first name of each tied one that has another."""
+    if adapted(model):
+        tensors = of_adapted(model)
+    else:
+        tensors = {n: value for n, value in get_model_state_dict(model).items() if isinstance(value, torch.Tensor)}
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -142,7 +183,7 @@ def _names(model: nn.Module, name: str) -> Iterator[str]:
             yield candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+def _files(tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     """Tensor names of each file, in order."""
     groups: list[list[str]] = [[]]
     filled = 0
@@ -158,8 +199,8 @@ def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
     return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
 
 
-def _on_rank_0(tensor: torch.Tensor, is_writer: bool) -> torch.Tensor | None:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _on_rank_0(tensor: torch.Tensor | MergedWeight, is_writer: bool) -> torch.Tensor | None:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor | MergedWeight) else tensor
     return whole.detach().cpu().contiguous() if is_writer else None
 
 

@@ -67,6 +67,7 @@ class SpotTolerantRun:
         hang_timeout_s: longest step (the first: three times as long); default: ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
             it for a bit-equal resume: it lays its gradient buckets, and so the order of sums, out after its first pass.
+        save_frozen: checkpoints hold parameters without gradients too; False where each start makes them the same.
 
     Raises:
         ConfigurationError: states that cannot be saved, a layout other than the plan's, sizes that do not divide, too
@@ -96,6 +97,7 @@ class SpotTolerantRun:
         hang_timeout_s: float | None = None,
         watcher: Watcher | None = None,
         rehearsal: Callable[[], object] | None = None,
+        save_frozen: bool = True,
     ) -> None:
         optional = {"scheduler": scheduler, "scaler": scaler}
         optional |= {f"extra.{name}": part for name, part in (extra or {}).items()}
@@ -117,7 +119,12 @@ class SpotTolerantRun:
         self._data = DataRanks.of(mesh, rank=self._ranks.rank, world_size=self._ranks.world_size)
         refuse_other_layout(model, optimizer, mesh, self._data.size)
         self._state = TrainingState(
-            model, optimizer, optional, rank=self._ranks.rank, world_size=self._ranks.world_size
+            model,
+            optimizer,
+            optional,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            save_frozen=save_frozen,
         )
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self._shares: tuple[int, ...] | None = None

@@ -50,11 +50,11 @@ class TrainingState:
 
     def __init__(
         self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None], *, rank: int = 0,
-        world_size: int = 1,
+        world_size: int = 1, save_frozen: bool = True,
     ) -> None:  # fmt: skip
         self.model = unwrap(model)
         refuse_unsupported(self.model, optimizer)
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._save_frozen = rank, world_size, save_frozen
         self._optional = {name: part for name, part in optional.items() if part is not None}
         optimizer = unwrap_optimizer(optimizer)
         # Its step is what changes the parameters.
@@ -69,7 +69,11 @@ class TrainingState:
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
                 reshard()
-        self.parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
+        self.parameters = {
+            plain_name(name): parameter
+            for name, parameter in self.model.named_parameters()
+            if self._save_frozen or parameter.requires_grad
+        }
         self.parts = dict(self._optional)
         self.optimizer: OptimizerStates | None = None
         if has_torch_states(self._optimizer):

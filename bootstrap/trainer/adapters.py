@@ -1,0 +1,170 @@
+"""Part of the model that trains: frozen parameters, LoRA adapters (peft), a base in 4 bits (bitsandbytes)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from bootstrap.contract.fine_tuning import PURE
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.models import blocks, library
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+# peft's name of the one adapter, and of the module that it wraps.
+ADAPTER = "default"
+BASE = ".base_layer"
+HALF = {"bf16": torch.bfloat16, PURE: torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_trained(model: nn.Module, config: TrainerConfig) -> None:
+    """Freeze parameters, add adapters and set the parameters' types, on a model on the meta device."""
+    tuning = config.tuning
+    if tuning.adapts:
+        peft = library("peft")
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(
+                r=tuning.lora_rank,
+                lora_alpha=tuning.lora_alpha,
+                lora_dropout=0.0,
+                target_modules=list(targets(config)),
+            ),
+            model,
+            adapter_name=ADAPTER,
+            low_cpu_mem_usage=True,
+        )
+        for module in adapted(model).values():
+            # peft would copy the input to the adapter's 32 bits; autocast or FSDP2 casts the adapter instead.
+            module.cast_input_dtype_enabled = False
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+    elif not tuning.trains_all:
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+        for module in (embedding, *blocks(model)[: tuning.frozen_layers]):
+            module.requires_grad_(False)
+    for parameter in model.parameters():
+        # Adapters keep 32-bit weights over a 16-bit base, as peft's autocast_adapter_dtype does.
+        if config.precision == PURE or (tuning.adapts and not parameter.requires_grad):
+            parameter.data = parameter.data.to(HALF.get(config.precision, parameter.dtype))
+
+
+def targets(config: TrainerConfig) -> tuple[str, ...]:
+    """Names of the projections that have adapters."""
+    return ATTENTION + FEED_FORWARD if config.tuning.lora_targets == "all" else ATTENTION
+
+
+def adapted(model: nn.Module) -> dict[str, Any]:
+    """peft's modules around projections, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def quantize(layer: nn.Module, device: torch.device) -> None:
+    """Replace the base of a layer's projections by NF4 with double quantization (QLoRA, arXiv:2305.14314)."""
+    bitsandbytes = library("bitsandbytes")
+    for name, module in list(layer.named_modules()):
+        own = name.rpartition(".")[2]
+        if not isinstance(module, nn.Linear) or own.removeprefix("base_layer") not in ("", *ATTENTION, *FEED_FORWARD):
+            continue
+        packed = bitsandbytes.nn.Linear4bit(
+            module.in_features,
+            module.out_features,
+            bias=module.bias is not None,
+            compute_dtype=torch.bfloat16,
+            compress_statistics=True,
+            quant_type="nf4",
+            device="meta",
+        )
+        packed.weight = bitsandbytes.nn.Params4bit(
+            module.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4", module=packed
+        )
+        packed.bias = module.bias
+        # bitsandbytes packs the weights as they move.
+        setattr(layer.get_submodule(name.rpartition(".")[0]), own, packed.to(device))
+
+
+class MergedWeight:
+    """Weight of a projection with its adapter's product added, in the base's type; made when it is read."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.shape = torch.Size((module.out_features, module.in_features))
+        weight = module.base_layer.weight
+        self.dtype = torch.bfloat16 if getattr(weight, "quant_state", None) is not None else weight.dtype
+
+    def numel(self) -> int:
+        """Elements of the weight."""
+        return self.shape.numel()
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    def full_tensor(self) -> torch.Tensor:
+        """Whole merged weight; collective where parts are sharded."""
+        weight = self._module.base_layer.weight
+        if getattr(weight, "quant_state", None) is not None:
+            weight = library("bitsandbytes").functional.dequantize_4bit(weight.data, weight.quant_state)
+        first, second = self._module.lora_A[ADAPTER].weight, self._module.lora_B[ADAPTER].weight
+        change = _whole(second).float() @ _whole(first).float() * self._module.scaling[ADAPTER]
+        merged: torch.Tensor = (_whole(weight).float() + change).to(self.dtype)
+        return merged
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Adapters by the names that ``PeftModel.from_pretrained`` reads."""
+    return {
+        f"base_model.model.{_plain(name)}.{part}.weight": getattr(module, part)[ADAPTER].weight
+        for name, module in adapted(model).items()
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def adapter_config(model: nn.Module, base: str) -> dict[str, Any]:
+    """``adapter_config.json`` of peft."""
+    modules = adapted(model)
+    first = next(iter(modules.values()))
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "r": first.r[ADAPTER],
+        "lora_alpha": first.lora_alpha[ADAPTER],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name in modules}),
+    }
+
+
+def whole_tensors(model: nn.Module) -> dict[str, Any]:
+    """Tensors of the model without adapters, by the names of Hugging Face's files: projections merged."""
+    modules = {_plain(name): module for name, module in adapted(model).items()}
+    merged: dict[str, Any] = {f"{name}.weight": MergedWeight(module) for name, module in modules.items()}
+    others = {
+        _plain(name).replace(BASE, ""): parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if "lora_" not in name
+    }
+    return {name: merged.get(name, parameter) for name, parameter in others.items()}
+
+
+def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters that published weights fill, by their names there; those in 4 bits are filled before."""
+    return {
+        _plain(name).replace(BASE, ""): parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if "lora_" not in name and parameter.dtype.is_floating_point
+    }
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _plain(name: str) -> str:
+    """Name without the wrappers of DistributedDataParallel, torch.compile and activation checkpointing."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
