@@ -58,6 +58,8 @@ def test_the_loss_falls_and_only_the_chosen_part_changes(trained: dict[str, dict
     assert trained["lora"]["losses"] == pytest.approx(trained["lora zero3"]["losses"], rel=0.02)
 
 
+# peft 0.21 asks transformers 5.23 by a name that it deprecates.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.timeout(300)
 def test_adapters_resume_bit_equal_and_merge(tmp_path: Path) -> None:
     whole, halves, flags = tmp_path / "whole", tmp_path / "halves", _flags(METHODS["qlora"])
