@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
+from optimizer.search.tables import take_rows
 
 Axis = Literal["deadline", "nodes", "budget"]
 _CONSTRAINTS: dict[Axis, str] = {"deadline": "deadline_hours", "budget": "budget_usd"}
@@ -54,8 +55,9 @@ def find_curves(
     curve_points = []
     for against, values in axes.items():
         for value in sorted(set(values)) or _choose_values(problem, tables, against, points):
-            plan = _find_at_nodes(problem, tables, int(value)) if against == "nodes" else None
-            if against != "nodes":
+            if against == "nodes":
+                plan = _find_within(problem, [_keep_nodes(table, value) for table in tables], against)
+            else:
                 plan = _find_within(problem.with_constraints(**{_CONSTRAINTS[against]: value}), tables, against)
             curve_points.append(CurvePoint(against=against, value=value, plan=plan))
     return curve_points
@@ -76,22 +78,22 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
 
 
 def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:
-    # The cheapest plan of a deadline; of a budget, the fastest: the cheapest is the same for every budget that has one.
+    # The fastest of a budget, as its cheapest plan is the same for every budget that has one; else the cheapest.
     request = problem.request.model_copy(update={"objective": "time" if against == "budget" else "cost"})
     candidate = rank_first(tables, request)
     return PlanBuilder(problem).build([candidate])[0] if candidate else None
 
 
-def _find_at_nodes(problem: Problem, tables: Sequence[CandidateTable], nodes: int) -> FleetPlan | None:
-    limits = problem.request.constraints
-    best: tuple[float, CandidateTable, int] | None = None
-    for table in tables:
-        rows = np.flatnonzero(table.feasible(limits) & (table.fastest.nodes[table.configuration] == nodes))
-        if rows.size:
-            row = int(rows[table.cost.expected[rows].argmin()])
-            if best is None or table.cost.expected[row] < best[0]:
-                best = float(table.cost.expected[row]), table, row
-    return PlanBuilder(problem).build([best[1:]])[0] if best else None
+def _keep_nodes(table: CandidateTable, nodes: float) -> CandidateTable:
+    rows = np.flatnonzero(table.fastest.nodes[table.configuration] == nodes)
+    return replace(
+        table,
+        configuration=table.configuration[rows],
+        purchase=table.purchase[rows],
+        outcome=take_rows(table.outcome, rows),
+        cost=take_rows(table.cost, rows),
+        reserve_hours=table.reserve_hours[rows],
+    )
 
 
 def _round_up(value: float) -> float:
