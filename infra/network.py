@@ -38,7 +38,7 @@ def choose_zones(settings: Settings) -> list[Zone]:
     EFA does not cross zones: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
     """
     plan = settings.plan
-    wanted = (settings.zone_id,) if settings.zone_id else plan.zone_ids
+    wanted = (settings.zone_id,) if settings.zone_id else plan.wanted_zone_ids
     zones = _account_zones()
     if not wanted:
         offers = aws.ec2.get_instance_type_offerings(

@@ -118,8 +118,8 @@ class Settings(_Model):
     vpc_cidr: Annotated[IPv4Network, BeforeValidator(_vpc_range)] = IPv4Network("10.42.0.0/16")
     """IPv4 range of the VPC to create."""
     zone_id: str = ""
-    """Zone to run in (use1-az6); the default is the plan's first. Set it to the zone of an existing capacity
-    reservation."""
+    """Zone to run in (use1-az6); the default is the zone of the plan's spot price (which `gpufleet stack set` writes),
+    else the plan's first. Set it to the zone of an existing capacity reservation."""
     ami_name: str = ""
     """Exact name of an AMI by Amazon; the default is the pinned Deep Learning Base AMI of the plan's CPU
     architecture."""

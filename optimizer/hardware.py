@@ -122,3 +122,7 @@ class Offer:
     def spot_by_zone(self) -> tuple[HourlyPrice, ...]:
         """Spot prices of all zones, the cheapest first."""
         return (self.spot, *self.dearer_spot) if self.spot else ()
+
+    def spot_in(self, zone_id: str) -> HourlyPrice | None:
+        """Spot price in a zone; a derived price is of every zone."""
+        return next((price for price in self.spot_by_zone if price.zone_id in (zone_id, "")), None)

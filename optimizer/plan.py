@@ -32,6 +32,10 @@ PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
+# Zone ids, unlike names, mean the same zone in every account:
+# https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
+ZONE_ID = r"^[a-z0-9]+-az\d+$"
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -87,6 +91,20 @@ class CapacityBlock(_Model):
         return self
 
 
+class SpotRange(_Model):
+    """Spot prices of a plan that are older than their limit, over the zones of its region.
+
+    ``cost_usd`` of the plan is at its own zone's price, and its 95th percentile has the spread of the prices' age.
+    """
+
+    age_days: int = Field(ge=0, description="Age of the prices when the plan was made.")
+    limit_days: int = Field(ge=0, description="Age up to which such prices are current.")
+    zones: int = Field(ge=0, description="Zones with a price; 0 where one is derived for the whole region.")
+    cheapest_usd_per_hour: Positive
+    dearest_usd_per_hour: Positive
+    cost_usd_dearest: NonNegative = Field(description="Expected USD of the run in the dearest zone.")
+
+
 class Purchase(_Model):
     """A purchase of the nodes."""
 
@@ -99,6 +117,9 @@ class Purchase(_Model):
         description="Existing reservation or Capacity Block; null with option reserved makes infra create one.",
     )
     capacity_block: CapacityBlock | None = Field(default=None, description="Null for the other options.")
+    zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = Field(
+        default=None, description="Zone that the spot price is of: the nodes go there. Null without one."
+    )
     spot_types: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], ...] = Field(
         default=(), description="Further types of a spot fleet: the same GPUs, memory and network, never slower."
     )
@@ -318,7 +339,7 @@ class FleetPlan(_Model):
     schema_version: Literal[1] = SCHEMA_VERSION
     instance_type: str = Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")
     region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
-    zone_ids: tuple[Annotated[str, Field(pattern=r"^[a-z0-9]+-az\d+$")], ...] = Field(
+    zone_ids: tuple[Annotated[str, Field(pattern=ZONE_ID)], ...] = Field(
         description="Zones that offer the type; empty where unknown."
     )
     node_count: Annotated[int, Field(ge=1, le=1000)]
@@ -335,6 +356,7 @@ class FleetPlan(_Model):
     cost_usd: Cost
     interruption: Interruption
     prices: tuple[PlanPrice, ...]
+    spot_range: SpotRange | None = Field(default=None, description="Null where the prices were current.")
     calibration: SpeedSource
     # Left out of the JSON where there is none.
     passed_over: str | None = Field(
@@ -406,7 +428,10 @@ class FleetPlan(_Model):
                 "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
                 f"{purchase.option}"
             )
-        for name, default in (("spot_types", ()), ("on_demand_base", 0), ("fallback", "none")):
+        if purchase.zone_id and self.zone_ids and purchase.zone_id not in self.zone_ids:
+            problems.append(f"purchase.zone_id {purchase.zone_id} is none of zone_ids {', '.join(self.zone_ids)}")
+        spot_only: dict[str, Any] = {"spot_types": (), "on_demand_base": 0, "fallback": "none", "zone_id": None}
+        for name, default in spot_only.items():
             if getattr(purchase, name) != default and purchase.option != "spot":
                 problems.append(f"purchase.{name} goes with option spot, and the option is {purchase.option}")
         if self.node.efa_cards > self.node.network_cards:
@@ -414,6 +439,11 @@ class FleetPlan(_Model):
         if not self.prices:
             problems.append("prices is empty: a plan says where each price comes from")
         return problems
+
+    @property
+    def wanted_zone_ids(self) -> tuple[str, ...]:
+        """Zones to put nodes in: the zone of the spot price, else all that offer the type."""
+        return (self.purchase.zone_id,) if self.purchase.zone_id else self.zone_ids
 
     @property
     def gpus(self) -> int:

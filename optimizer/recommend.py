@@ -22,7 +22,7 @@ from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
-from optimizer.search.ranking import rank, rank_first
+from optimizer.search.ranking import purchase_at, rank, rank_first
 from optimizer.search.reach import AXES, find_reach
 from optimizer.search.rejections import Rejection
 
@@ -94,7 +94,12 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         else:
             rejected.append(result.reject(limits))
     ranking = rank(feasible, request)
-    positions = list(dict.fromkeys([*ranking.pareto, *ranking.best]))
+    chosen = ranking.best
+    if request.objective == "pareto":
+        chosen = ranking.pareto
+        if chosen and purchase_at(feasible, chosen[0]).stale:
+            chosen = list(dict.fromkeys([*ranking.best[:1], *chosen]))
+    positions = list(dict.fromkeys([*ranking.pareto, *chosen]))
     built = PlanBuilder(problem).build([(feasible[table], row) for table, row in positions])
     plans = dict(zip(positions, built, strict=True))
     for position, better in ranking.passed_over.items():
@@ -102,7 +107,6 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
             why = describe_passed_over((feasible[better.table], better.row), plans[position])
             plans[position] = plans[position].model_copy(update={"passed_over": why})
     pareto = tuple(plans[position] for position in ranking.pareto)
-    chosen = ranking.pareto if request.objective == "pareto" else ranking.best
     alternatives: list[dict[str, Any]] = []
     if chosen:
         table = feasible[chosen[0].table]

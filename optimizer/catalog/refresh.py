@@ -5,7 +5,7 @@ A source that fails keeps its last good data in that region. A fact that a good 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -44,13 +44,14 @@ class Failure:
 
 @dataclass(kw_only=True)
 class RegionAnswer:
-    """Answers of one region's sources; None where a source failed."""
+    """Answers of one region's sources; None where a source failed. ``spot_types`` were asked for, all where None."""
 
     region: str
     types: dict[str, InstanceType] | None = None
     zones: dict[str, tuple[str, ...]] | None = None
     prices: dict[str, InstancePrice] | None = None
     spot: dict[str, tuple[ZonePrice, ...]] | None = None
+    spot_types: frozenset[str] | None = None
     units: dict[UnitItem, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -89,7 +90,6 @@ def refresh(
     Raises:
         GpufleetError: nothing could be read, or the result would break an invariant; nothing is written then.
     """
-    target = directory or snapshot.user_directory()
     tables = snapshot.read_newest().tables
     now = datetime.now(UTC)
     known_types = {instance.name for instance in tables.instance_types}
@@ -100,6 +100,48 @@ def refresh(
         progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
         return answer
 
+    return _read_and_write(regions, read, tables, now, directory)
+
+
+def refresh_spot(
+    regions: Sequence[str],
+    types: Collection[str],
+    *,
+    directory: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> RefreshResult:
+    """Read the spot prices in force of ``types``, and nothing else, in a few calls a region; raises as ``refresh``."""
+    tables = snapshot.read_newest().tables
+
+    def read(region: str) -> RegionAnswer:
+        answer = RegionAnswer(region=region, spot_types=frozenset(types))
+        offered = {
+            row.instance_type: row.zones.ids
+            for row in tables.offers
+            if row.region == region and row.instance_type in types and row.zones
+        }
+        try:
+            ec2 = clients.ec2(region)
+            entries = spot_history.fetch(ec2, offered) if offered else []
+            zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
+            answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
+        except Exception as error:
+            if not errors.is_aws_error(error):
+                raise
+            answer.failures.append(Failure(source=spot_history.NAME, region=region, reason=errors.reason(error)))
+        progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
+        return answer
+
+    return _read_and_write(regions, read, tables, datetime.now(UTC), directory)
+
+
+def _read_and_write(
+    regions: Sequence[str],
+    read: Callable[[str], RegionAnswer],
+    tables: Tables,
+    now: datetime,
+    directory: Path | None,
+) -> RefreshResult:
     with ThreadPoolExecutor(max_workers=REGIONS_AT_ONCE) as pool:
         answers = tuple(pool.map(read, regions))
     if not any(answer.was_read() for answer in answers):
@@ -109,6 +151,7 @@ def refresh(
     tables, dropped = drop_contradictions(tables)
     catalog = snapshot.build_catalog(Snapshot(tables=tables, made_at=now, origin="the refreshed catalog"))
     invariants.require_sound(invariants.check(catalog), "catalog", why="money is spent by it")
+    target = directory or snapshot.user_directory()
     snapshot.write_snapshot(target, tables, made_at=now)
     return RefreshResult(directory=target, answers=answers, dropped=tuple(dropped))
 
@@ -229,7 +272,7 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
             usd: float | None = getattr(price, kind, None)
             facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
     row = row._replace(**facts)
-    if answer.spot is None:
+    if answer.spot is None or (answer.spot_types is not None and name not in answer.spot_types):
         return row
     return row.with_spot(
         HourlyPrice(usd_per_hour=usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=zone_id)

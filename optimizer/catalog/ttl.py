@@ -1,16 +1,32 @@
 """Times to live of the catalog's facts, with their reasons.
 
-Commands warn of an older fact on standard error and go on; only ``--max-age`` makes them stop.
+Commands warn of an older fact on standard error and go on, with two exceptions: ``--max-age`` makes them stop, and spot
+prices older than their limit are not trusted alone: ``recommend`` puts a plan at a current price first, and ``stack
+set`` refuses the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
+from typing import Protocol
 
 from optimizer.catalog.model import Catalog
 from optimizer.errors import DataStaleError
 from optimizer.hardware import DERIVED_SPOT, Offer
+
+
+class SourcedPrice(Protocol):
+    """A price of the catalog or of a plan."""
+
+    @property
+    def source(self) -> str:
+        """Origin of the price."""
+
+    @property
+    def as_of(self) -> date:
+        """Day of the price."""
+
 
 SPOT_HISTORY_DAYS = 1  # spot prices move with supply, several times a day at most
 SPOT_ADVISOR_DAYS = 30  # the advisor averages the trailing 30 days
@@ -28,9 +44,17 @@ DAYS_BY_FACT = {
 
 def source_ttl_days(name: str, origin: str) -> int | None:
     """Return the time to live of a catalog source, days; None for a datasheet, which does not age."""
-    if name == "spot prices":
-        return SPOT_ADVISOR_DAYS if origin == DERIVED_SPOT else SPOT_HISTORY_DAYS
-    return DAYS_BY_FACT.get(name)
+    return spot_limit_days(origin) if name == "spot prices" else DAYS_BY_FACT.get(name)
+
+
+def spot_limit_days(source: str) -> int:
+    """Return the days for which a spot price of this source is current."""
+    return SPOT_ADVISOR_DAYS if source == DERIVED_SPOT else SPOT_HISTORY_DAYS
+
+
+def is_stale_spot(price: SourcedPrice, today: date | None = None) -> bool:
+    """Return whether a spot price is older than its limit."""
+    return age_days(price.as_of, today) > spot_limit_days(price.source)
 
 
 def age_days(as_of: date, today: date | None = None) -> int:

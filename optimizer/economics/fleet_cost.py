@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,17 @@ class FleetCost:
     p50: Floats
     p95: Floats
     reserve: Floats
+
+
+def widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
+    """Add the spread of old spot prices to the 95th percentile; ``at_p95_price`` has the prices' own 95th percentile.
+
+    Price and hours err independently, so the logs of their surcharges add up as squares.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.hypot(np.log(cost.p95 / cost.expected), np.log(at_p95_price.expected / cost.expected))
+        wider = cost.expected * np.exp(logs)
+    return replace(cost, p95=np.where(at_p95_price.expected > cost.expected, wider, cost.p95))
 
 
 def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:

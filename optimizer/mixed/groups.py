@@ -68,7 +68,7 @@ class NodeGroups:
             purchase
             for offer in problem.catalog.offers
             if offer.instance.name in types and offer.region in regions and offer.zone_ids
-            for purchase in list_purchases(offer, limits)
+            for purchase in list_purchases(offer, limits, every_zone=True)
             if not purchase.committed and not purchase.base and purchase.option != "capacity-block"
         )
         kind, hazards = model_kind(problem.model), [purchase.hazard for purchase in choices]

@@ -89,7 +89,7 @@ class Target:
 
     Attributes:
         gang: the nodes train together, hence in one zone and one placement group.
-        zone_id: the configured zone; empty for the plan's first.
+        zone_id: the configured zone; empty for the plan's own.
         vpc_id, subnet_ids: an existing network; empty for the stack's own, with ``vpc_cidr`` and ``nat`` gateway.
         endpoints: services ("ec2") that nodes reach by an interface endpoint.
         system_nodes: number of a cluster's on-demand system nodes, by type.
@@ -236,7 +236,7 @@ class Context:
         target, plan = self.target, self.target.plan
         if target.subnet_ids:
             return () if isinstance(self.subnet_zones, Unknown) else self.subnet_zones
-        wanted = (target.zone_id,) if target.zone_id else plan.zone_ids
+        wanted = (target.zone_id,) if target.zone_id else plan.wanted_zone_ids
         if not isinstance(self.open_zones, Unknown):
             wanted = tuple(zone for zone in wanted if zone in self.open_zones) or wanted
         return wanted[:1] if target.one_zone else wanted

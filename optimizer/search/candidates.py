@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, widen
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.types import Bools, Floats
 from optimizer.request import Constraints
@@ -135,6 +135,9 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         reserve_hours=reserve_hours,
     )
     cost = fleet_cost(outcome, rates)
+    p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])
+    if (p95_price > price).any():
+        cost = widen(cost, fleet_cost(outcome, replace(rates, spot_usd_per_hour=p95_price)))
     fallback = by_purchase([p.fallback for p in purchases])
     if fallback.any():
         # No data says how often spot capacity does not come: limits bind a run that gets none.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from functools import cache, cached_property
 
 from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
@@ -27,6 +28,7 @@ from optimizer.plan import (
     PlanPrice,
     Purchase,
     SpeedSource,
+    SpotRange,
     Spread,
     Tuning,
     Volumes,
@@ -79,6 +81,7 @@ class PlanBuilder:
                 fallback="on-demand" if purchase.fallback else "none",
                 capacity_reservation_id=purchase.reservation and purchase.reservation.capacity_reservation_id,
                 capacity_block=purchase.reservation and purchase.reservation.capacity_block,
+                zone_id=purchase.price.zone_id or None,
                 spot_types=tuple(offer.instance.name for offer in further),
             ),
             job=self._job,
@@ -107,6 +110,7 @@ class PlanBuilder:
                 lost_hours=rounded(outcome.lost_hours[row]),
             ),
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
+            spot_range=_describe_range(table, row, expected_usd),
             calibration=self._describe_speed(fastest.instance, parallelism),
         )
 
@@ -149,22 +153,26 @@ class PlanBuilder:
     def _further_spot_offers(
         self, purchase: PricedPurchase, compute_p95_usd: float, p95_usd: float, reserve_usd: float
     ) -> tuple[list[Offer], float]:
-        """Offers that a spot fleet may take too, and the run's 95th percentile with the dearest of them, USD.
+        """Offers with their price in the fleet's zone that it may take too, and p95 USD with the dearest of them.
 
         More pools are interrupted less (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html),
         but no data says how much less, so only the price counts.
         """
         if purchase.option != "spot":
             return [], p95_usd
-        limits, own = self._problem.request.constraints, purchase.offer
+        limits, own, zone_id = self._problem.request.constraints, purchase.offer, purchase.price.zone_id
         allowed: list[tuple[float, Offer]] = []
         for instance in self._stand_ins(own.instance.name):
             offer = self._problem.catalog.offer(instance.name, own.region)
-            if offer is None or offer.spot is None or not limits.allows_type(instance.name):
+            if offer is None or not limits.allows_type(instance.name):
                 continue
-            if not set(offer.zone_ids) & set(own.zone_ids):
+            if not set(offer.zone_ids) & {zone_id or own_id for own_id in own.zone_ids}:
                 continue
-            dearer = offer.spot.usd_per_hour / purchase.price.usd_per_hour - 1
+            spot = offer.spot_in(zone_id) if zone_id else offer.spot
+            if spot is None:
+                continue
+            offer = replace(offer, spot=spot, dearer_spot=())
+            dearer = spot.usd_per_hour / purchase.price.usd_per_hour - 1
             surcharge = max(0.0, dearer)
             worst_usd = p95_usd + surcharge * compute_p95_usd
             needed_usd = worst_usd + (1 + surcharge) * reserve_usd
@@ -172,6 +180,25 @@ class PlanBuilder:
                 allowed.append((worst_usd, offer))
         allowed.sort(key=lambda pair: (pair[0], pair[1].instance.name))
         return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
+
+
+def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> SpotRange | None:
+    purchase, outcome = table.purchases[int(table.purchase[row])], table.outcome
+    if not purchase.stale:
+        return None
+    prices = purchase.offer.spot_by_zone
+    cheapest, dearest = prices[0].usd_per_hour, prices[-1].usd_per_hour
+    nodes = int(table.fastest.nodes[int(table.configuration[row])]) - purchase.base
+    # The nodes wait one less while a reclaimed one is away, as in fleet_cost.
+    node_hours = nodes * float(outcome.running_hours[row]) + (nodes - 1) * float(outcome.waiting_hours[row])
+    return SpotRange(
+        age_days=age_days(purchase.price.as_of),
+        limit_days=spot_limit_days(purchase.price.source),
+        zones=sum(bool(price.zone_id) for price in prices),
+        cheapest_usd_per_hour=cheapest,
+        dearest_usd_per_hour=dearest,
+        cost_usd_dearest=round(expected_usd + (dearest - purchase.price.usd_per_hour) * node_hours, 2),
+    )
 
 
 def describe_node(instance: InstanceType) -> Node:

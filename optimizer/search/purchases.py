@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
+from optimizer.catalog.ttl import age_days, is_stale_spot
+from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.plan import PurchaseOption
@@ -34,14 +37,31 @@ class PricedPurchase:
     fallback: bool = False
     hours: float = math.inf
 
+    @cached_property
+    def stale(self) -> bool:
+        """True for a spot price that is older than its limit."""
+        return self.option == "spot" and is_stale_spot(self.price)
+
+    @property
+    def p95_usd_per_hour(self) -> float:
+        """95th percentile of the price; the price itself where it is current."""
+        price, on_demand = self.price, self.offer.on_demand
+        if not self.stale:
+            return price.usd_per_hour
+        cap = on_demand.usd_per_hour if on_demand else None
+        return price_age.p95_usd_per_hour(price.usd_per_hour, cap, age_days(price.as_of))
+
     @property
     def committed(self) -> bool:
         """True for a new one-year commitment."""
         return self.option == "reserved" and self.reservation is None
 
 
-def list_purchases(offer: Offer, limits: Constraints) -> list[PricedPurchase]:
-    """Every purchase of one offer that the limits allow and the catalog has a price for."""
+def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = False) -> list[PricedPurchase]:
+    """Every purchase of one offer that the limits allow and the catalog has a price for.
+
+    Spot nodes come from the cheapest zone, or from ``every_zone``.
+    """
     purchases = []
     options = limits.purchase_options
     if "on-demand" in options and offer.on_demand:
@@ -54,7 +74,8 @@ def list_purchases(offer: Offer, limits: Constraints) -> list[PricedPurchase]:
         # An on-demand base of one node, never reclaimed, keeps the rendezvous and the newest checkpoint at hand.
         bases = (0, 1) if offer.on_demand else () if fallback else (0,)
         purchases += [
-            PricedPurchase(option="spot", offer=offer, price=offer.spot, hazard=hazard, fallback=fallback, base=base)
+            PricedPurchase(option="spot", offer=offer, price=price, hazard=hazard, fallback=fallback, base=base)
+            for price in (offer.spot_by_zone if every_zone else (offer.spot,))
             for base in bases
         ]
     if "reserved" in options and offer.reserved_1yr:

@@ -16,6 +16,7 @@ from optimizer.performance.types import Floats
 from optimizer.request import FleetRequest
 from optimizer.search.candidates import CandidateTable
 from optimizer.search.layouts import SPLITS
+from optimizer.search.purchases import PricedPurchase
 
 # Plans that an answer lists at most.
 MAX_PLANS = 20
@@ -35,6 +36,7 @@ class Position(NamedTuple):
 class Ranking(NamedTuple):
     """The best candidate of each type and option, best first, and the Pareto front, cheapest first.
 
+    The first is at a current price, where any is: the least of many old spot prices is the one most likely to have risen.
     ``passed_over`` has the nominally better candidate that a best one ties with.
     """
 
@@ -60,8 +62,10 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     fronts: list[Position] = []
     for index, table in enumerate(tables):
         feasible = np.flatnonzero(table.feasible(request.constraints))
-        names = sorted({purchase.option for purchase in table.purchases})
-        options = np.array([names.index(purchase.option) for purchase in table.purchases])[table.purchase[feasible]]
+        # Old and current spot prices compete each with their own kind.
+        names = sorted({(purchase.option, purchase.stale) for purchase in table.purchases})
+        kinds = [names.index((purchase.option, purchase.stale)) for purchase in table.purchases]
+        options = np.array(kinds)[table.purchase[feasible]]
         for option in range(len(names)):
             rows = feasible[options == option]
             if rows.size:
@@ -71,13 +75,14 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     best.sort(key=lambda one: one.order)
     passed_over = {one.position: one.nominal for one in best if one.nominal != one.position}
     if best:
-        nominal = min(best, key=lambda one: one.nominal_value)
-        tied = [one for one in best if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
+        leaders = [one for one in best if not purchase_at(tables, one.position).stale] or best
+        nominal = min(leaders, key=lambda one: one.nominal_value)
+        tied = [one for one in leaders if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
         first = min(tied, key=lambda one: (one.complexity, one.order))
-        if first is not best[0]:
+        if first is not leaders[0]:
             passed_over.setdefault(first.position, nominal.nominal)
-            best.remove(first)
-            best.insert(0, first)
+        best.remove(first)
+        best.insert(0, first)
     hours = np.array([tables[table].outcome.hours_expected[row] for table, row in fronts])
     usd = np.array([tables[table].cost.expected[row] for table, row in fronts])
     return Ranking(
@@ -112,6 +117,12 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
         position=Position(index, int(rows[first])),
         nominal=Position(index, int(rows[nominal])),
     )
+
+
+def purchase_at(tables: Sequence[CandidateTable], position: Position) -> PricedPurchase:
+    """Return the purchase of a candidate."""
+    table = tables[position.table]
+    return table.purchases[int(table.purchase[position.row])]
 
 
 def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> tuple[CandidateTable, int] | None:

@@ -53,7 +53,8 @@ class Deployment:
         """Run ``gpufleet stack set PLAN --stack NAME``."""
         file = self.stack.project / "plan.json"
         file.write_text(plan.to_json(), encoding="utf-8")
-        arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--directory", str(self.stack.project)]
+        arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--accept-stale-prices"]
+        arguments += ["--directory", str(self.stack.project)]
         # The tests' plans are made up; the audit has tests of its own.
         with patch("optimizer.audit.run.audit", return_value=[]):
             result = CliRunner().invoke(cli, arguments, catch_exceptions=False)

@@ -175,3 +175,10 @@ def test_an_existing_reservation_keeps_its_own_placement_group() -> None:
 def test_a_range_too_small_for_the_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"vpcCidr 10\.0\.0\.0/28"):
         deploy({"node_count": 8, "parallelism": {"data": 64, "micro_batch": 1}}, {"gpufleet:vpcCidr": "10.0.0.0/28"})
+
+
+def test_the_group_goes_to_the_zone_that_the_spot_price_is_of() -> None:
+    priced = {"purchase": {"zone_id": "use1-az6"}}
+    assert deploy(priced).one("Subnet")["availabilityZone"] == "us-east-1b"
+    assert deploy(LONE_NODE | priced).one("Subnet")["availabilityZone"] == "us-east-1b"
+    assert deploy(priced, config={"gpufleet:zoneId": "use1-az2"}).one("Subnet")["availabilityZone"] == "us-east-1a"

@@ -11,6 +11,7 @@ import click
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv
+from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
 from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, plan_rows, print_tables
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.recommend import Recommendation, recommend
@@ -102,6 +103,7 @@ Example:
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
 )
+@click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
 @click.option(
     "--compare-clouds",
     is_flag=True,
@@ -117,6 +119,7 @@ def command(
     compare_clouds: bool,
     explain: bool,
     save: Path | None,
+    refresh: bool,
     **flags: Any,
 ) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
@@ -127,7 +130,10 @@ def command(
     request = read_request(request_file, flags)
     catalog = load()
     write_catalog_notes(catalog)
-    answer = recommend(request, catalog, chosen_calibration(calibration))
+    chosen = chosen_calibration(calibration)
+    answer = recommend(request, catalog, chosen)
+    if refresh:
+        answer = recommend(request, refresh_spot_prices(answer), chosen)
     others = None
     if compare_clouds:
         from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
@@ -159,6 +165,8 @@ def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetReque
 
 def _write_notes(answer: Recommendation, output_format: str) -> None:
     notes = list(answer.notes)
+    if old_prices := old_price_note(answer.plans):
+        notes.append(f"{old_prices}: {refresh_offer()}")
     if output_format == "csv" and answer.rejected:
         notes.append(
             f"{len(answer.rejected)} types have no plan ({count_rejections(answer)}); --format json lists them"

@@ -23,7 +23,7 @@ CSV_COLUMNS = (
     "rank", "instance_type", "region", "node_count", "gpus", "option", "parallelism", "sharding", "micro_batch",
     "global_batch", "mfu", "hours_expected", "hours_p95", "cost_usd_expected", "cost_usd_p95", "measured_rows",
     "price_source", "price_as_of", "grad_accum", "activation_checkpointing", "steps", "memory_p95_gib",
-    "memory_limit_gib",
+    "memory_limit_gib", "zone_id", "price_stale", "cost_usd_dearest",
 )  # fmt: skip
 # Columns of the table, within 120 characters: several fields share one.
 COLUMNS = {
@@ -36,7 +36,7 @@ COLUMNS = {
     "steps": "steps",
     "hours_expected": "hours",
     "hours_p95": "p95",
-    "cost_usd_expected": "USD",
+    "usd": "USD",
     "cost_usd_p95": "p95",
 }
 TABLE_KEY = (
@@ -83,7 +83,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "gpus": plan.gpus,
         "fleet": f"{plan.node_count} x {plan.instance_type}",
         "option": option,
-        "bought": f"{option} {plan.region}",
+        "bought": f"{option} {plan.purchase.zone_id or plan.region}",
         "parallelism": split.in_short,
         "sharding": split.sharding,
         "layout": f"{split.in_short} {split.sharding}" if split.data > 1 else split.in_short,
@@ -104,7 +104,17 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "measured_rows": plan.calibration.rows,
         "price_source": plan.prices[0].source,
         "price_as_of": plan.prices[0].as_of.isoformat(),
+        "zone_id": plan.purchase.zone_id,
+        "usd": _usd(plan),
+        "price_stale": "yes" if plan.spot_range else "no",
+        "cost_usd_dearest": plan.spot_range and plan.spot_range.cost_usd_dearest,
     }
+
+
+def _usd(plan: FleetPlan) -> float | str:
+    """Expected USD; from the cheapest to the dearest zone where the spot prices are old."""
+    low, old = plan.cost_usd.expected, plan.spot_range
+    return low if old is None or old.cost_usd_dearest <= low else f"{low:,.3g}-{old.cost_usd_dearest:,.3g}"
 
 
 def print_tables(answer: Recommendation, *, explain: bool) -> None:
@@ -144,12 +154,12 @@ def _print_caveats(answer: Recommendation) -> None:
         click.echo(
             f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
         )
-    derived = [price.as_of for plan in answer.plans for price in plan.prices if price.source == DERIVED_SPOT]
+    derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
+    if any(plan.spot_range for plan in answer.plans):
+        click.echo("USD 76-244: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest.")
     if derived:
-        click.echo(
-            f"spot prices: derived from the Spot Advisor's savings of {min(derived).isoformat()}, not quoted; "
-            "gpufleet catalog refresh reads today's."
-        )
+        ranks = ", ".join(map(str, derived))
+        click.echo(f"plan {ranks}: the spot price is derived from the Spot Advisor's saving, not quoted.")
 
 
 def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:

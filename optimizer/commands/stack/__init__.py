@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
-from optimizer.commands.stack.file import REGION_KEY, check_name, write_stack_file
-from optimizer.errors import InvalidInputError
+from optimizer.commands.stack.file import REGION_KEY, ZONE_KEY, check_name, write_stack_file
+from optimizer.errors import DataStaleError, InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.training_code import describe_demands
 
@@ -31,11 +32,13 @@ Example:
 )
 @plan_arguments
 @stack_options
-def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
+@click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
+def set_plan(plan: str, stack: str, plan_number: int, directory: Path, accept_stale_prices: bool) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
-    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan and aws:region change; other
-    keys and comments stay. Nothing is written when the plan is wrong; its numbers must agree (docs/plans.md). Needs no
+    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region and, for a plan
+    at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. Nothing is written when the plan is
+    wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no
     Pulumi CLI.
     """
     from infra.refusals.plan import plan_refusals
@@ -48,6 +51,8 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
     refusals = list(plan_refusals(chosen))
     if refusals:
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
+    if not accept_stale_prices:
+        _refuse_stale_prices(chosen)
     if not (directory / "Pulumi.yaml").is_file():
         raise InvalidInputError(
             f"{directory}/Pulumi.yaml is missing",
@@ -61,6 +66,14 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
         f"{chosen.job.model}, expected {chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; "
         f"aws:region is {chosen.region}"
     )
+    zone_id = chosen.purchase.zone_id
+    if zone_id and before.get("gpufleet:subnetIds"):
+        click.echo(f"the spot price is of zone {zone_id}; gpufleet:subnetIds decides where the nodes go", err=True)
+    elif zone_id:
+        was = before.get(ZONE_KEY, zone_id)
+        click.echo(
+            f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (f"; was {was}" if was != zone_id else "")
+        )
     if before.get(REGION_KEY, chosen.region) != chosen.region:
         click.echo(
             f"aws:region was {before[REGION_KEY]}: resources do not move between regions, so where this stack is "
@@ -71,6 +84,19 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path) -> None:
     for line in _missing_settings(chosen, before):
         click.echo(f"once: {line}")
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
+
+
+def _refuse_stale_prices(plan: FleetPlan) -> None:
+    if plan.purchase.option != "spot":
+        return
+    for price in plan.prices:
+        if price.node and price.node.market == "spot" and is_stale_spot(price):
+            raise DataStaleError(
+                f"the plan's price {price.item} is {age_days(price.as_of)} days old ({price.source}, {price.as_of})",
+                limit=f"{spot_limit_days(price.source)} days",
+                why="zone, cost and ceiling of the fleet follow from it, and spot prices move with supply",
+                next_step="gpufleet recommend --refresh plans at today's prices; --accept-stale-prices takes this plan",
+            )
 
 
 def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:

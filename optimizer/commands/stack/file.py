@@ -15,7 +15,7 @@ from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 if TYPE_CHECKING:
     from infra.naming import Names
 
-PLAN_KEY, REGION_KEY = "gpufleet:plan", "aws:region"
+PLAN_KEY, REGION_KEY, ZONE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,9 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
 
 
 def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
-    """Set plan and region in a stack's configuration, keep all else, comments too, and return the old configuration.
+    """Set plan, region and the spot price's zone; keep all else, comments too; return the old configuration.
+
+    A zone that the replaced plan brought goes with it. In an existing VPC the subnets decide on the zone.
 
     Raises:
         InvalidInputError: the file there is not YAML, or not a stack's configuration.
@@ -121,6 +123,10 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
         )
     before = dict(config)
     config[REGION_KEY] = plan.region
+    if plan.purchase.zone_id and not config.get("gpufleet:subnetIds"):
+        config[ZONE_KEY] = plan.purchase.zone_id
+    elif ZONE_KEY in config and config[ZONE_KEY] == _planned_zone(config):
+        del config[ZONE_KEY]
     # An absent field means the same as null, which Pulumi's configuration does not know.
     config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
     try:
@@ -128,6 +134,12 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
     except OSError as error:
         raise GpufleetError(f"{path} cannot be written: {error}") from error
     return before
+
+
+def _planned_zone(config: Mapping[str, Any]) -> str | None:
+    plan = config.get(PLAN_KEY)
+    purchase = plan.get("purchase") if isinstance(plan, Mapping) else None
+    return purchase.get("zone_id") if isinstance(purchase, Mapping) else None
 
 
 def resolve_names(file: StackFile) -> tuple[Names, str]:

@@ -320,3 +320,22 @@ def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(tables: 
     row = offer_row(consistent, "p5.48xlarge")
     assert row is not None and row.spot is not None
     assert (row.spot.zone_id, row.spot.usd_per_hour, row.dearer_spot) == ("use1-az2", 21.0, ())
+
+
+@pytest.mark.usefixtures("aws")
+def test_spot_prices_alone_are_read_for_the_types_in_play() -> None:
+    before = load()
+    result = refresh.refresh_spot([REGION], {"p4d.24xlarge"})
+    after = load()
+    offer, was = after.offer("p4d.24xlarge", REGION), before.offer("p4d.24xlarge", REGION)
+    assert offer is not None and was is not None and offer.spot is not None
+    assert {price.source for price in offer.spot_by_zone} == {"spot-price-history"}
+    assert len(offer.spot_by_zone) == len(offer.zone_ids) > 1
+    assert replace(offer, spot=was.spot, dearer_spot=was.dearer_spot) == was
+    assert after.offer("p5.48xlarge", REGION) == before.offer("p5.48xlarge", REGION)
+    assert after.unit_prices == before.unit_prices and result.answers[0].failures == []
+
+
+def test_spot_prices_without_a_network_change_nothing() -> None:
+    with pytest.raises(GpufleetError, match="nothing could be read from AWS"):
+        refresh.refresh_spot([REGION], {"p4d.24xlarge"})

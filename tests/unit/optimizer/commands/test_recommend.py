@@ -60,7 +60,9 @@ def test_flags_give_the_contracts_json() -> None:
             *("micro_batch", "grad_accum", "activation_checkpointing"),
         }
         assert all(price["source"] and price["as_of"] for price in plan["prices"])
-    costs = [plan["cost_usd"]["expected"] for plan in document["plans"]]
+    # The shipped spot prices are old: the best plan at a list price is first, the others by their dollars.
+    assert document["plans"][0]["spot_range"] is None
+    costs = [plan["cost_usd"]["expected"] for plan in document["plans"][1:]]
     assert costs == sorted(costs)
     for entry in document["rejected"]:
         assert set(entry) == {"instance_type", "reason", "binding_constraint", "value", "limit"}
@@ -482,3 +484,41 @@ def test_sequences_beyond_the_models_positions_are_noted() -> None:
     flags = ("--model", "llama-2-7b", "--samples", "10k", "--instance-type", "p4d", "--max-nodes", "1")
     assert "beyond the 4,096 positions" in gpufleet("recommend", *flags, "--seq-len", "8192").stderr
     assert "positions" not in gpufleet("recommend", *flags, "--seq-len", "4096").stderr
+
+
+SMALL = ("recommend", "--model", "gpt2", "--samples", "10k", "--seq-len", "1024", "--region", "us-west-2")
+
+
+def test_refresh_plans_at_todays_spot_prices(emulated_url: str, tmp_path: Path) -> None:
+    types = ("--instance-type", "g5.xlarge", "--instance-type", "g6e.xlarge")
+    place = {"AWS_ENDPOINT_URL": emulated_url, "XDG_CACHE_HOME": str(tmp_path)}
+    done = gpufleet(*SMALL, *types, "--format", "json", **place)
+    assert json.loads(done.stdout)["plans"][0]["purchase"]["option"] == "on-demand"
+    assert "whether spot is cheaper, and in which zone: AWS credentials are at hand" in done.stderr
+    done = gpufleet(*SMALL, *types, "--format", "json", "--refresh", **place)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["plans"][0]
+    assert first["purchase"]["option"] == "spot" and first["purchase"]["zone_id"] in first["zone_ids"]
+    assert first["prices"][0]["source"] == "spot-price-history" and first["spot_range"] is None
+    assert "spot prices of 2 types in 1 regions are of today" in done.stderr
+    # The next answer has them too.
+    again = gpufleet(*SMALL, *types, "--format", "csv", **place)
+    row = next(csv.DictReader(io.StringIO(again.stdout)))
+    assert (row["price_source"], row["price_stale"], row["cost_usd_dearest"]) == ("spot-price-history", "no", "")
+    assert row["zone_id"] == first["purchase"]["zone_id"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "status", "says"),
+    [
+        ((), {}, 1, "nothing could be read from AWS"),
+        (("--purchase", "on-demand"), {}, 2, "add --purchase spot"),
+        ((), {"GPUFLEET_CATALOG": "optimizer/catalog/data/snapshot"}, 2, "unset GPUFLEET_CATALOG"),
+    ],
+)
+def test_a_refresh_that_cannot_be_says_why(
+    flags: tuple[str, ...], environment: dict[str, str], status: int, says: str, tmp_path: Path
+) -> None:
+    done = gpufleet(*SMALL, *flags, "--refresh", **{"XDG_CACHE_HOME": str(tmp_path)} | environment)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert says in done.stderr and "Traceback" not in done.stderr

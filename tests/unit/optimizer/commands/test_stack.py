@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def write(project: Path, data: Any) -> Path:
 
 
 def run(project: Path, plan: Path | str, *more: str, stdin: str | None = None) -> Result:
-    arguments = ["stack", "set", str(plan), "--stack", "dev", "--directory", str(project), *more]
+    arguments = ["stack", "set", str(plan), "--stack", "dev", "--directory", str(project), "--accept-stale-prices"]
+    arguments += more
     return CliRunner().invoke(cli, arguments, input=stdin)
 
 
@@ -135,7 +137,14 @@ def test_nonsense_ends_with_2_and_writes_nothing(project: Path, plan: Any, messa
     with pytest.raises(InvalidInputError) as caught:
         CliRunner().invoke(
             cli,
-            ["stack", "set", str(write(project, plan)), "--stack", "dev", "--directory", str(project)],
+            [
+                "stack",
+                "set",
+                str(write(project, plan)),
+                "--stack=dev",
+                f"--directory={project}",
+                "--accept-stale-prices",
+            ],
             catch_exceptions=False,
             standalone_mode=False,
         )
@@ -184,3 +193,49 @@ def test_a_file_that_cannot_be_written_keeps_its_content(project: Path, monkeypa
         write_stack_file(path, sample_plan())
     assert path.read_text() == EXISTING
     assert {entry.name for entry in project.iterdir()} == {"Pulumi.yaml", "Pulumi.dev.yaml"}
+
+
+def priced(as_of: date, **purchase: Any) -> dict[str, Any]:
+    prices = [price | {"as_of": as_of.isoformat()} for price in SPOT_P4D["prices"]]
+    return merged(SPOT_P4D, {"prices": prices, "purchase": purchase})
+
+
+def test_a_plan_at_an_old_spot_price_needs_a_refresh_or_a_flag(project: Path) -> None:
+    today = datetime.now(UTC).date()
+    arguments = ["stack", "set", "", "--stack", "dev", "--directory", str(project)]
+    for age_days, status in ((2, 4), (1, 0)):
+        arguments[2] = str(write(project, priced(today - timedelta(days=age_days))))
+        result = CliRunner().invoke(cli, arguments)
+        error = result.exception
+        got = error.exit_code if isinstance(error, GpufleetError) else result.exit_code
+        assert got == status
+        assert (project / "Pulumi.dev.yaml").exists() == (status == 0)
+        if status:
+            assert "spot p4d.24xlarge us-east-1 is 2 days old" in str(error)
+            assert "recommend --refresh" in str(error) and "--accept-stale-prices" in str(error)
+
+
+def test_the_zone_of_the_spot_price_is_the_stacks_until_another_plan_comes(project: Path) -> None:
+    path = project / "Pulumi.dev.yaml"
+
+    def zone_after(plan: dict[str, Any]) -> Any:
+        done = run(project, write(project, plan))
+        assert done.exit_code == 0, done.output
+        return yaml.safe_load(path.read_text())["config"].get("gpufleet:zoneId")
+
+    today = datetime.now(UTC).date()
+    assert zone_after(priced(today, zone_id="use1-az6")) == "use1-az6"
+    assert zone_after(priced(today, zone_id="use1-az2")) == "use1-az2"
+    assert zone_after(priced(today)) is None
+    # A zone that a person set stays where the plan names none, and goes where it names one.
+    text = path.read_text()
+    path.write_text(text.replace("config:\n", "config:\n  gpufleet:zoneId: use1-az2\n"))
+    assert zone_after(priced(today)) == "use1-az2"
+    assert zone_after(priced(today, zone_id="use1-az6")) == "use1-az6"
+
+
+def test_in_an_existing_vpc_the_subnets_choose_the_zone(project: Path) -> None:
+    (project / "Pulumi.dev.yaml").write_text("config:\n  gpufleet:subnetIds: [subnet-1]\n")
+    done = run(project, write(project, priced(datetime.now(UTC).date(), zone_id="use1-az6")))
+    assert "the spot price is of zone use1-az6; gpufleet:subnetIds decides" in done.output
+    assert "zoneId" not in (project / "Pulumi.dev.yaml").read_text()

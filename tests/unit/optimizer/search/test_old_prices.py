@@ -1,0 +1,99 @@
+"""Spot prices older than their limit: a plan at a current price is first, spot has a range and a wider spread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+
+from optimizer.catalog import Catalog
+from optimizer.commands.recommend.refresh import old_price_note
+from optimizer.hardware import HourlyPrice, Offer
+from optimizer.recommend import Recommendation, recommend
+from tests.unit.optimizer.search.requests import calibration, catalog, request
+
+LIMITS: dict[str, Any] = {"instance_types": ["p4d.24xlarge", "g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 2}
+
+
+def _dated(offer: Offer, as_of: date) -> Offer:
+    def at(price: HourlyPrice) -> HourlyPrice:
+        return replace(price, as_of=as_of, source="spot-price-history")
+
+    return replace(offer, spot=offer.spot and at(offer.spot), dearer_spot=tuple(map(at, offer.dearer_spot)))
+
+
+def _aged(days: int, *names: str) -> Catalog:
+    as_of = datetime.now(UTC).date() - timedelta(days=days)
+    offers = [_dated(o, as_of) if not names or o.instance.name in names else o for o in catalog().offers]
+    return replace(catalog(), offers=tuple(offers))
+
+
+@cache
+def answered(days: int, *names: str, objective: str = "cost", purchase: str = "") -> Recommendation:
+    limits = LIMITS | ({"purchase_options": [purchase]} if purchase else {})
+    return recommend(request(objective=objective, **limits), _aged(days, *names), calibration())
+
+
+def test_a_current_spot_price_heads_the_ranking_as_any_other() -> None:
+    plans = answered(1).plans
+    assert [plan.cost_usd.expected for plan in plans] == sorted(plan.cost_usd.expected for plan in plans)
+    assert plans[0].purchase.option == "spot" and plans[0].spot_range is None
+    assert old_price_note(plans) == ""
+
+
+def test_the_best_plan_at_a_list_price_comes_before_an_old_spot_price() -> None:
+    fresh, old = answered(1).plans, answered(2).plans
+    assert old[0].purchase.option == "on-demand"
+    assert old[0] == min(
+        (plan for plan in fresh if plan.purchase.option == "on-demand"), key=lambda p: p.cost_usd.expected
+    )
+    rest = [plan.cost_usd.expected for plan in old[1:]]
+    assert rest == sorted(rest) and rest[0] < old[0].cost_usd.expected
+
+
+def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age() -> None:
+    def p4d(days: int) -> Recommendation:
+        return answered(days, purchase="spot")
+
+    offer = catalog().offer("p4d.24xlarge", "us-east-1")
+    assert offer is not None and offer.spot is not None
+    by_age = [next(p for p in p4d(days).plans if p.instance_type == "p4d.24xlarge") for days in (1, 2, 136)]
+    assert by_age[0].cost_usd.p95 < by_age[1].cost_usd.p95 < by_age[2].cost_usd.p95
+    assert len({plan.cost_usd.expected for plan in by_age}) == 1
+    assert all(plan.purchase.zone_id == offer.spot.zone_id == "use1-az1" for plan in by_age)
+    prices = by_age[2].spot_range
+    assert prices is not None and (prices.age_days, prices.limit_days, prices.zones) == (136, 1, 4)
+    assert (prices.cheapest_usd_per_hour, prices.dearest_usd_per_hour) == (2.5084, 8.3524)
+    compute = by_age[2].cost_usd.breakdown.compute
+    rise = prices.dearest_usd_per_hour / prices.cheapest_usd_per_hour
+    if not by_age[2].purchase.on_demand_base:
+        dearest = by_age[2].cost_usd.expected + compute * (rise - 1)
+        assert prices.cost_usd_dearest == pytest.approx(dearest, abs=0.02)
+    # Without a plan at a current price, spot is first, and the note says so.
+    assert "no plan at a current price" in old_price_note(p4d(136).plans)
+
+
+def test_one_line_says_what_a_refresh_settles() -> None:
+    plans = answered(136).plans
+    line = old_price_note(plans)
+    assert "136 days old (limit: 1): plan 2 costs" in line and "a refresh settles whether spot is cheaper" in line
+    assert f"plan 1 (on-demand) is first at a current price, {plans[0].cost_usd.expected:,.2f} USD" in line
+    # An old spot price above the current one changes nothing.
+    assert old_price_note([plans[1].model_copy(update={"spot_range": None}), plans[1]]) == ""
+
+
+def test_the_pareto_front_starts_at_a_current_price_too() -> None:
+    old = answered(136, objective="pareto")
+    assert old.plans[0].purchase.option == "on-demand"
+    assert set(map(str, old.pareto)) <= set(map(str, old.plans))
+    front = [plan.cost_usd.expected for plan in old.pareto]
+    assert front == sorted(front)
+
+
+def test_a_current_spot_price_of_another_type_is_no_old_one() -> None:
+    # The g5's prices are of today, the p4d's of the snapshot.
+    first = answered(0, "g5.12xlarge").plans[0]
+    assert first.spot_range is None
