@@ -36,7 +36,7 @@ class Position(NamedTuple):
 class Ranking(NamedTuple):
     """The best candidate of each type and option, best first, and the Pareto front, cheapest first.
 
-    The first is at a current price, where any is: the least of many old spot prices is the one most likely to have risen.
+    The first is at a current price, where any is: the least of many old spot prices is the likeliest to have risen.
     ``passed_over`` has the nominally better candidate that a best one ties with.
     """
 

@@ -114,7 +114,10 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
 def _usd(plan: FleetPlan) -> float | str:
     """Expected USD; from the cheapest to the dearest zone where the spot prices are old."""
     low, old = plan.cost_usd.expected, plan.spot_range
-    return low if old is None or old.cost_usd_dearest <= low else f"{low:,.3g}-{old.cost_usd_dearest:,.3g}"
+    if old is None or old.cost_usd_dearest <= low:
+        return low
+    digits = 0 if low >= 10 else 2
+    return f"{low:,.{digits}f}-{old.cost_usd_dearest:,.{digits}f}"
 
 
 def print_tables(answer: Recommendation, *, explain: bool) -> None:

@@ -51,14 +51,14 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path, accept_st
     refusals = list(plan_refusals(chosen))
     if refusals:
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
-    if not accept_stale_prices:
-        _refuse_stale_prices(chosen)
     if not (directory / "Pulumi.yaml").is_file():
         raise InvalidInputError(
             f"{directory}/Pulumi.yaml is missing",
             why="the stack's configuration belongs next to the project it configures",
             next_step="run in gpufleet's checkout, or give it with --directory",
         )
+    if not accept_stale_prices:
+        _refuse_stale_prices(chosen)
     path = directory / f"Pulumi.{stack}.yaml"
     before = write_stack_file(path, chosen)
     click.echo(
