@@ -324,7 +324,7 @@ def test_the_table_says_who_trains_the_plans() -> None:
     explained = gpufleet("recommend", *BIG_FLAGS, "--explain")
     assert "why it loses" in explained.stdout and "GiB a GPU" in explained.stdout
     assert "pipeline: not what the reference trainer carries out" in explained.stdout
-    staged = gpufleet("recommend", *BIG_FLAGS, "--parallelism", "data,pipeline")
+    staged = gpufleet("recommend", *BIG_FLAGS, "--parallelism", "tensor,pipeline")
     assert "The reference trainer does not carry out" in staged.stdout and "pipeline parallelism is" in staged.stdout
     assert "gpufleet launch-config PLAN --engine" in staged.stdout
     plain = answer(*BIG_FLAGS, "--parallelism", "data", "--max-nodes", "16")
