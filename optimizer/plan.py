@@ -327,6 +327,11 @@ class Job(_Model):
         exclude_if=lambda value: value is None,
         description="Hugging Face config of the model, or {torchvision: NAME}; null where the trainer cannot build it.",
     )
+    model_revision: str | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Repository and commit of the Hugging Face Hub that the architecture was read from.",
+    )
     checkpoint_gib: NonNegative = Field(description="Size of one checkpoint (parameters and optimizer state).")
     checkpoints_kept: Count = 3
     budget_usd: Positive | None = None

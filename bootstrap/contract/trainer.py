@@ -32,7 +32,7 @@ FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 # Key of an architecture that names a torchvision model; any other architecture is a Hugging Face config.
 TORCHVISION = "torchvision"
 CNNS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
+DECODERS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
 ENCODERS = ("bert", "roberta")
 # Decoders whose projections are separate matrices: the trainer gives each tensor rank whole heads of them. Fused
 # projections (phi3's qkv_proj, gpt2's c_attn, mpt's Wqkv, gpt_neox's query_key_value) mix queries, keys and values.

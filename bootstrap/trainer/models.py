@@ -43,7 +43,8 @@ def build(config: TrainerConfig) -> nn.Module:
             f"transformers {transformers.__version__} does not build this {config.kind}: {error}. "
             "Check --architecture against the model's config.json"
         ) from error
-    if not _has_window(settings, config.seq_len) and config.kind != "mpt":
+    has_kernel = getattr(model, "_supports_sdpa", False)  # Gemma 2's soft caps have none
+    if has_kernel and not _has_window(settings, config.seq_len) and config.kind != "mpt":
         # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
         # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])

@@ -82,7 +82,7 @@ Examples:
 
 Presets: {", ".join(presets())}."""
 )
-@click.option("--model", help="Preset, config.json, profile, module:function or parameter count (7B).")
+@click.option("--model", help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).")
 @click.option("--instance-type", help="EC2 type (p5.48xlarge): its GPUs, links and network.")
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: --nodes x --gpus-per-node]")

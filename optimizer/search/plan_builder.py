@@ -132,6 +132,7 @@ class PlanBuilder:
             tuning=Tuning(**asdict(recipe.tuning)),
             framework=recipe.framework,
             architecture=self._problem.reach.architecture,
+            model_revision=model.revision or None,
             checkpoint_gib=rounded(self._problem.checkpoint_gib),
             budget_usd=request.constraints.budget_usd,
             deadline_hours=request.constraints.deadline_hours,

@@ -69,6 +69,7 @@ class ModelSpec:
         learned_positions: rows of a learned position embedding.
         flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
             of all convolution outputs, of one image; CNN only.
+        revision: repository and commit of the Hugging Face Hub that the config is of (org/name@commit), if any.
         config: fields of the Hugging Face config that the others do not say, with model_type (workload.architecture).
     """
 
@@ -106,6 +107,7 @@ class ModelSpec:
     profile: ModuleProfile | None = None
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     source: str
+    revision: str = ""
 
     @property
     def counts_samples(self) -> bool:

@@ -1,4 +1,4 @@
-"""Find the model that a user means: preset, config.json, profile, function, parameter count or architecture fields.
+"""Find the model that a user means: preset, config.json, Hub id, profile, function, size or architecture fields.
 
 Readers other than presets' are imported where they are called: they build classes, and a preset must not wait for them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     """Find the model a user means; InvalidInputError lists near names, or the missing fields.
 
     ``spec`` is a preset's name ("llama-3.1-8b"), the path of a Hugging Face config.json (or its folder) or of a
-    profile, a function that builds a torch module ("package.module:function"), a parameter count ("7B"), a mapping of
-    architecture fields, or the content of such a JSON file.
+    profile, an id of the Hugging Face Hub ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B@REVISION"), a function that
+    builds a torch module ("package.module:function"), a parameter count ("7B"), a mapping of architecture fields, or
+    the content of such a JSON file.
     """
     if isinstance(spec, Mapping):
         return _from_mapping(spec)
@@ -44,7 +46,18 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
             return model_of_size(parse_count(text), text)
         except ValueError as error:
             raise InvalidInputError(f"model is {text!r}: {error}", next_step=_NEXT) from error
-    return _from_function(text)
+    from optimizer.workload.hub import is_hub_id
+
+    return _from_hub(text) if is_hub_id(text) and not path.exists() else _from_function(text)
+
+
+def _from_hub(text: str) -> ModelSpec:
+    from optimizer.workload.hub import read_hub_config
+    from optimizer.workload.huggingface import model_from_config
+
+    read = read_hub_config(text)
+    model = model_from_config(read.data, name=read.repository.split("/")[1], origin=read.origin)
+    return replace(model, revision=f"{read.repository}@{read.revision}")
 
 
 def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
@@ -75,8 +88,8 @@ def _from_function(text: str) -> ModelSpec:
 
 
 _LIMIT = (
-    "a preset, a Hugging Face config.json, a profile, a function module:function that builds a torch module, "
-    "a parameter count such as 7B, or architecture fields"
+    "a preset, a Hugging Face config.json or id (org/name), a profile, a function module:function that builds a torch "
+    "module, a parameter count such as 7B, or architecture fields"
 )
 _NEXT = "presets are listed in the documentation of gpufleet estimate"
 

@@ -36,7 +36,7 @@ Example:
 """
 )
 @click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--model", help="Preset, config.json, profile, module:function or parameter count (7B).")
+@click.option("--model", help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).")
 @click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
 @click.option("--samples", help="Sequences or images to train on.")
 @click.option("--steps", help="Optimizer steps; needs --global-batch.")

@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 
 from optimizer.request import request_from_dict
-from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.search.requests import answer
 
-MIXTURES = {"mixtral-8x7b", "mixtral-8x22b"}
-TRAINED = ("bert", "gpt2", "llama", "mistral", "qwen2.5", "resnet")
+MIXTURES = {"mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"}
+# One of each kind that the trainer tells apart.
+NAMES = [
+    "gpt2-xl", "llama-3.2-1b", "llama-3.1-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "gemma-2-2b", "gemma-3-1b",
+    "bert-large", "resnet18", "resnet152", *MIXTURES,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("objective", ["cost", "time", "pareto"])
-def test_every_plan_of_every_preset_is_the_trainers(objective: str) -> None:
+def test_every_plan_of_every_kind_of_preset_is_the_trainers(objective: str) -> None:
     beyond = {}
-    for name in presets():
+    for name in NAMES:
         seq_len = min(2048, resolve_model(name).max_seq_len or 2048)
         work = {"samples": 200_000, "seq_len": seq_len, "global_batch": 512}
         answered = answer(name, objective, work, purchase_options=["on-demand"], max_nodes=64)
@@ -29,11 +32,9 @@ def test_every_plan_of_every_preset_is_the_trainers(objective: str) -> None:
         else:
             assert answered.problem.reach.only_trainers
             assert not any("code of your own" in note for note in answered.notes)
-    assert beyond.keys() >= MIXTURES
-    assert not [name for name in beyond if name.startswith(TRAINED)]
-    for name, notes in beyond.items():
-        assert any("plans are for training code of your own" in note for note in notes)
-        assert name not in MIXTURES or any("mixture" in note for note in notes)
+    assert beyond.keys() == MIXTURES
+    for notes in beyond.values():
+        assert any("plans are for training code of your own" in note and "mixture" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""Configurations from the Hugging Face Hub: ``org/name`` or ``org/name@revision``, config.json alone.
+
+huggingface_hub keeps what it downloads (HF_HOME, https://huggingface.co/docs/huggingface_hub/package_reference/
+environment_variables), sends the user's token where one is set, and reads the copy where the network is away.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+INSTALL = "pip install 'gpufleet[hub]'"
+# Seconds to wait for the Hub's answer: a configuration has a few KB.
+TIMEOUT_S = 10.0
+# https://huggingface.co/docs/huggingface_hub/package_reference/utilities (validate_repo_id)
+_ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,255}))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubConfig:
+    """A config.json of the Hub; ``revision`` is the commit that it was read at."""
+
+    repository: str
+    revision: str
+    data: Any
+
+    @property
+    def origin(self) -> str:
+        """Page of the configuration."""
+        return f"https://huggingface.co/{self.repository}/blob/{self.revision}/config.json"
+
+
+def is_hub_id(text: str) -> bool:
+    """Return True for the form ``org/name`` or ``org/name@revision``."""
+    return _ID.fullmatch(text) is not None
+
+
+def read_hub_config(text: str) -> HubConfig:
+    """Read the config.json of ``org/name[@revision]``, from the Hub or the user's cache.
+
+    InvalidInputError for an id or revision that the Hub does not know, DataMissingError where it cannot be asked.
+    """
+    matched = _ID.fullmatch(text)
+    assert matched is not None  # is_hub_id
+    repository, revision = matched[1], matched[2]
+    try:
+        from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError as error:
+        raise DataMissingError(
+            f"model {text!r} is an id of the Hugging Face Hub, and huggingface_hub cannot be imported ({error})",
+            why="it downloads the model's config.json",
+            next_step=f"{INSTALL}, or {_by_hand(repository)}",
+        ) from error
+
+    disable_progress_bars()
+    try:
+        try:
+            # hf_hub_download alone would ask an absent Hub six times, for 24 s.
+            url = hf_hub_url(repository, "config.json", revision=revision)
+            commit = get_hf_file_metadata(url, timeout=TIMEOUT_S).commit_hash
+            path = Path(hf_hub_download(repository, "config.json", revision=commit or revision))
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
+            raise
+        except Exception as error:  # noqa: BLE001 - errors of httpx, whose package has another name in each version
+            kept = try_to_load_from_cache(repository, "config.json", revision=revision)
+            if not isinstance(kept, str):
+                raise _not_reached(text, repository, error) from error
+            path = Path(kept)
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except errors.GatedRepoError as error:
+        raise InvalidInputError(
+            f"model {text!r} is a gated repository of the Hugging Face Hub",
+            limit="a token of an account that was granted access",
+            why="its owner asks for a licence to be accepted",
+            next_step=f"accept it at https://huggingface.co/{repository} and run hf auth login, or "
+            f"{_by_hand(repository)}",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InvalidInputError(
+            f"model {text!r}: {repository} has no revision {revision}",
+            limit="a branch, tag or commit of the repository",
+            next_step=f"https://huggingface.co/{repository}/commits/main lists them",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise InvalidInputError(
+            f"model {text!r}: the Hugging Face Hub has no such repository, or it is private",
+            limit="org/name of a model, with a token where it is private",
+            next_step=f"look at https://huggingface.co/models?search={repository.split('/')[1]}, or run hf auth login",
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise InvalidInputError(
+            f"model {text!r}: the repository has no config.json",
+            limit="a repository of a model of transformers",
+            next_step="give a preset, a config.json or architecture fields",
+        ) from error
+    except ValueError as error:
+        raise InvalidInputError(
+            f"model {text!r}: its config.json is not JSON: {error}", next_step="give architecture fields"
+        ) from error
+    return HubConfig(repository=repository, revision=path.parent.name, data=data)
+
+
+def _not_reached(text: str, repository: str, error: Exception) -> GpufleetError:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return DataMissingError(
+        f"model {text!r}: its config.json is not in the cache, and the Hugging Face Hub cannot be asked ({reason})",
+        limit=f"an answer within {TIMEOUT_S:.0f} s",
+        next_step=f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or {_by_hand(repository)}",
+    )
+
+
+def _by_hand(repository: str) -> str:
+    return (
+        f"download https://huggingface.co/{repository}/resolve/main/config.json and give the file: --model "
+        "path/config.json"
+    )
