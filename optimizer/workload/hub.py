@@ -67,7 +67,7 @@ def read_hub_config(text: str) -> HubConfig:
             path = Path(hf_hub_download(repository, "config.json", revision=commit or revision))
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
             raise
-        except Exception as error:  # noqa: BLE001 - errors of httpx, whose package has another name in each version
+        except Exception as error:  # httpx.HTTPError, whose package has another name in other versions
             kept = try_to_load_from_cache(repository, "config.json", revision=revision)
             if not isinstance(kept, str):
                 raise _not_reached(text, repository, error) from error
