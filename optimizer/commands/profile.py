@@ -102,6 +102,8 @@ def _print(profile: ModuleProfile) -> None:
         + ("" if entry.trainable == entry.parameters else f" ({entry.trainable:,} trainable)")
         for entry in profile.parameters
     )
+    active = profile.total_parameters - profile.idle_parameters
+    types += f"; {active:,} active for a token" if profile.idle_parameters else ""
     forward, backward = profile.forward_flops, profile.backward_flops
     click.echo(
         f"{profile.name}: {profile.module_class}, {profile.total_parameters:,} parameters ({types}), "

@@ -115,7 +115,7 @@ def model_from_profile(profile: ModuleProfile) -> ModelSpec:
         name=profile.name,
         architecture="module",
         parameters=profile.total_parameters,
-        active_parameters=profile.total_parameters,
+        active_parameters=profile.total_parameters - profile.idle_parameters,
         profile=profile,
         source=f"profile of {profile.module_class} by torch {profile.torch}, {profile.as_of.isoformat()}",
     )

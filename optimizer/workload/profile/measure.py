@@ -68,6 +68,7 @@ def _build_profile(target: str, batches: Mapping[int, TracedBatch]) -> ModulePro
         module_class=type(module).__name__,
         inputs=first.inputs,
         parameters=_count_parameters(module),
+        idle_parameters=plain.idle_parameters,
         buffer_bytes=sum(buffer.numel() * buffer.itemsize for buffer in module.buffers()),
         forward_flops=_per_sample(plain.flops["forward"], small),
         backward_flops=_per_sample(plain.flops["backward"], small),

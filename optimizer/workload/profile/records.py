@@ -95,6 +95,7 @@ class ModuleProfile(_Record):
     Attributes:
         inputs: shape and type of each input tensor of one sample ("float32[b, 3, 224, 224]").
         forward_flops, backward_flops: useful FLOPs: without recomputation, attention fused.
+        idle_parameters: parameters of experts that a token does not pass through.
         convolution_outputs: elements of the convolutions' outputs.
         largest_unit_parameters: parameters of the largest part FSDP gathers at once: a block, or all outside blocks.
         uncounted_operators: custom operators without a FLOP formula, which the FLOPs lack.
@@ -106,6 +107,7 @@ class ModuleProfile(_Record):
     module_class: str
     inputs: tuple[str, ...]
     parameters: tuple[ParameterCount, ...] = Field(min_length=1)
+    idle_parameters: Count = 0
     buffer_bytes: Count
     forward_flops: OperatorFlops
     backward_flops: OperatorFlops

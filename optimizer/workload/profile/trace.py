@@ -37,6 +37,7 @@ class Counts:
         traffic_bytes: reads and writes of operators other than products.
         product_elements: elements of operands and results of matrix products.
         convolution_outputs: elements of the results of forward convolutions.
+        idle_parameters: parameters of experts that a token does not pass through.
         uncounted: custom operators without a FLOP formula.
     """
 
@@ -47,6 +48,7 @@ class Counts:
     product_elements: int = 0
     convolution_outputs: int = 0
     kernels: int = 0
+    idle_parameters: int = 0
     uncounted: set[str] = field(default_factory=set)
 
 
@@ -58,6 +60,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._now = 0
+        self._experts_per_token = 0
         self.start()
 
     def start(self) -> None:
@@ -93,7 +96,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        out = _grouped_product(*args) if packet is aten._grouped_mm else func(*args, **kwargs)
         if func.namespace == "prim":  # a query for the device
             return out
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -103,7 +107,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch(tensor)
         counts = self.counts
         counts.alive_bytes.append(self._now)
-        packet = func._overloadpacket
         is_view = not func._schema.is_mutable and all(id(tensor.untyped_storage()) in read for tensor in outputs)
         if not outputs or is_view or packet in _EMPTY:
             return out
@@ -111,6 +114,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, flops = _flops(func, packet, args, kwargs, out)
         if kind:
             counts.flops[self._phase][kind] += flops
+        if packet is aten.topk:  # a router's last choice before its experts' products
+            self._experts_per_token = args[1]
+        if packet is aten._grouped_mm and self._phase == "forward":
+            experts = args[1].shape[0]
+            idle = max(0, experts - self._experts_per_token)
+            counts.idle_parameters += args[1].numel() // experts * idle
         if kind == "matmul":
             counts.product_elements += sum(tensor.numel() for tensor in [*inputs, *outputs] if tensor.dim() > 1)
         if packet is aten.convolution:
@@ -127,12 +136,25 @@ def _moved(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Result of experts' grouped product: rows of tokens, or for their weights' gradient a matrix an expert.
+
+    Fake tensors take 16 bits only, CUDA takes 32 too (torch/_meta_registrations.py, _meta_grouped_mm_common).
+    """
+    if right.dim() == 3:
+        return left.new_empty(left.shape[0], right.shape[2])
+    return left.new_empty(offsets.shape[0], left.shape[0], right.shape[1])
+
+
 def _flops(func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, int]:
     """Kind and useful FLOPs of one operator; no kind for operators other than products."""
     if packet in _CONVOLUTION:
         return "convolution", _convolution_flops(packet, args, out)
     if packet in _CAUSAL_INDEX:
         return "attention", _attention_flops(packet, args, kwargs)
+    if packet is aten._grouped_mm:  # each row is multiplied with one expert's matrix
+        left, right = args[:2]
+        return "matmul", 2 * left.numel() * right.shape[-1]
     formula = flop_registry.get(packet)
     if formula is None:
         return "", 0

@@ -35,6 +35,24 @@ def depthwise(batch_size: int) -> Any:
     return nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False), torch.randn(batch_size, 64, 16, 16), total
 
 
+MIXTURE = {
+    "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "tie_word_embeddings": True, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+
+
+def mixture(batch_size: int) -> Any:
+    from transformers import AttentionInterface, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("causal", sdpa_attention_forward)
+    settings: Any = Qwen3MoeConfig(**MIXTURE, use_cache=False)  # type: ignore[arg-type]
+    settings._attn_implementation = "causal"
+    tokens = torch.randint(256, (batch_size, 16))
+    return Qwen3MoeForCausalLM(settings), {"input_ids": tokens, "labels": tokens}
+
+
 def norms(batch_size: int) -> Any:
     module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 3))
     return module, torch.randn(batch_size, 3, 32, 32), total

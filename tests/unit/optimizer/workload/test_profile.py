@@ -15,6 +15,7 @@ from optimizer.workload.profile.measure import profile_module  # noqa: E402
 from optimizer.workload.profile.passes import trace_batch  # noqa: E402
 from optimizer.workload.profile.profiler import parse_profile  # noqa: E402
 from optimizer.workload.profile.records import ModuleProfile, Pass  # noqa: E402
+from optimizer.workload.resolve import model_from_profile, resolve_model  # noqa: E402
 from tests.unit.optimizer.workload import modules  # noqa: E402
 
 MODULES = "tests.unit.optimizer.workload.modules"
@@ -290,3 +291,14 @@ def test_a_transformers_bert_is_what_its_preset_says() -> None:
     assert profile.forward_flops.matmul == pytest.approx(
         2 * 128 * (2 * preset.active_layer_matrix_parameters + head), rel=0.001
     )
+
+
+def test_a_mixture_counts_the_products_and_parameters_that_a_token_passes_through() -> None:
+    profile = profile_module("tests.unit.optimizer.workload.modules:mixture")
+    config = resolve_model({**modules.MIXTURE, "model_type": "qwen3_moe"})
+    assert profile.total_parameters == config.parameters
+    assert model_from_profile(profile).active_parameters == config.active_parameters
+    projected = config.layers * config.active_layer_matrix_parameters + config.vocab_size * config.hidden_size
+    assert profile.forward_flops.matmul == 2 * 16 * projected
+    assert profile.backward_flops.matmul == 2 * profile.forward_flops.matmul
+    assert profile.uncounted_operators == ()
