@@ -72,8 +72,13 @@ class Security(Component):
         names, name = self._names, f"{self._prefix}-node"
         description = f"Nodes of gpufleet stack {names.stack}"
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
-        workers, data = self._settings.mode == "workers", self._settings.train_data
-        policy = self._policy(node_policy, self.key_arn, workers=workers, train_data=data)
+        policy = self._policy(
+            node_policy,
+            self.key_arn,
+            workers=self._settings.mode == "workers",
+            train_data=self._settings.train_data,
+            base_weights=self._settings.base_weights,
+        )
         granted = self._role_policy(name, role, policy)
         # A node fetches its bundle within seconds of its start.
         profile = aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(granted))

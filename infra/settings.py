@@ -138,6 +138,9 @@ class Settings(_Model):
     train_data: str = ""
     """Data of gpufleet's own trainer, an s3:// prefix that the nodes may then read, or a folder on the nodes; empty is
     synthetic data. A bucket outside the stack's account or under another key must grant it too."""
+    base_weights: str = ""
+    """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
+    a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
     alarm_email: str = ""
     """Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) and of the
     budget; empty makes none."""
@@ -203,12 +206,16 @@ class Settings(_Model):
         return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
 
     def run_id(self, train_archive: str) -> str:
-        """12 hex digits that name a run: other code, command, data, amount or layout is another run."""
+        """12 hex digits that name a run: other code, command, data, base, amount or layout is another run."""
         # A raised budget or a later deadline continues the same run.
         limits = {"job": {"budget_usd", "deadline_hours"}}
         plan = self.plan.model_dump(mode="json", include={"job", "parallelism"}, exclude=limits)
-        parts = [train_archive, self.train_command, plan]
-        text = json.dumps([*parts, self.train_data] if self.train_data else parts, sort_keys=True)
+        parts: list[Any] = [train_archive, self.train_command, plan]
+        if self.train_data:
+            parts.append(self.train_data)
+        if self.base_weights:
+            parts.append({"base_weights": self.base_weights})
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -94,6 +94,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.command,
         "GPUFLEET_TRAIN_DATA": settings.train_data,
+        "GPUFLEET_BASE_WEIGHTS": settings.base_weights,
         "GPUFLEET_AMI_KIND": facts.ami_kind,
     }
 

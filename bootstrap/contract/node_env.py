@@ -65,4 +65,5 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
     GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for synthetic data
+    GPUFLEET_BASE_WEIGHTS: str  # s3:// URI or path on the node; empty for random weights
     GPUFLEET_AMI_KIND: str  # dlami, custom; eks on a Kubernetes node, where nothing is installed

@@ -94,7 +94,10 @@ class TrainerConfig:
     warmup_steps: Annotated[int, Flag("steps of linear warm-up")] = 0
 
     train_data: Annotated[str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", "TRAIN_DATA")] = ""
-    weights: Annotated[str, Flag("folder or s3:// prefix of safetensors to start from; empty: random")] = ""
+    weights: Annotated[
+        str,
+        Flag("folder or s3:// prefix of safetensors to start from; random or empty: none", "BASE_WEIGHTS"),
+    ] = ""
     out: Annotated[str, Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI")] = "trainer_out"
     evaluate_every: Annotated[int, Flag("steps between evaluations on held-out samples; 0: none")] = 0
     evaluation_steps: Annotated[int, Flag("global batches of one evaluation")] = 8
@@ -148,7 +151,8 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
     """Read flags over variables, and refuse what the trainer does not carry out.
 
     Raises:
-        ConfigurationError: a value that is no number, out of range, or a job that ``contract/trainer.py`` refuses.
+        ConfigurationError: a value that is no number, out of range, a job that ``contract/trainer.py`` refuses, or a
+            part that trains over no weights.
     """
     config = TrainerConfig(**vars(_parser(environment).parse_args(arguments)))
     for name in (
@@ -171,6 +175,13 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
             "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "
             "(gpufleet launch-config PLAN --engine torchtitan)"
         )
+    if not (config.weights or config.tuning.trains_all):
+        raise ConfigurationError(
+            f"--weights names nothing, and {config.tuning.in_words} would train over random values: name the base's "
+            "safetensors (a stack's gpufleet:baseWeights); --weights random tries the layout out"
+        )
+    if config.weights == "random":
+        config = dataclasses.replace(config, weights="")
     if not config.learning_rate:
         config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
     return config

@@ -103,7 +103,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     ranks, rank = data_size(mesh), data_rank(mesh)
     batches = rank_batches(config, mesh, micro_batch_limit=oom.micro_batch_limit())
     config = with_batch(config, batches, rank)
-    # Of all ranks: local rank 0 copies, the others wait.
+    # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
     if config.family != "cnn":
@@ -118,8 +118,6 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
     if weights:
         load_weights(model, weights)
-    elif not config.tuning.trains_all:
-        logger.warning("%s over random weights: --weights names the base to start from", config.tuning.in_words)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
     optimizer = build_optimizer(config, model)

@@ -175,7 +175,7 @@ def fastest_split(pass_s: Sequence[float], micro_batches: Sequence[int], global_
     speed = [size / seconds for size, seconds in zip(micro_batches, pass_s, strict=True)]
     for rank in range(len(pass_s) - 1, -1, -1):
         size = micro_batches[rank]
-        # Of the numbers that lead on, the one nearest to the rank's part of the speed of those still open.
+        # The number nearest to the rank's part of the speed of those still open, among those that lead on.
         wanted = left * speed[rank] / sum(speed[: rank + 1]) / size
         allowed = max(1, int(high / pass_s[rank] + 1e-9))
         numbers = sorted(range(1, min(allowed, left // size) + 1), key=lambda number: abs(number - wanted))

@@ -169,7 +169,13 @@ class Cluster(Component):
             for policy in managed
         ]
         if name in EKS_STATEMENTS:
-            policy = self._policy(eks_policy, self._args.key_arn, role=name, train_data=self._settings.train_data)
+            policy = self._policy(
+                eks_policy,
+                self._args.key_arn,
+                role=name,
+                train_data=self._settings.train_data,
+                base_weights=self._settings.base_weights,
+            )
             granted.append(self._role_policy(logical, role, policy))
         return role, granted
 

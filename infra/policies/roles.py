@@ -12,8 +12,8 @@ from infra.s3_uri import read_s3_prefix
 EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
     "PublishMetrics SessionManagerChannels SessionManagerRegisters",
-    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadTrainData ListTrainData ReportRun "
-    "UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
+    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadTrainData ListTrainData "
+    "ReadBaseWeights ListBaseWeights ReportRun UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters",
 }
 
@@ -65,8 +65,10 @@ def flow_log_policy(names: Names) -> Policy:
     )
 
 
-def node_policy(names: Names, *, key_arn: str, workers: bool = False, train_data: str = "") -> Policy:
-    """Policy of a node's role; ``train_data`` is gpufleet:trainData.
+def node_policy(
+    names: Names, *, key_arn: str, workers: bool = False, train_data: str = "", base_weights: str = ""
+) -> Policy:
+    """Policy of a node's role; ``train_data`` and ``base_weights`` are the keys of that name.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -80,7 +82,8 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False, train_data
             f"{bucket}/{names.checkpoint_prefix}/*",
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
-        *_read_train_data(names, train_data),
+        *_read_prefix(names, "TrainData", train_data),
+        *_read_prefix(names, "BaseWeights", base_weights),
         allow("ReportRun", "s3:PutObject", f"{bucket}/{names.control_prefix}/nodes/*"),
         allow("SeeController", "s3:GetObject", f"{bucket}/{names.control_prefix}/state.json"),
         _use_key_through(names, key_arn, "s3", "ssm"),
@@ -124,9 +127,9 @@ def node_policy(names: Names, *, key_arn: str, workers: bool = False, train_data
     )
 
 
-def eks_policy(names: Names, *, key_arn: str, role: str, train_data: str = "") -> Policy:
-    """Policy of a role of ``EKS_STATEMENTS``; without data on S3 there is no statement of it."""
-    policy = node_policy(names, key_arn=key_arn, train_data=train_data)
+def eks_policy(names: Names, *, key_arn: str, role: str, train_data: str = "", base_weights: str = "") -> Policy:
+    """Policy of a role of ``EKS_STATEMENTS``; without data or weights on S3 there is no statement of them."""
+    policy = node_policy(names, key_arn=key_arn, train_data=train_data, base_weights=base_weights)
     statements = {statement["Sid"]: statement for statement in policy["Statement"]}
     return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
 
@@ -185,7 +188,7 @@ def _list_prefix(sid: str, names: Names, prefix: str) -> Statement:
     return allow(sid, "s3:ListBucket", names.bucket_arn, condition=condition)
 
 
-def _read_train_data(names: Names, uri: str) -> list[Statement]:
+def _read_prefix(names: Names, what: str, uri: str) -> list[Statement]:
     """Read objects below an s3:// prefix; of one object also its sidecars, which differ in the suffix only."""
     parts = read_s3_prefix(uri)
     if parts is None:
@@ -196,8 +199,8 @@ def _read_train_data(names: Names, uri: str) -> list[Statement]:
     # bootstrap/trainer/data/staging.py lists without the suffix.
     condition = {"StringEquals": {"s3:prefix": str(stem)}}
     return [
-        allow("ReadTrainData", "s3:GetObject", objects),
-        allow("ListTrainData", "s3:ListBucket", bucket, condition=condition),
+        allow(f"Read{what}", "s3:GetObject", objects),
+        allow(f"List{what}", "s3:ListBucket", bucket, condition=condition),
     ]
 
 

@@ -28,13 +28,13 @@ def train_dir_refusals(folder: Path | None) -> Iterator[str]:
         )
 
 
-def train_data_refusals(uri: str) -> Iterator[str]:
-    """Problems of gpufleet:trainData, which becomes a resource of the nodes' policy: no wildcard may widen it."""
+def prefix_refusals(key: str, uri: str) -> Iterator[str]:
+    """Problems of a prefix that becomes a resource of the nodes' policy: no wildcard may widen it."""
     if not uri or re.fullmatch(r"/[\w./=+-]*", uri) or read_s3_prefix(uri):
         return
     yield (
-        f"gpufleet:trainData is {uri!r}: name an S3 prefix like s3://my-bucket/tokens (letters, digits and ._=+- "
-        "between slashes), or a folder of the nodes like /mnt/nvme/tokens"
+        f"gpufleet:{key} is {uri!r}: name an S3 prefix like s3://my-bucket/name (letters, digits and ._=+- between "
+        "slashes), or a folder of the nodes like /mnt/nvme/name"
     )
 
 

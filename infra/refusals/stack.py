@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from infra import clock
 from infra.control_settings import node_prices
 from infra.naming import slug
-from infra.refusals.files import train_data_refusals, train_dir_refusals, wheels_refusals
+from infra.refusals.files import prefix_refusals, train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
 from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
@@ -39,7 +39,8 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
             "SecureString, and read it in the training code (docs/security.md)"
         )
-    yield from train_data_refusals(settings.train_data)
+    yield from prefix_refusals("trainData", settings.train_data)
+    yield from prefix_refusals("baseWeights", settings.base_weights)
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
     yield from wheels_refusals(settings.wheels, plan.node.cpu_architecture)

@@ -20,7 +20,7 @@ QUOTED_MARKETS = ("on-demand", "spot", "reserved-1yr")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quote:
+class NodeQuote:
     """Today's price of a node, USD per hour, beside the plan's."""
 
     planned: PlanPrice
@@ -35,19 +35,19 @@ class Quote:
 
 def check_prices(context: Context) -> Iterator[Finding]:
     """Compare each price of a node, then the run's cost at today's prices with budget and ceiling."""
-    quotes: dict[NodeItem, Quote] = {}
+    quotes: dict[NodeItem, NodeQuote] = {}
     prices = {price.node: price for price in context.plan.prices if price.node and price.usd > 0}
     for node, price in prices.items():
         if node.region != context.region or node.market not in QUOTED_MARKETS:
             continue
         answer = ask(partial(_quote, context, node, price))
         yield _judge_price(context, node, answer)
-        if isinstance(answer, Quote):
+        if isinstance(answer, NodeQuote):
             quotes[node] = answer
     yield _judge_budget(context, quotes)
 
 
-def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> Quote:
+def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> NodeQuote:
     """Ask AWS for today's price of a node.
 
     Raises:
@@ -61,7 +61,7 @@ def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> Quote:
         if name not in spot:
             raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or region}")
         usd, zone_id = spot[name][0]
-        return Quote(planned=planned, usd=usd, source=f"spot in {zone_id}")
+        return NodeQuote(planned=planned, usd=usd, source=f"spot in {zone_id}")
     documents = price_list.fetch_instances(clients.pricing(), region, name)
     listed, skipped = price_list.parse_instances(documents, region, {name})
     if name not in listed:
@@ -69,10 +69,10 @@ def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> Quote:
     usd_or_none = listed[name].on_demand if node.market == "on-demand" else listed[name].reserved_1yr
     if usd_or_none is None:
         raise UnusableAnswerError(f"AWS sells no one-year no-upfront term of {name} in {region}")
-    return Quote(planned=planned, usd=usd_or_none, source="the price list")
+    return NodeQuote(planned=planned, usd=usd_or_none, source="the price list")
 
 
-def _judge_price(context: Context, node: NodeItem, quote: Quote | Unknown) -> Finding:
+def _judge_price(context: Context, node: NodeItem, quote: NodeQuote | Unknown) -> Finding:
     check, again = f"price of {node}", f"gpufleet catalog refresh --region {context.region}, then recommend again"
     if isinstance(quote, Unknown):
         return quote.finding(check, why="the plan's dollars are of the day it was made", next_step=again)
@@ -89,7 +89,7 @@ def _judge_price(context: Context, node: NodeItem, quote: Quote | Unknown) -> Fi
     )
 
 
-def price_rise(plan: FleetPlan, quotes: dict[NodeItem, Quote]) -> float:
+def price_rise(plan: FleetPlan, quotes: dict[NodeItem, NodeQuote]) -> float:
     """Return the rise of the fleet's hourly price as a fraction; of several spot types the highest rise counts."""
     own = (plan.instance_type, plan.region)
     changes = {node: quote.change for node, quote in quotes.items()}
@@ -105,7 +105,7 @@ def price_rise(plan: FleetPlan, quotes: dict[NodeItem, Quote]) -> float:
     return (spot_usd * spot_change + base_usd * changes.get(on_demand, 0.0)) / (spot_usd + base_usd)
 
 
-def _judge_budget(context: Context, quotes: dict[NodeItem, Quote]) -> Finding:
+def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Finding:
     plan, cost = context.plan, context.plan.cost_usd
     # Only node prices change; the nodes' share of the 95th percentile is taken to be their share of the expectation.
     share = cost.breakdown.compute / cost.expected if cost.expected else 0.0

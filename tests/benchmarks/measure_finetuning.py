@@ -90,6 +90,7 @@ def _predicted(arguments: argparse.Namespace, method: str) -> dict[str, Any]:
         sys.executable, "-c", "from optimizer.cli import main; main()", "estimate", "--model", str(config),
         "--gpu", arguments.gpu, "--gpus", "1", "--seq-len", str(arguments.seq_len),
         "--micro-batch", str(arguments.micro_batch), "--activation-checkpointing", arguments.checkpointing,
+         "--weights", "random",
         "--framework", "gpufleet", "--format", "json", *_flags(method, arguments.size),
     ]  # fmt: skip
     answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

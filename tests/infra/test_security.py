@@ -86,6 +86,8 @@ def test_nodes_read_the_data_that_the_stack_names_and_no_more(uri: str, objects:
         "Condition": {"StringEquals": {"s3:prefix": listed}},
     }
     assert "ReadTrainData" in {entry["Sid"] for entry in training_policy(uri)["Statement"]}
+    weights = node_statements(base_weights=uri)
+    assert weights["ReadBaseWeights"]["Resource"] == statements["ReadTrainData"]["Resource"]
     for none in ("", "/mnt/nvme/tokens"):
         assert not {"ReadTrainData", "ListTrainData"} & node_statements(train_data=none).keys()
 

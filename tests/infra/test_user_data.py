@@ -302,7 +302,10 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     file.write_text(environment_file(given))
     assert read_back(file) == given and "'" not in given["GPUFLEET_ARCHITECTURE"]
     data = variables(plan, trainData="s3://corpus/tokens")
-    assert data["GPUFLEET_TRAIN_DATA"] == "s3://corpus/tokens" and data["GPUFLEET_RUN"] != given["GPUFLEET_RUN"]
+    assert data["GPUFLEET_TRAIN_DATA"] == "s3://corpus/tokens"
+    base = variables(plan, baseWeights="s3://corpus/tokens")
+    assert base["GPUFLEET_BASE_WEIGHTS"] == "s3://corpus/tokens"
+    assert len({facts["GPUFLEET_RUN"] for facts in (given, data, base)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ METHODS = {
 def _flags(more: str) -> list[str]:
     return [
         "--architecture", json.dumps(LLAMA), "--seq-len", "32", "--global-batch", "8", "--micro-batch", "4",
-        "--gpus-per-node", "2", "--schedule", "constant", "--learning-rate", "0.02", *more.split(),
+        "--gpus-per-node", "2", "--schedule", "constant", "--learning-rate", "0.02", "--weights", "random",
+        *more.split(),
     ]  # fmt: skip
 
 

@@ -107,5 +107,9 @@ def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[st
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
-    if not config.get("gpufleet:trainCommand") and (plan.beyond_trainer or config.get("gpufleet:trainDir")):
+    if config.get("gpufleet:trainCommand"):
+        return
+    if plan.beyond_trainer or config.get("gpufleet:trainDir"):
         yield "pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle"
+    elif not (plan.job.tuning.facts.trains_all or config.get("gpufleet:baseWeights")):
+        yield "pulumi config set gpufleet:baseWeights s3://BUCKET/BASE; without it the trainer refuses to fine-tune"

@@ -39,6 +39,8 @@ def test_variables_are_the_defaults_of_the_flags() -> None:
         ({"PIPELINE_PARALLEL": "2"}, "pipeline parallelism is 2.*launch-config"),
         ({"TENSOR_PARALLEL": "3", "GPUS_PER_NODE": "3"}, "does not divide the attention heads"),
         ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
+        ({"METHOD": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
+        ({"FROZEN": "1"}, "frozen embedding and the first 1 layers would train over random values"),
     ],
 )
 def test_bad_values_are_refused_with_value_and_limit(variables: dict[str, str], reason: str) -> None:
