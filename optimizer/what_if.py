@@ -78,9 +78,11 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
 
 
 def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:
-    # The fastest of a budget, as its cheapest plan is the same for every budget that has one; else the cheapest.
-    request = problem.request.model_copy(update={"objective": "time" if against == "budget" else "cost"})
-    candidate = rank_first(tables, request)
+    # The fastest of a budget, as its cheapest plan is the same for every budget that has one; else recommend's.
+    if against == "budget":
+        candidate = find_least(tables, problem.request.constraints, "deadline_hours")
+    else:
+        candidate = rank_first(tables, problem.request.model_copy(update={"objective": "cost"}))
     return PlanBuilder(problem).build([candidate])[0] if candidate else None
 
 

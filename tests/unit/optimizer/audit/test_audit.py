@@ -31,7 +31,7 @@ from optimizer.request import request_from_dict
 # of the model's description, only numbers that make parameters are compared.
 HARMLESS = re.compile(
     r"mfu|calibration\.rows|memory\.limit_gib|memory\.breakdown\.\w+|job\.(budget_usd|deadline_hours)|cost_usd\.p95"
-    r"|volumes\.\w+|job\.checkpoints_kept|job\.architecture\..*"
+    r"|spot_range\.\w+|volumes\.\w+|job\.checkpoints_kept|job\.architecture\..*"
 )
 REQUEST: dict[str, Any] = {
     "model": "llama-3.1-8b",

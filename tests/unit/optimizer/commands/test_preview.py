@@ -135,14 +135,17 @@ def test_a_wrong_stack_name_ends_with_2(tmp_path: Path) -> None:
 def test_it_needs_no_cli_no_account_and_no_traceback(tmp_path: Path) -> None:
     """Run in a process of its own, without PATH, home and credentials."""
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(SPOT_P4D))
+    asked = ["--model", "llama-3.1-8b", "--tokens", "2B", "--seq-len", "8192", "--instance-type", "p4d.24xlarge"]
+    answer = CliRunner().invoke(cli, ["recommend", *asked, "--purchase", "on-demand", "--format", "json"])
+    plan = json.loads(answer.stdout)["plans"][0]
+    path.write_text(json.dumps(plan))
     program = Path(sys.executable).parent / "gpufleet"
     done = subprocess.run(
         [program, "preview", path], env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Fleet" in done.stdout
-    path.write_text(json.dumps(merged(SPOT_P4D, {"node": {"gpu": "V100"}})))
+    path.write_text(json.dumps(merged(plan, {"node": {"gpu": "V100"}})))
     done = subprocess.run(
         [program, "preview", path], env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )

@@ -406,14 +406,16 @@ def test_both_groups_are_in_one_zone_and_of_one_architecture(catalog: Catalog, c
     names = ["p4d.24xlarge", "p5.48xlarge", "g5g.16xlarge"]  # g5g is arm64
     p5 = {("p5.48xlarge", "on-demand"), ("p5.48xlarge", "spot")}
     assert joined(catalog, names, calibration) == p5
-    apart = {"p4d.24xlarge": {"zone_ids": ("use1-az1",)}, "p5.48xlarge": {"zone_ids": ("use1-az2", "use1-az3")}}
-    assert joined(catalog, names, calibration, **apart) == set()
-    # A spot price of one zone holds there only.
     offer = catalog.offer("p5.48xlarge", "us-east-1")
     assert offer is not None and offer.spot is not None
+    spot = replace(offer.spot, zone_id="use1-az2")
+    elsewhere = {"spot": spot, "dearer_spot": (), "zone_ids": ("use1-az2", "use1-az3")}
+    apart = {"p4d.24xlarge": {"zone_ids": ("use1-az1",)}, "p5.48xlarge": elsewhere}
+    assert joined(catalog, names, calibration, **apart) == set()
+    # A spot price of one zone holds there only.
     spot = replace(offer.spot, zone_id="use1-az1")
     here = {
-        "p5.48xlarge": {"spot": spot, "zone_ids": ("use1-az1", "use1-az2")},
+        "p5.48xlarge": {"spot": spot, "dearer_spot": (), "zone_ids": ("use1-az1", "use1-az2")},
         "p4d.24xlarge": {"zone_ids": ("use1-az2",)},
     }
     assert joined(catalog, names, calibration, **here) == {("p5.48xlarge", "on-demand")}
