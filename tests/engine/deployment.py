@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class Tools:
     aws_provider: Path
 
 
+# Scenarios run in threads, and a patch and CliRunner's streams are of the whole process.
+_ALONE = threading.Lock()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """A stack and the emulated AWS it is deployed to."""
@@ -56,7 +61,7 @@ class Deployment:
         arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--accept-stale-prices"]
         arguments += ["--directory", str(self.stack.project)]
         # The tests' plans are made up; the audit has tests of its own.
-        with patch("optimizer.audit.run.audit", return_value=[]):
+        with _ALONE, patch("optimizer.audit.run.audit", return_value=[]):
             result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
 
