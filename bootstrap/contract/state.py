@@ -4,7 +4,7 @@ The controller alone writes it. Money is in USD, times are UTC.
 
     phase         nodes  means
     waiting       0      for the next start, at next_attempt_at
-    starting      0..N   all N nodes are asked for, and given back after the gang window
+    starting      0..N   all N nodes are asked for, and given back after the gang window or AWS's refusals
     running       N      the gang is, or was, complete (incomplete_since); workers: as many as the policies want
     draining      N..0   nodes save and end; "after" follows
     paused        0      a schedule, or a person, set the group's size to 0, and brings it back
@@ -95,6 +95,7 @@ class ControllerState:
     next_attempt_at: datetime | None = None
     incomplete_since: datetime | None = None  # some nodes are in service
     complete_since: datetime | None = None  # all nodes are in service
+    refused_since: datetime | None = None  # AWS said that it lacks capacity, and no node has come since
     on_demand: bool = False  # in place of spot nodes that did not come
     unfit_nodes: int = 0  # in a row that failed their set-up or tests
     failed_launches: int = 0  # these three: in the run

@@ -17,6 +17,16 @@ from bootstrap.controller.observation import FailedLaunch, Machine
 EC2_FORGETS = timedelta(minutes=10)
 # AWS keeps six weeks: a launch and an end each of some thousand nodes.
 MAX_ACTIVITIES = 5000
+# Error codes of a mixed group ("Could not launch Spot Instances. UnfulfillableCapacity - ..."), and the sentences of a
+# group with one purchase option, where EC2 has no capacity, the reservation is full or the account's quota is reached:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+NO_CAPACITY = re.compile(
+    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|ReservationCapacityExceeded"
+    r"|MaxSpotInstanceCountExceeded|VcpuLimitExceeded|InstanceLimitExceeded"
+    r"|do not have sufficient .*capacity|no Spot capacity available|sufficient compatible and available capacity"
+    r"|more vCPU capacity than your current vCPU limit|Max spot instance count exceeded"
+)
 # Longest time from a launch's begin to its instance in EC2's answers.
 LAUNCH_DELAY = timedelta(minutes=10)
 
@@ -50,7 +60,9 @@ def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> t
         at = to_seconds(activity.get("EndTime") or activity["StartTime"])
         is_launch = activity.get("Description", "").startswith("Launching")
         if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
-            failures.append(FailedLaunch(at=at, message=activity.get("StatusMessage", "")))
+            message = activity.get("StatusMessage", "")
+            no_capacity = NO_CAPACITY.search(message) is not None
+            failures.append(FailedLaunch(at=at, message=message, no_capacity=no_capacity))
     return tuple(sorted(failures, key=lambda failure: failure.at))
 
 

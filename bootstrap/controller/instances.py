@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from bootstrap.contract.ending import LEAVING
 from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
@@ -53,7 +54,19 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         failed_launches=state.failed_launches + len(failures),
         last_failure=failures[-1].message[:300] if failures else state.last_failure,
         complete_since=(state.complete_since or now) if len(in_service) >= settings.node_count else None,
+        refused_since=_refused_since(tick, state),
     )
+
+
+def _refused_since(tick: Tick, state: ControllerState) -> datetime | None:
+    counts = count_nodes(tick, state)
+    came = counts.in_service + counts.pending
+    has_grown = came > state.nodes.in_service + state.nodes.pending
+    if came >= tick.settings.node_count:
+        return None
+    if any(failure.no_capacity for failure in tick.seen.failed_launches):
+        return (None if has_grown else state.refused_since) or tick.now
+    return None if has_grown else state.refused_since
 
 
 def count_nodes(tick: Tick, state: ControllerState) -> NodeCounts:

@@ -58,6 +58,7 @@ class FailedLaunch:
 
     at: datetime
     message: str
+    no_capacity: bool  # the pool or the quota has no room for the instance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,11 @@ from bootstrap.controller.runs import rest
 
 # Waits before a gang's second, third... start; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
+# From AWS's first refusal of a node to the partial gang's end, unless a node comes. Auto Scaling asks again meanwhile:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
+REFUSED_START = timedelta(minutes=3)
+# Survivors wait about as long as their own boot, tests and loading would cost again.
+REFUSED_REPLACEMENT = timedelta(minutes=10)
 # A gang that held this long forgets earlier attempts.
 PROVEN = timedelta(minutes=30)
 
@@ -81,7 +86,7 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     if group.max_size < count and not settings.scheduled:
         return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
     attempt = state.attempts + 1
-    changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None}
+    changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
     return state.with_phase("starting", f"{count} nodes asked for, attempt {attempt}", now, **changes)
 
 
@@ -109,8 +114,18 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     if since is None:
         return replace(state, incomplete_since=now, reason=f"{in_service} of {count} nodes are in service")
     # The window may be over before the next tick.
-    is_over = now - since + TICK > timedelta(seconds=settings.gang_window_s)
-    return _give_back(tick, state, in_service) if is_over else state
+    if now - since + TICK > timedelta(seconds=settings.gang_window_s):
+        reason = f"{in_service} of {count} nodes within {settings.gang_window_s // 60} minutes"
+        return _give_back(tick, state, reason, falls_back=True)
+    # Without a member nothing is paid, and a block and a reservation are paid anyway: the group may as well ask on.
+    if state.refused_since and group.members and not settings.block and settings.reserved_nodes < count:
+        patience = REFUSED_START if state.phase == "starting" else REFUSED_REPLACEMENT
+        if now - state.refused_since >= patience:
+            came = len(group.members) - len(group.leaving)
+            reason = f"{came} of {count} nodes came, and AWS refuses the others"
+            # Spot that lacked for minutes only is asked for once more, before the whole run is bought on demand.
+            return _give_back(tick, state, reason, falls_back=state.attempts > 1)
+    return state
 
 
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
@@ -128,12 +143,11 @@ def _pause(tick: Tick, state: ControllerState) -> ControllerState:
     return state.with_phase("draining", reason, tick.now, after="paused")
 
 
-def _give_back(tick: Tick, state: ControllerState, in_service: int) -> ControllerState:
+def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool) -> ControllerState:
     settings, now = tick.settings, tick.now
-    reason = f"{in_service} of {settings.node_count} nodes within {settings.gang_window_s // 60} minutes"
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
-    if settings.fallback_on_demand and not state.on_demand:
+    if settings.fallback_on_demand and not state.on_demand and falls_back:
         reason = f"{reason}: on-demand nodes instead"
         return state.with_phase("draining", reason, now, after="waiting", on_demand=True, attempts=0)
     # A block is paid anyway: only its end ends the attempts.

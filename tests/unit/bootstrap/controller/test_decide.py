@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from bootstrap.contract.timings import ENDING
 from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import unfit_limit
-from bootstrap.controller.phases import RETRY_WAITS
+from bootstrap.controller.phases import REFUSED_REPLACEMENT, REFUSED_START, RETRY_WAITS
 from tests.unit.bootstrap.controller.world import MINUTE, PRICES, START, World, scarce, settings, trained
 
 
@@ -39,7 +40,7 @@ def test_a_start_whose_action_was_lost_is_done_by_the_next_tick() -> None:
 
 
 def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_later() -> None:
-    world = World(settings(), capacity=scarce(2))
+    world = World(settings(), capacity=scarce(2), says_why=False)
     world.run_until("draining")
     assert world.now - START <= timedelta(seconds=2700)
     assert "2 of 3 nodes" in world.known.reason
@@ -67,6 +68,70 @@ def test_a_gang_that_never_comes_has_failed_after_growing_waits() -> None:
     assert "gpufleet resume" in world.known.reason
     world.run(120)
     assert (world.phase, world.desired) == ("failed", 0)
+
+
+def test_a_gang_that_aws_refuses_in_part_is_given_back_in_minutes() -> None:
+    world = World(settings(), capacity=scarce(2))
+    world.run_until("draining")
+    # The tick that starts, the tick that sees the refusal, and the patience.
+    assert world.now - START <= REFUSED_START + 2 * MINUTE
+    assert "2 of 3 nodes came, and AWS refuses the others (AWS: no spot capacity)" in world.known.reason
+    assert world.true_usd() < 2 * 10 * 5 / 60
+    world.run_until("waiting")
+    assert not world.alive()
+    world.capacity["spot"] = 9
+    world.run_until("running")
+    assert world.known.attempts == 2
+    assert world.known.refused_since is None
+
+
+def test_a_gang_of_which_no_node_comes_costs_nothing_and_is_asked_for_all_the_window() -> None:
+    world = World(settings(), capacity=scarce(0))
+    world.run(40)
+    assert (world.phase, world.desired, world.known.spent_usd) == ("starting", 3, 0.0)
+    world.capacity["spot"] = 9
+    world.run(1)
+    assert len(world.alive()) == 3
+
+
+def test_as_long_as_nodes_come_a_refusal_ends_nothing() -> None:
+    world = World(settings(), capacity=scarce(1))
+    for capacity in (1, 1, 2, 2, 2):
+        world.capacity["spot"] = capacity
+        world.run(1)
+    world.capacity["spot"] = 3
+    world.run_until("running")
+    assert world.known.attempts == 1
+
+
+@pytest.mark.parametrize(
+    "paid", [{"reserved_nodes": 3}, {"block": BlockTimes(start=START, end=START + timedelta(days=1))}]
+)
+def test_nodes_that_are_paid_anyway_wait_for_the_others_in_spite_of_refusals(paid: dict[str, Any]) -> None:
+    world = World(settings(prices={"on-demand": PRICES["spot"]}, **paid), base=None, capacity=scarce(0, on_demand=2))
+    world.run(30)
+    assert world.phase == "starting"
+    assert len(world.in_service()) == 2
+
+
+def test_spot_is_asked_for_twice_before_the_whole_run_is_bought_on_demand() -> None:
+    world = World(settings(fallback_on_demand=True), capacity=scarce(1, on_demand=9))
+    world.run_until("draining")
+    assert not world.known.on_demand
+    world.run_until("starting")
+    assert world.known.attempts == 2
+    world.run_until("running")
+    assert world.known.on_demand
+    assert world.now - START < timedelta(minutes=30)
+
+
+def test_survivors_wait_for_a_refused_replacement_as_long_as_their_own_start_takes() -> None:
+    world = trained(World(settings()))
+    world.capacity["spot"] = 2
+    world.interrupt(world.in_service()[0])
+    lost_at = world.now
+    world.run_until("draining")
+    assert REFUSED_REPLACEMENT <= world.now - lost_at <= REFUSED_REPLACEMENT + 2 * MINUTE
 
 
 def test_launches_that_are_still_proven_are_abandoned_when_the_gang_is_given_back() -> None:
@@ -330,7 +395,7 @@ def test_a_node_that_protects_itself_again_and_again_is_ended() -> None:
 
 
 def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
-    world = World(settings(ceiling_usd=30.0), capacity=scarce(2))
+    world = World(settings(ceiling_usd=30.0), capacity=scarce(2), says_why=False)
     world.run_until("over-budget")
     # Two nodes of 10 USD/h for the window, of 30 USD; the rest would pay for half an hour of three.
     assert 14 < world.known.spent_usd < 16

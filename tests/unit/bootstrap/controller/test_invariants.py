@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bootstrap.contract.settings import Lifecycle
 from bootstrap.contract.state import read_state
 from bootstrap.contract.timings import ENDING, TICK
+from bootstrap.controller.phases import REFUSED_START
 from tests.unit.bootstrap.controller.world import MINUTE, World, settings
 
 WINDOW_S = 1200
@@ -112,6 +113,26 @@ def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
         current = current + 1 if 0 < in_service < 3 else 0
         longest = max(longest, current)
     assert longest <= (timedelta(seconds=WINDOW_S + world.config.drain_s) + ENDING) / MINUTE
+
+
+@examples(max_examples=25, deadline=None)
+@given(events=st.lists(EVENTS, max_size=14), spot=st.integers(1, 2))
+def test_nodes_that_aws_leaves_without_company_are_paid_for_minutes(events: list[Event], spot: int) -> None:
+    world = World(settings(gang_window_s=WINDOW_S), saves_after=None)
+    live(world, events, forbidden=("outage", "lost-actions", "actions", "capacity", "no-capacity"))
+    # From now on one node lacks, always.
+    world.capacity["spot"] = spot
+    for key in world.in_service()[spot:]:
+        world.interrupt(key)
+    waiting = longest = 0
+    for _ in range(90):
+        world.tick()
+        world.advance(MINUTE)
+        waiting = waiting + 1 if world.phase == "starting" and world.alive() else 0
+        longest = max(longest, waiting)
+    # Bad nodes that end and come again are no lack of capacity.
+    if world.boot is not None:
+        assert longest <= REFUSED_START / MINUTE + 3
 
 
 @examples(max_examples=40, deadline=None)

@@ -174,6 +174,42 @@ def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
     assert stack.metrics()["FailedLaunches"] == 0
 
 
+@pytest.mark.parametrize(
+    ("message", "no_capacity"),
+    [
+        (
+            "Could not launch Spot Instances. InsufficientInstanceCapacity - There is no Spot capacity available that "
+            "matches your request. Launching EC2 instance failed.",
+            True,
+        ),
+        (
+            "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity due to your request "
+            "configuration. Please adjust your request and try again. Launching EC2 instance failed.",
+            True,
+        ),
+        (
+            "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested "
+            "(us-east-1a). Our system will be working on provisioning additional capacity.",
+            True,
+        ),
+        (
+            "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your "
+            "current vCPU limit of 8 allows for the instance bucket that the specified instance type belongs to.",
+            True,
+        ),
+        ("Could not launch Spot Instances. MaxSpotInstanceCountExceeded", True),
+        ("The image id '[ami-0123]' does not exist. Launching EC2 instance failed.", False),
+        ("Instance became unhealthy while waiting for instance to be in InService state.", False),
+    ],
+)
+def test_a_lack_of_capacity_is_told_from_other_failures(stack: Stack, message: str, no_capacity: bool) -> None:
+    stack.tick()
+    fail_launch(stack.group, stack.now + timedelta(seconds=30), message)
+    stack.group.instance_states.pop()
+    state = stack.tick()
+    assert (state.refused_since is not None) is no_capacity
+
+
 def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.trained()
     other: list[Any] = []

@@ -89,6 +89,7 @@ class World:
     Attributes:
         boot: time until the next nodes serve; None for nodes that fail.
         capacity: most nodes of each lifecycle that live at once.
+        says_why: Auto Scaling names the lack of capacity, and not another failure.
     """
 
     config: ControllerSettings
@@ -108,6 +109,7 @@ class World:
     state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
+    says_why: bool = True
     born: datetime = START
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
@@ -277,7 +279,8 @@ class World:
             on_demand = sum(self.nodes[key].lifecycle == "on-demand" for key in self.alive())
             lifecycle: Lifecycle = "on-demand" if self.base is None or on_demand < self.base else "spot"
             if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= self.capacity[lifecycle]:
-                self.failed.append(FailedLaunch(at=self.now, message=f"no {lifecycle} capacity"))
+                message = f"no {lifecycle} capacity"
+                self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why))
                 return
             self.nodes[f"i-{len(self.nodes):017x}"] = Node(
                 lifecycle=lifecycle,
