@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from optimizer.cli import cli
+from tools.generated import write_or_check
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "cli.md"
 HEADER = "# Command reference\n\nGenerated from the commands' help by `make docs`; do not edit.\n"
@@ -33,12 +33,7 @@ def _command(command: click.Command, context: click.Context) -> list[str]:
 
 def main() -> None:
     """Write the reference, or with --check compare it."""
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if not REFERENCE.exists() or REFERENCE.read_text(encoding="utf-8") != text:
-            sys.exit(f"{REFERENCE.name} has drifted from the commands' help: run `make docs` and commit it")
-        return
-    REFERENCE.write_text(text, encoding="utf-8")
+    write_or_check(REFERENCE, reference(), source="the commands' help")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from infra.settings import keys
+from tools.generated import write_or_check
 
 PROJECT = Path(__file__).parent.parent / "Pulumi.yaml"
 
@@ -34,12 +34,7 @@ def project(text: str) -> str:
 
 def main() -> None:
     """Write the keys, or with --check compare them."""
-    text = PROJECT.read_text(encoding="utf-8")
-    if "--check" in sys.argv[1:]:
-        if project(text) != text:
-            sys.exit("Pulumi.yaml has drifted from infra/settings.py: run `make docs` and commit it")
-        return
-    PROJECT.write_text(project(text), encoding="utf-8")
+    write_or_check(PROJECT, project(PROJECT.read_text(encoding="utf-8")), source="infra/settings.py")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from optimizer.request import SECTIONS, FleetRequest
 from optimizer.workload.fields import ArchitectureFields
+from tools.generated import write_or_check
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "request.md"
@@ -98,12 +98,7 @@ def _plain(value: Any) -> str:
 def main() -> None:
     """Write the reference, or with --check compare it."""
     assert SECTIONS[""] is FleetRequest and SECTIONS.keys() == HEADINGS.keys()
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if not REFERENCE.exists() or REFERENCE.read_text(encoding="utf-8") != text:
-            sys.exit(f"{REFERENCE.name} has drifted from the request's models: run `make docs` and commit it")
-        return
-    REFERENCE.write_text(text, encoding="utf-8")
+    write_or_check(REFERENCE, reference(), source="the request's models")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def leave_together(ranks: RankGroup, ledger: Ledger, watcher: Watcher, *, step: int, is_saved: bool) -> Interrupted:
-    """Tell ledger and node that the run stops after ``step``; the exception that every rank then raises."""
+    """Tell ledger and node that the run stops after ``step``, and close ``ranks``; every rank raises the result."""
     reason = next(filter(None, ranks.gather(str(watcher.stop_notice or ""))), "a notice")
     interrupted = Interrupted(reason=reason, step=step, saved=is_saved)
     if ranks.rank == 0:
@@ -26,6 +26,7 @@ def leave_together(ranks: RankGroup, ledger: Ledger, watcher: Watcher, *, step: 
     ranks.maximum(0)
     if ranks.local_rank == 0:
         watcher.announce_saved()
+    ranks.close()
     return interrupted
 
 

@@ -206,7 +206,7 @@ class SpotTolerantRun:
         self._heartbeat.close()
         self._share.close()
         # An interrupted process is about to exit; a SIGTERM is no fault then.
-        if error is None or isinstance(error, Interrupted):
+        if error is None:
             self._ranks.close()
         if not isinstance(error, Interrupted):
             if error is not None:

@@ -300,15 +300,15 @@ def scaling_of(bench: Bench, case: Case, name: str, alone: bool) -> None:
         measure_trainer(bench, "scaling", case, variant=name, alone=alone)
 
 
-def write_rows(path: Path, world: int) -> None:
-    """Write LAYOUTS and SCALING in the columns of measured_runs.csv."""
+def write_rows(path: Path, cases: list[Case], world: int, suite: str) -> None:
+    """Write configurations in the columns of measured_runs.csv."""
     rows = []
-    for number, case in enumerate([*LAYOUTS, *SCALING]):
+    for number, case in enumerate(cases):
         config = configuration(case, world, tiny=False)
         shape = config.architecture
         is_llama = config.family == "decoder"
         rows.append({
-            "row_id": f"trainer-{number:02}", "suite": "trainer", "model": case[0],
+            "row_id": f"{suite}-{number:02}", "suite": suite, "model": case[0],
             "architecture": "llama" if is_llama else config.family, "gated_mlp": int(is_llama),
             "layers": shape.get("num_hidden_layers", ""), "hidden_size": shape.get("hidden_size", ""),
             "ffn_size": shape.get("intermediate_size", ""), "attention_heads": shape.get("num_attention_heads", ""),
@@ -319,7 +319,8 @@ def write_rows(path: Path, world: int) -> None:
             "sequence_parallel": int(config.sequence_parallel), "pipeline_parallel": 1,
             "activation_checkpointing": config.activation_checkpointing, "micro_batch": config.micro_batch,
             "grad_accum": config.grad_accum, "optimizer": config.optimizer, "attention": "flash", "compiled": 0,
-            "framework": "torchvision" if config.family == "cnn" else "transformers", "flags": case[2],
+            "method": config.tuning.method, "lora_targets": config.tuning.lora_targets, "frozen": config.tuning.frozen,
+            "framework": "gpufleet", "flags": case[2],
         })  # fmt: skip
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -338,7 +339,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="GPUs: write the rows of the layouts and measure nothing.")
     options = parser.parse_args()
     if options.rows:
-        write_rows(options.out, options.rows)
+        write_rows(options.out, [*LAYOUTS, *SCALING], options.rows, "trainer")
         return
     bench = Bench(options)
     if "scaling" in options.parts:

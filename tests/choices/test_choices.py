@@ -44,7 +44,7 @@ class Choice:
     is_open: bool
 
     def misses(self, plan: FleetPlan) -> list[str]:
-        """What the plan has other than the expert."""
+        """Differences of the plan from the expert's choice."""
         wrong = []
         family = plan.instance_type.partition(".")[0].partition("-")[0]
         if self.families != ("-",) and family not in self.families:

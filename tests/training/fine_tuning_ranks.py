@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.run import assemble, set_device
 from bootstrap.training.state import plain_name, unwrap
+from tests.training.trainer_ranks import measure_each
 
 STEPS = 6
 
@@ -42,14 +39,5 @@ def _part(parameter: torch.Tensor) -> torch.Tensor:
     return part.detach()
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    results = {name: train(flags) for name, flags in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")).items()}
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    measure_each(train)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,22 @@ def run_short_of_memory(room: int, flags: list[str]) -> None:
     __main__.main()
 
 
+def measure_each(measure: Callable[[list[str]], Any]) -> None:
+    """Join the ranks, measure the flags of each name in the file of argument 1, write the results to argument 2."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    named = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    results = {name: measure(flags) for name, flags in named.items()}
+    if dist.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
+    dist.destroy_process_group()
+
+
 def main() -> None:
     if sys.argv[1] == "--room":
         run_short_of_memory(int(sys.argv[2]), sys.argv[3:])
         return
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    found = {name: losses(flags) for name, flags in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")).items()}
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
-    dist.destroy_process_group()
+    measure_each(losses)
 
 
 if __name__ == "__main__":

@@ -215,9 +215,7 @@ class EngineRun:
             self._ranks.close()
             return
         is_saved = self._saved_step == self.step
-        interrupted = leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=is_saved)
-        self._ranks.close()
-        raise interrupted
+        raise leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=is_saved)
 
     def fail(self, error: BaseException) -> None:
         """Record that the engine failed."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable
+from datetime import date
 from typing import NamedTuple, Protocol, TypeVar
+
+from optimizer.hardware import HourlyPrice
 
 
 class Skipped(NamedTuple):
@@ -53,3 +56,10 @@ def parse_csv(
         except (UnusableRowError, KeyError, TypeError, ValueError) as error:
             skipped.append(Skipped(source=source, place=f"line {reader.line_num}", reason=str(error) or repr(error)))
     return list(records.values()), skipped
+
+
+def parse_price(usd: str, as_of: str, source: str, zone_id: str = "") -> HourlyPrice:
+    """Read a price in USD per hour; UnusableRowError unless it is above 0 and finite."""
+    if not 0 < float(usd) < float("inf"):  # refuses NaN, too
+        raise UnusableRowError(f"a price is above 0 USD per hour, got {usd}")
+    return HourlyPrice(usd_per_hour=float(usd), source=source, as_of=date.fromisoformat(as_of), zone_id=zone_id)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
 
-from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv
+from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv, parse_price
 from optimizer.hardware import HourlyPrice
 
 NAME = "on-demand and reserved prices"
@@ -32,9 +31,9 @@ def parse(lines: Iterable[str]) -> tuple[list[PublishedPrice], list[Skipped]]:
 
 
 def _parse_row(row: dict[str, str]) -> PublishedPrice:
-    on_demand = _price(row["on_demand_usd_per_hour"], row["as_of"])
+    on_demand = parse_price(row["on_demand_usd_per_hour"], row["as_of"], ORIGIN)
     published = row["reserved_1yr_no_upfront_usd_per_hour"]
-    reserved = _price(published, row["reserved_as_of"]) if published else None
+    reserved = parse_price(published, row["reserved_as_of"], ORIGIN) if published else None
     if reserved and reserved.usd_per_hour > on_demand.usd_per_hour:
         raise UnusableRowError(
             f"reserved {reserved.usd_per_hour} is above on demand {on_demand.usd_per_hour} USD per hour"
@@ -42,9 +41,3 @@ def _parse_row(row: dict[str, str]) -> PublishedPrice:
     return PublishedPrice(
         instance_type=row["instance_type"], region=row["region"], on_demand=on_demand, reserved_1yr=reserved
     )
-
-
-def _price(usd: str, as_of: str) -> HourlyPrice:
-    if not float(usd) > 0:  # `not >` also refuses NaN
-        raise UnusableRowError(f"a price is above 0 USD per hour, got {usd}")
-    return HourlyPrice(usd_per_hour=float(usd), source=ORIGIN, as_of=date.fromisoformat(as_of))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
 
-from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv
+from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv, parse_price
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.hardware import HourlyPrice
 
@@ -41,16 +40,12 @@ def parse(lines: Iterable[str]) -> tuple[dict[tuple[str, str], list[QuotedPrices
 
 
 def _parse_row(row: dict[str, str]) -> QuotedPrices:
-    zone_id, as_of = row["zone_id"], date.fromisoformat(row["as_of"])
+    zone_id = row["zone_id"]
     if not zone_id.startswith(f"{zone_prefix(row['region'])}-az"):
         raise UnusableRowError(f"zone {zone_id!r} is not of {row['region']}")
 
     def price(usd: str, zone_id: str = "") -> HourlyPrice | None:
-        if not usd:
-            return None
-        if not 0 < float(usd) < float("inf"):
-            raise UnusableRowError(f"a price is above 0 USD per hour, got {usd}")
-        return HourlyPrice(usd_per_hour=float(usd), source=ORIGIN, as_of=as_of, zone_id=zone_id)
+        return parse_price(usd, row["as_of"], ORIGIN, zone_id) if usd else None
 
     return QuotedPrices(
         instance_type=row["instance_type"],
