@@ -12,12 +12,26 @@ import click
 from click.core import ParameterSource
 
 from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.units import parse_hours
 
 if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
     from optimizer.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Hours(click.ParamType[float]):
+    """A duration above 0: hours, or with a unit (3d, 90min)."""
+
+    name = "hours"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return hours, or fail with the usage."""
+        try:
+            return parse_hours(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def calibration_option(function: F) -> F:

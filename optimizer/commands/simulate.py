@@ -1,0 +1,142 @@
+"""``gpufleet simulate``: spot policies over traces of availability."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from optimizer.commands.options import Hours
+from optimizer.commands.output import format_option, write_rows, write_table
+from optimizer.economics.interruption import RESTART_HOURS
+from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.replay import NAMES, Result, replay
+from optimizer.economics.simulation.traces import read_trace
+from optimizer.errors import InvalidInputError
+from optimizer.units import rounded
+
+COLUMNS = {
+    "trace": "trace",
+    "policy": "policy",
+    "mean_normalised_cost": "cost",
+    "normalised_cost_p50": "p50",
+    "normalised_cost_p95": "p95",
+    "missed_fraction": "missed",
+    "spot_hours": "spot h",
+    "on_demand_hours": "on-demand h",
+    "interruptions": "interruptions",
+    "starts": "starts",
+}
+_MEANS = {field: heading for field, heading in COLUMNS.items() if field not in ("trace", "starts")}
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet simulate --trace us-west-2a.json --work-hours 48 --deadline-hours 57.6
+  gpufleet simulate --trace traces/*.json --work-hours 2d --deadline-hours 3d --policy all --format csv
+  gpufleet simulate --trace pool.json --nodes 4 --work-hours 48 --deadline-hours 72 --checkpoint-hours 0.5
+"""
+)
+@click.option(
+    "--trace",
+    "first_traces",
+    metavar="FILE...",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Trace file; repeatable, or several names after one flag.",
+)
+@click.argument("more_traces", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--work-hours", required=True, type=Hours(), help="Hours of work without interruption.")
+@click.option("--deadline-hours", required=True, type=Hours(), help="Hours from the start to the deadline.")
+@click.option(
+    "--restart-hours",
+    type=click.FloatRange(min=0),
+    default=RESTART_HOURS,
+    show_default=True,
+    help="Mean hours from a launch to the first new step.",
+)
+@click.option(
+    "--restart-p95-hours",
+    type=click.FloatRange(min=0),
+    help="95th percentile of that time, which is then lognormal.  [default: every restart takes the mean]",
+)
+@click.option(
+    "--checkpoint-hours",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Checkpoint interval: an interruption loses a uniform part of it.",
+)
+@click.option(
+    "--price-ratio",
+    type=click.FloatRange(min=1),
+    default=3.3,
+    show_default=True,
+    help="On-demand price over spot price.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, started all or none.")
+@click.option(
+    "--policy",
+    type=click.Choice([*NAMES, "all"]),
+    multiple=True,
+    default=["all"],
+    help="Policy; repeatable.  [default: all]",
+)
+@click.option("--starts", type=click.IntRange(min=1), default=300, show_default=True, help="Starts a trace, at random.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of starts and delays.")
+@format_option
+def command(
+    first_traces: tuple[Path, ...],
+    more_traces: tuple[Path, ...],
+    policy: tuple[str, ...],
+    nodes: int,
+    starts: int,
+    seed: int,
+    output_format: str,
+    **job: Any,
+) -> None:
+    """Replay spot policies over traces of spot capacity: cost, missed deadlines, interruptions.
+
+    Cost is a share of on-demand's from start to end; a run ends with its work or at its deadline. on_demand and
+    spot_only pay one way only; greedy waits for spot until the deadline allows it no more; uniform_progress is the
+    policy of "Can't Be Late" (NSDI'24); omniscient is the lower bound of all policies, with the trace known beforehand.
+    A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of nodes available in each tick.
+    """
+    paths = (*first_traces, *more_traces)
+    if not paths:
+        raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
+    repeated = {path for path in paths if paths.count(path) > 1}
+    if repeated:
+        raise InvalidInputError(f"--trace {min(repeated)} is given twice", next_step="name each trace once")
+    results = replay(
+        [read_trace(path) for path in paths],
+        Job(**job),
+        NAMES if "all" in policy else dict.fromkeys(policy),
+        starts=starts,
+        seed=seed,
+        nodes=nodes,
+        processes=len(os.sched_getaffinity(0)),
+    )
+    write_rows([_row(result) for result in results], COLUMNS, output_format, title="Policies by trace")
+    if output_format == "table" and len(paths) > 1:
+        click.echo()
+        write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces")
+
+
+def _row(result: Result) -> dict[str, Any]:
+    return {field: rounded(value) if isinstance(value, float) else value for field, value in asdict(result).items()}
+
+
+def _means(results: Sequence[Result]) -> list[dict[str, Any]]:
+    rows = []
+    for policy in dict.fromkeys(result.policy for result in results):
+        of_policy = [asdict(result) for result in results if result.policy == policy]
+        means = {field: float(np.mean([row[field] for row in of_policy])) for field in _MEANS if field != "policy"}
+        rows.append({"policy": policy, **means})
+    return rows

@@ -1,0 +1,1 @@
+"""Spot policies replayed over traces of availability: cost, missed deadlines, interruptions."""

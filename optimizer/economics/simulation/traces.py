@@ -1,0 +1,110 @@
+"""Traces of spot capacity: nodes available in each tick of a pool."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from optimizer.errors import InvalidInputError
+from optimizer.performance.types import Bools, Ints
+
+_FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value is the number of nodes available'
+
+
+class _Metadata(BaseModel):
+    # Collectors add fields of their own (start_time, nodes).
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    gap_seconds: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _TraceFile(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    metadata: _Metadata
+    data: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """Nodes that one pool had, a tick an element."""
+
+    name: str
+    gap_s: float
+    nodes: Ints
+
+    @property
+    def hours(self) -> float:
+        """Length of the trace."""
+        return len(self.nodes) * self.gap_s / 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """Parts of traces with the same tick, one a run: from a run's start to its deadline.
+
+    Attributes:
+        available: the pool has all nodes of the run; shape (runs, ticks).
+    """
+
+    gap_s: float
+    available: Bools
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace file.
+
+    Raises:
+        InvalidInputError: the file is missing or has another format.
+    """
+    try:
+        content = _TraceFile.model_validate(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise InvalidInputError(
+            f"trace {path} cannot be read: {error.strerror}", next_step="name another file"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InvalidInputError(f"trace {path}: {place}: {first['msg']}", limit=_FORMAT) from error
+    except ValueError as error:
+        raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
+    return Trace(name=path.name, gap_s=content.metadata.gap_seconds, nodes=np.array(content.data, dtype=np.int64))
+
+
+def cut_windows(traces: Sequence[Trace], *, hours: float, starts: int, seed: int, nodes: int = 1) -> Windows:
+    """Cut ``starts`` windows of ``hours`` from each of ``traces``, which share a tick, at random places.
+
+    The places depend on the seed and the trace's name only, not on the other traces.
+
+    Raises:
+        InvalidInputError: a trace is shorter than a window.
+    """
+    (gap_s,) = {trace.gap_s for trace in traces}
+    ticks = window_ticks(hours, gap_s)
+    parts = []
+    for trace in traces:
+        last = len(trace.nodes) - ticks
+        if last < 0:
+            raise InvalidInputError(
+                f"trace {trace.name} lasts {trace.hours:.4g} h",
+                limit=f"the deadline, {hours:g} h",
+                why="a run needs the whole time to its deadline in the trace",
+                next_step="take a longer trace or a shorter --deadline-hours",
+            )
+        random = np.random.default_rng([seed, zlib.crc32(trace.name.encode())])
+        firsts = random.integers(0, last, size=starts, endpoint=True)
+        parts.append((trace.nodes >= nodes)[firsts[:, None] + np.arange(ticks)])
+    return Windows(gap_s=gap_s, available=np.concatenate(parts))
+
+
+def window_ticks(hours: float, gap_s: float) -> int:
+    """Ticks that cover ``hours``; the last can be a partial one."""
+    return int(np.ceil(hours * 3600 / gap_s - 1e-9))
