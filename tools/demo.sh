@@ -17,4 +17,4 @@ say "Which fleet trains it cheapest within budget and deadline? (gpufleet recomm
 say "What would the best plan create, and what would it cost? (gpufleet preview, no account, no Pulumi CLI)"
 "$gpufleet" preview "$plans"
 
-say "The plans are in $plans. To stand up plan 1 for real: gpufleet stack set $plans --stack NAME, then pulumi up"
+say "The plans are in $plans. To stand up plan 1 for real: gpufleet up $plans"

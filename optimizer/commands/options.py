@@ -86,17 +86,21 @@ def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
     return shlex.join([*words, *(word for given in flags.values() for word in given)])
 
 
-def plan_arguments(function: F) -> F:
-    """Add PLAN and ``--plan``, passed to the command as ``plan`` and ``plan_number``."""
-    number = click.option(
+def plan_number_option(function: F) -> F:
+    """Add ``--plan``, passed to the command as ``plan_number``."""
+    return click.option(
         "--plan",
         "plan_number",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
         help="Number of the plan in PLAN.",
-    )
-    return click.argument("plan")(number(function))
+    )(function)
+
+
+def plan_arguments(function: F) -> F:
+    """Add PLAN and ``--plan``, passed to the command as ``plan`` and ``plan_number``."""
+    return click.argument("plan")(plan_number_option(function))
 
 
 def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:

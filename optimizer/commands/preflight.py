@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -48,21 +49,26 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
     chosen = read_plan_argument(plan, plan_number)
-    file = _read_stack_file(stack, directory)
-
-    from optimizer.preflight.run import preflight
-
-    report = preflight(_target(chosen, stack, file), offline=_check_offline(chosen, stack, file))
+    report = check(chosen, stack, directory)
     if output_format == "json":
         write_json(_document(report, chosen, stack))
     elif output_format == "csv":
         write_csv([_row(finding) for finding in report.findings], COLUMNS)
     else:
-        _write_text(report)
+        write_findings(report.findings)
     counts = report.counts()
     click.echo(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
     if counts["error"]:
         sys.exit(GpufleetError.exit_code)
+
+
+def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightReport:
+    """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
+    file = _read_stack_file(stack, directory)
+
+    from optimizer.preflight.run import preflight
+
+    return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file))
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
@@ -220,9 +226,10 @@ def _document(report: PreflightReport, plan: FleetPlan, stack: str | None) -> di
     }
 
 
-def _write_text(report: PreflightReport) -> None:
-    width = max(len(finding.level) for finding in report.findings)
-    for finding in report.findings:
+def write_findings(findings: Sequence[Finding]) -> None:
+    """Print findings; all but passed checks with reason and next step."""
+    width = max((len(finding.level) for finding in findings), default=0)
+    for finding in findings:
         click.echo(f"{finding.level:<{width}}  {finding.check}: {finding.text}")
         if finding.level != "ok":
             for word, text in (("why", finding.why), ("next", finding.next_step)):

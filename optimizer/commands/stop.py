@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from infra.naming import Names
 
 AFTERWARDS = (
-    "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `pulumi destroy "
-    "--exclude-protected --stack {stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` "
-    "goes on training."
+    "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `gpufleet down --stack "
+    "{stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` goes on training."
 )
 
 
@@ -78,11 +77,12 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
     if not wait:
         click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
-    _follow(names, save or timedelta(seconds=file.plan.terminate_timeout_s))
+    follow_drain(names, save or timedelta(seconds=file.plan.terminate_timeout_s))
     click.echo(AFTERWARDS.format(stack=stack))
 
 
-def _follow(names: Names, save: timedelta) -> None:
+def follow_drain(names: Names, save: timedelta) -> None:
+    """Follow a stack's drain until no node is left; ``save`` is the limit of a node's last checkpoint."""
     from optimizer.aws import clients
     from optimizer.aws.control import read_state
     from optimizer.aws.drain import Drain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tarfile
 import threading
@@ -64,6 +65,19 @@ class Deployment:
         with _ALONE, patch("optimizer.audit.run.audit", return_value=[]):
             result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
+
+    def gpufleet(self, *arguments: str) -> str:
+        """Run ``gpufleet ARGUMENTS`` as its user does, in the project's folder; return its standard output."""
+        done = subprocess.run(
+            [sys.executable, "-c", "from optimizer.start import main; main()", *arguments],
+            cwd=self.stack.project,
+            env=dict(self.stack.env),
+            capture_output=True,
+            text=True,
+            timeout=pulumi_cli.TIME_LIMIT_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def set_config(self, values: Mapping[str, Any]) -> None:
         """Edit keys ``gpufleet:KEY`` of the stack's configuration file."""

@@ -97,6 +97,7 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "PULUMI_CONFIG_PASSPHRASE": "a state that ends with the test",
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "true",  # `make engine-tools` builds a CLI without a version
         "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
         # By default the provider logs all it can, 1 MB at each start; TF_LOG_PROVIDER=DEBUG shows its requests.
         "TF_LOG_SDK": "ERROR",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, read_plan_file
 from tests.engine import facts, running
 from tests.engine.deployment import Deployment, Tools, deployment, write_project
 from tests.engine.faults import refuse_next
@@ -177,14 +177,32 @@ def on_demand(tools: Tools, scratch: Path) -> None:
 REPLACEMENT = ("create-replacement", "delete-replaced")
 
 
-def reserved(tools: Tools, scratch: Path) -> None:
-    """A reservation the stack makes."""
-    plan = sample_plan(**as_reserved())
-    with fleet(tools, scratch, "reserved", plan) as (deployed, empty):
-        assert_created(deployed)
+# A reservation the stack makes, for a model that the reference trainer trains.
+REQUEST = """\
+model: gpt2
+workload: {tokens: 4B, seq_len: 1024}
+constraints:
+  budget_usd: 300k
+  deadline_hours: 3
+  regions: [us-east-1]
+  purchase_options: [reserved]
+  instance_types: [p4d.24xlarge]
+"""
+
+
+def one_command(tools: Tools, scratch: Path) -> None:
+    """From a request to a fleet and to nothing, by ``gpufleet up`` and ``gpufleet down``."""
+    write_project(scratch, "first")
+    with deployment(tools, scratch, "first") as deployed:
+        project, empty = deployed.stack.project, inventory(deployed.aws)
+        (project / "request.yaml").write_text(REQUEST, encoding="utf-8")
+        assert "gpufleet status --stack first" in deployed.gpufleet("up", "request.yaml", "--yes", "--no-follow")
+        plan = read_plan_file(project / "plans.first.json", plan_number=1)
         facts.check(deployed, plan)
         check_tags(deployed, empty)
         assert_settled(deployed)
+        assert "nothing of stack first is left" in deployed.gpufleet("down", "--yes")
+        assert left_behind(empty, inventory(deployed.aws)) == {}
 
 
 def reserved_elsewhere(tools: Tools, scratch: Path) -> None:
@@ -290,7 +308,7 @@ SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
     "on-demand": on_demand,
     "kubernetes": kubernetes,
     "workers": workers,
-    "reserved": reserved,
+    "one-command": one_command,
     "reserved-elsewhere": reserved_elsewhere,
     "capacity-block": capacity_block,
 }

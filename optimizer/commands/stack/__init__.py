@@ -41,12 +41,22 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path, accept_st
     wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no
     Pulumi CLI.
     """
+    check_name(stack)
+    put_plan(read_plan_argument(plan, plan_number), stack, directory, accept_stale_prices=accept_stale_prices)
+    click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
+
+
+def put_plan(chosen: FleetPlan, stack: str, directory: Path, *, accept_stale_prices: bool) -> None:
+    """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
+
+    Raises:
+        InvalidInputError: the plan cannot be deployed, or the folder is no project.
+        DataStaleError: its spot prices are older than their limit.
+    """
     from infra.refusals.plan import plan_refusals
     from optimizer.audit import check_plan
     from optimizer.catalog import load
 
-    check_name(stack)
-    chosen = read_plan_argument(plan, plan_number)
     check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
@@ -83,7 +93,6 @@ def set_plan(plan: str, stack: str, plan_number: int, directory: Path, accept_st
     click.echo(describe_demands(chosen))
     for line in _missing_settings(chosen, before):
         click.echo(f"once: {line}")
-    click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
 def _refuse_stale_prices(plan: FleetPlan) -> None:

@@ -34,7 +34,7 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
     # The nodes had the time that their plan's checkpoint takes, which is what their hook waits.
     assert clock.passed >= timedelta(seconds=sample_plan().terminate_timeout_s)
     assert all(node in err for node in nodes) and "steps after the last complete checkpoint are lost" in err
-    assert f"pulumi destroy --exclude-protected --stack {deployed.names.stack}" in out
+    assert f"gpufleet down --stack {deployed.names.stack}" in out
 
 
 def test_timeout_is_the_time_to_save(deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock) -> None:

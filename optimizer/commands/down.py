@@ -1,0 +1,95 @@
+"""``gpufleet down``: save, end every node, and destroy all that costs by the hour."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import directory_option
+from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
+from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet down
+  gpufleet down --stack dev --yes
+  gpufleet down --stack dev --no-save
+"""
+)
+@click.option("--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one]")
+@directory_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--save/--no-save", default=True, show_default=True, help="First save a checkpoint and end the nodes.")
+def command(stack: str | None, directory: Path, yes: bool, save: bool) -> None:
+    """End a fleet: save a checkpoint, end every node, destroy the stack's resources.
+
+    Nodes end as with gpufleet stop; then pulumi destroy --exclude-protected runs (by Pulumi's Automation API; needs the
+    Pulumi CLI) and waits until the last instance is gone, which takes many minutes for large GPU nodes. The bucket with
+    the checkpoints and its key stay, and are named, unless gpufleet:forceDestroy is set; gpufleet up goes on from them.
+    """
+    require_pulumi()
+    file = read_stack(stack or only_stack(directory), directory)
+    running = _running(file)
+    if not yes:
+        _ask(file, running, save=save)
+    if running and save:
+        _save(file)
+    _write_left(take_down(file.stack, directory), file.stack)
+
+
+def _running(file: StackFile) -> int:
+    """Count the stack's nodes; 0 for a stack that was never up, or only in part."""
+    from optimizer.commands.status.reading import read
+
+    names, _ = resolve_names(file)
+    try:
+        reading = read(names, datetime.now(UTC))
+    except DataMissingError:
+        return 0
+    if reading.group is None:
+        return 0
+    return max(reading.group.wanted, len(reading.group.nodes))
+
+
+def _ask(file: StackFile, running: int, *, save: bool) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInputError(
+            "nobody can be asked: standard input is no terminal",
+            why="the fleet's resources are deleted",
+            next_step=f"gpufleet down --stack {file.stack} --yes",
+        )
+    nodes = f"{running} nodes{' save a checkpoint and' if save else ''} end" if running else "no node runs"
+    kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
+    click.echo(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
+    if not click.confirm("Destroy it?", err=True):
+        raise GpufleetError("not confirmed; nothing was changed", next_step=f"gpufleet status --stack {file.stack}")
+
+
+def _deletes_checkpoints(file: StackFile) -> bool:
+    return str(file.config.get("gpufleet:forceDestroy")).lower() == "true"
+
+
+def _save(file: StackFile) -> None:
+    from optimizer.commands.stop import ask, follow_drain
+
+    names, caller = resolve_names(file)
+    ask(names, caller, "stop")
+    follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
+
+
+def _write_left(left: list[Resource], stack: str) -> None:
+    if not left:
+        click.echo(f"nothing of stack {stack} is left (its KMS key ends after its waiting period)")
+        return
+    for resource in left:
+        click.echo(f"left: {resource.type} {resource.id}")
+    click.echo(
+        f"no hourly cost is left: checkpoints are billed by the GB, their key by the month. gpufleet up PLAN --stack "
+        f"{stack} goes on from them; docs/infrastructure.md, 'Checkpoints outlive the fleet', says how to delete them"
+    )

@@ -1,0 +1,186 @@
+"""``gpufleet up``: from a request or a plan to a fleet that trains, in one command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import directory_option, plan_number_option, read_plan_argument
+from optimizer.commands.stack.engine import carry_out, require_pulumi
+from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.plan import FleetPlan
+
+FIRST_STACK = "dev"
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet up request.yaml
+  gpufleet up plans.json --plan 2 --stack dev
+  gpufleet up request.yaml --stack dev --yes --no-follow
+"""
+)
+@click.argument("source", metavar="REQUEST|PLAN")
+@plan_number_option
+@click.option(
+    "--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one; dev where there is none yet]"
+)
+@directory_option
+@click.option("--yes", is_flag=True, help="Do not ask before anything is created.")
+@click.option(
+    "--refresh/--no-refresh",
+    default=None,
+    help="Read today's spot prices for a request.  [default: where it may take spot nodes]",
+)
+@click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended.")
+def command(
+    source: str,
+    plan_number: int,
+    stack: str | None,
+    directory: Path,
+    yes: bool,
+    refresh: bool | None,
+    accept_stale_prices: bool,
+    follow: bool,
+) -> None:
+    """Stand up a fleet for a request or a plan, and follow its run.
+
+    The steps are those of the single commands: recommend (of a REQUEST; its answer is kept as plans.NAME.json, and
+    --plan picks from it), a question, stack set, preflight, pulumi up (by Pulumi's Automation API; needs the Pulumi
+    CLI), and a line for each change of the run. A step that fails ends the command with its own error and exit status.
+    Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is YAML, a PLAN is JSON; - reads a PLAN from
+    standard input.
+
+    Exit status of a run that was followed to its end: 0 for a run that is done or stopped, else 1.
+    """
+    require_pulumi()
+    name = stack or _only_stack(directory)
+    check_name(name)
+    plans = source if _is_plan(source) else _recommend(source, directory / f"plans.{name}.json", refresh)
+    plan = read_plan_argument(plans, plan_number)
+    again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
+    if not yes:
+        _ask(plan, name, again)
+    _prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
+    carry_out(name, directory)
+    _resume_stopped(name, directory)
+    if follow:
+        _follow(name, directory)
+    else:
+        click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
+
+
+def _only_stack(directory: Path) -> str:
+    return only_stack(directory) if any(directory.glob("Pulumi.?*.yaml")) else FIRST_STACK
+
+
+def _is_plan(source: str) -> bool:
+    """Tell a plan, or the answer of recommend, from a request."""
+    if source == "-":
+        return True
+    with suppress(OSError, ValueError):
+        document = json.loads(Path(source).read_text(encoding="utf-8"))
+        return isinstance(document, dict) and "schema_version" in document
+    return False
+
+
+def _recommend(request: str, answer: Path, refresh: bool | None) -> str:
+    """Run ``gpufleet recommend REQUEST --save ANSWER`` and return the path of its answer."""
+    from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+    from optimizer.commands.recommend import command as recommend
+    from optimizer.request import read_request_file, request_from_dict
+
+    if refresh is None:
+        wanted = request_from_dict(read_request_file(Path(request)), origin=request)
+        # A catalog of the user's own choice is not refreshed.
+        refresh = "spot" in wanted.constraints.purchase_options and not os.environ.get(DIRECTORY_VARIABLE)
+    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else [])]
+    with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
+        recommend.invoke(context)
+    return str(answer)
+
+
+def _ask(plan: FleetPlan, stack: str, again: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInputError(
+            "nobody can be asked: standard input is no terminal",
+            why="nodes cost money from their first minute",
+            next_step=f"{again} --yes",
+        )
+    limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
+    click.echo(
+        f"\nstack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
+        f"{plan.job.model}, expected {plan.hours.expected:,.1f} h and {plan.cost_usd.expected:,.2f} USD "
+        f"(95th percentile {plan.hours.p95:,.1f} h, {plan.cost_usd.p95:,.2f} USD){limit}"
+    )
+    if not click.confirm("Stand it up?", err=True):
+        raise GpufleetError("not confirmed; nothing was created", next_step=f"{again} takes the same plan")
+
+
+def _prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
+    """Write the plan into the stack's configuration and check that the account can carry it out."""
+    from optimizer.commands.preflight import check, write_findings
+    from optimizer.commands.stack import put_plan
+
+    put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
+    report = check(plan, stack, directory)
+    write_findings([finding for finding in report.findings if finding.level != "ok"])
+    counts = report.counts()
+    click.echo("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
+    if counts["error"]:
+        raise GpufleetError(
+            "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
+        )
+
+
+def _resume_stopped(stack: str, directory: Path) -> None:
+    """Lift a request to stop, which outlives ``gpufleet down`` in the bucket; without it no node would start."""
+    from optimizer.aws import clients, errors
+    from optimizer.aws.control import read_request
+    from optimizer.commands.resume import command as resume
+
+    file = read_stack(stack, directory)
+    if file.config.get("gpufleet:platform") == "eks":
+        return  # the program itself asks to stop: nodes wait for `gpufleet manifest` (docs/kubernetes.md)
+    names, _ = resolve_names(file)
+    try:
+        request = read_request(clients.s3(names.region), names.bucket, names.control_prefix)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"the bucket's control/request.json cannot be read: {errors.reason(error)}",
+            why="no node starts while it asks to stop",
+            next_step=f"gpufleet status --stack {stack}; gpufleet resume --stack {stack}",
+        ) from error
+    if request is not None and request.want == "stop":
+        click.get_current_context().invoke(resume, stack=stack, directory=directory)
+
+
+def _follow(stack: str, directory: Path) -> None:
+    from optimizer.commands.status.follow import follow
+
+    file = read_stack(stack, directory)
+    names, _ = resolve_names(file)
+    try:
+        phase = follow(file, names, since=datetime.now(UTC))
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nno longer followed; the fleet goes on. gpufleet status --stack {stack} --watch 60 follows it, gpufleet "
+            f"stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
+            err=True,
+        )
+        return
+    click.echo(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
+    if phase not in ("done", "stopped"):
+        sys.exit(GpufleetError.exit_code)

@@ -1,0 +1,225 @@
+"""``gpufleet up`` and ``down`` in front of a Pulumi CLI that only records its calls; tests/engine has the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from optimizer.commands import stop
+from optimizer.commands.status import follow
+from tests.engine.emulated_aws import amazon_image
+from tests.plans import sample_plan
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.deployed import IMAGE, Clock, DeployedStack
+
+pytestmark = pytest.mark.usefixtures("unaudited")
+
+# The fields of an update that the Automation API reads after `up` and `destroy`.
+UPDATE = {"kind": "update", "message": "", "environment": {}, "config": {}, "result": "succeeded"}
+UPDATE |= {"startTime": "2026-11-23T04:00:00.000Z", "endTime": "2026-11-23T04:01:00.000Z"}
+LEFT = [
+    {"type": "pulumi:pulumi:Stack", "custom": False},
+    {"type": "aws:s3/bucket:Bucket", "custom": True, "id": "checkpoints-of-mine"},
+]
+CLI = """#!/bin/sh
+printf '%s\\n' "$*" >>{folder}/calls
+case "$*" in
+  version*) echo v3.272.0 ;;
+  *" up "*) echo " +  aws:ec2:Vpc creating"; cat {folder}/refusal >&2; [ ! -s {folder}/refusal ] ;;
+  *"stack output"*) echo '{{}}' ;;
+  *"stack history"*) cat {folder}/history ;;
+  *"stack export"*) cat {folder}/state ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Pulumi:
+    """The recording CLI."""
+
+    folder: Path
+
+    def refuse(self, complaint: str) -> None:
+        (self.folder / "refusal").write_text(complaint)
+
+    def ran(self, command: str) -> bool:
+        calls = self.folder / "calls"
+        return calls.exists() and any(f" {command} " in line for line in calls.read_text().splitlines())
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pulumi:
+    folder = tmp_path / "pulumi"
+    folder.mkdir()
+    program = folder / "pulumi"
+    program.write_text(CLI.format(folder=folder))
+    program.chmod(0o755)
+    (folder / "refusal").touch()
+    (folder / "history").write_text(json.dumps([UPDATE]))
+    (folder / "state").write_text(json.dumps({"version": 3, "deployment": {"resources": LEFT}}))
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return Pulumi(folder)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(start=datetime.now(UTC))
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    monkeypatch.setattr(stop, "datetime", clock)
+    return clock
+
+
+@pytest.fixture
+def plan(deployed: DeployedStack) -> str:
+    """A plan file of the deployed stack, whose configuration names an image that AWS has."""
+    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["config"]["gpufleet:amiId"] = amazon_image(IMAGE, "x86_64")["ami_id"]
+    file.write_text(yaml.safe_dump(content))
+    path = deployed.directory / "plan.json"
+    path.write_text(sample_plan().to_json())
+    return str(path)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check of preflight passes: its findings have tests of their own."""
+    monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
+
+
+Up = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def up(gpufleet: Gpufleet, deployed: DeployedStack, plan: str) -> Up:
+    return lambda *arguments: gpufleet(
+        "up", plan, *deployed.arguments, "--yes", "--accept-stale-prices", *(arguments or ("--no-follow",))
+    )
+
+
+@pytest.mark.parametrize("command", [("up", "request.yaml"), ("down",)])
+def test_without_pulumi_nothing_begins(
+    gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, _, err = gpufleet(*command)
+    assert code == 1 and "no Pulumi CLI is on PATH" in err and "https://www.pulumi.com/docs/" in err
+
+
+def test_a_request_without_a_plan_ends_as_recommend_does(pulumi: Pulumi, gpufleet: Gpufleet, tmp_path: Path) -> None:
+    request = tmp_path / "request.yaml"
+    request.write_text("model: llama-3.1-8b\nworkload: {tokens: 2B, seq_len: 8192}\nconstraints: {budget_usd: 1}\n")
+    code, _, err = gpufleet("up", str(request), "--no-refresh", "--yes", "--directory", str(tmp_path))
+    assert code == 3 and f"gpufleet recommend {request}" in err
+    assert not pulumi.ran("up")
+
+
+def test_the_plan_is_set_and_carried_out(
+    pulumi: Pulumi, up: Up, deployed: DeployedStack, checked: None, clock: Clock
+) -> None:
+    code, out, err = up()
+    assert code == 0, err
+    assert "aws:ec2:Vpc creating" in err, "Pulumi's progress is shown as it comes"
+    assert f"gpufleet status --stack {deployed.names.stack}" in out
+    assert pulumi.ran("up")
+
+
+def test_an_obstacle_in_the_account_ends_it_before_pulumi(pulumi: Pulumi, up: Up, deployed: DeployedStack) -> None:
+    """The emulated account has no image of Amazon's name, and no quotas to read."""
+    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    file.write_text(file.read_text().replace("gpufleet:amiId: ami-", "gpufleet:amiId: ami-0"))
+    code, out, err = up()
+    assert code == 1 and "error    image" in out and "nothing was created" in err and "gpufleet up" in err
+    assert not pulumi.ran("up")
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions", "pulumi login"),
+        ("error: passphrase must be set with PULUMI_CONFIG_PASSPHRASE or", "export PULUMI_CONFIG_PASSPHRASE"),
+        ("error: update failed", "gpufleet down --stack"),
+    ],
+)
+def test_a_failure_of_pulumi_has_its_words_and_the_next_step(
+    pulumi: Pulumi, up: Up, checked: None, complaint: str, remedy: str
+) -> None:
+    pulumi.refuse(complaint)
+    code, _, err = up()
+    assert code == 1 and f"pulumi up failed: {complaint}" in err and remedy in err
+
+
+def test_nobody_to_ask_is_a_wrong_use(pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, plan: str) -> None:
+    code, _, err = gpufleet("up", plan, *deployed.arguments)
+    assert code == 2 and "--yes" in err
+    code, _, err = gpufleet("down", *deployed.arguments)
+    assert code == 2 and "--yes" in err
+    assert not pulumi.ran("up") and not pulumi.ran("destroy")
+
+
+def test_the_run_is_followed_to_its_end(
+    pulumi: Pulumi, up: Up, deployed: DeployedStack, checked: None, clock: Clock
+) -> None:
+    """The state of an earlier run does not end it; a later tick's does."""
+    deployed.write_state(phase="done", reason="an earlier run")
+
+    def tick(passed: timedelta) -> None:
+        ended = passed > timedelta(seconds=3 * follow.POLL_S)
+        ahead = datetime.now(UTC) + timedelta(minutes=1)
+        deployed.write_state(
+            phase="failed" if ended else "running",
+            reason="node i-1 gave up" if ended else "both nodes are in service",
+            since="2026-11-23T04:00:00Z",
+            updated_at=f"{ahead:%Y-%m-%dT%H:%M:%SZ}",
+        )
+
+    clock.meanwhile = tick
+    code, out, _ = up("--follow")
+    assert code == 1, "the run has failed"
+    assert out.count("both nodes are in service") == 1, "a line an event"
+    assert "node i-1 gave up" in out and "gpufleet down" in out
+
+
+def test_ctrl_c_leaves_the_fleet(pulumi: Pulumi, up: Up, deployed: DeployedStack, checked: None, clock: Clock) -> None:
+    def interrupt(passed: timedelta) -> None:
+        raise KeyboardInterrupt
+
+    clock.meanwhile = interrupt
+    code, _, err = up("--follow")
+    assert code == 0 and "the fleet goes on" in err
+    assert all(f"gpufleet {command} --stack" in err for command in ("status", "stop", "down"))
+    assert len(deployed.held("InService")) == 2
+
+
+def test_down_saves_destroys_and_says_what_is_left(
+    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, clock: Clock
+) -> None:
+    code, out, err = gpufleet("down", *deployed.arguments, "--yes")
+    assert code == 0, err
+    assert deployed.group.nodes == ()
+    assert deployed.get("control/request.json")["want"] == "stop"
+    assert pulumi.ran("destroy") and "--exclude-protected" in (pulumi.folder / "calls").read_text()
+    assert "left: aws:s3/bucket:Bucket checkpoints-of-mine" in out and "pulumi:pulumi" not in out
+
+
+def test_up_after_down_runs_again(
+    pulumi: Pulumi, gpufleet: Gpufleet, up: Up, deployed: DeployedStack, checked: None, clock: Clock
+) -> None:
+    gpufleet("down", *deployed.arguments, "--yes")
+    assert up()[0] == 0
+    assert deployed.get("control/request.json")["want"] == "run"
+
+
+def test_down_without_saving_leaves_the_nodes_to_destroy(
+    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack
+) -> None:
+    (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {}}))
+    code, out, _ = gpufleet("down", *deployed.arguments, "--yes", "--no-save")
+    assert code == 0 and "nothing of stack" in out
+    assert len(deployed.held("InService")) == 2 and pulumi.ran("destroy")
