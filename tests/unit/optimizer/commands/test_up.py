@@ -197,8 +197,8 @@ def test_ctrl_c_leaves_the_fleet(pulumi: Pulumi, up: Up, deployed: DeployedStack
     assert len(deployed.held("InService")) == 2
 
 
-def test_down_saves_destroys_and_says_what_is_left(
-    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, clock: Clock
+def test_down_saves_destroys_and_says_what_is_left_and_up_goes_on(
+    pulumi: Pulumi, gpufleet: Gpufleet, up: Up, deployed: DeployedStack, checked: None, clock: Clock
 ) -> None:
     code, out, err = gpufleet("down", *deployed.arguments, "--yes")
     assert code == 0, err
@@ -206,14 +206,8 @@ def test_down_saves_destroys_and_says_what_is_left(
     assert deployed.get("control/request.json")["want"] == "stop"
     assert pulumi.ran("destroy") and "--exclude-protected" in (pulumi.folder / "calls").read_text()
     assert "left: aws:s3/bucket:Bucket checkpoints-of-mine" in out and "pulumi:pulumi" not in out
-
-
-def test_up_after_down_runs_again(
-    pulumi: Pulumi, gpufleet: Gpufleet, up: Up, deployed: DeployedStack, checked: None, clock: Clock
-) -> None:
-    gpufleet("down", *deployed.arguments, "--yes")
     assert up()[0] == 0
-    assert deployed.get("control/request.json")["want"] == "run"
+    assert deployed.get("control/request.json")["want"] == "run", "no node starts while it asks to stop"
 
 
 def test_down_without_saving_leaves_the_nodes_to_destroy(
