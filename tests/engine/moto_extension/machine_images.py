@@ -10,4 +10,4 @@ from moto.ec2.models.amis import Ami
 
 def install() -> None:
     """Let DescribeImages answer with EnaSupport."""
-    Ami.ena_support = True
+    Ami.ena_support = True  # type: ignore[attr-defined]
