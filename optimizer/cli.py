@@ -22,13 +22,8 @@ from optimizer.errors import GpufleetError
 
 # In the order of a user's work; a command that is not named here is listed last.
 ORDER = (
-<<<<<<< HEAD
     *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
-    *("stack", "preview", "manifest", "launch-config", "preflight", "status", "costs", "stop", "resume"),
-=======
-    *("recommend", "what-if", "estimate", "profile", "calibrate", "offers", "catalog"),
     *("up", "stack", "preview", "manifest", "launch-config", "preflight", "status", "costs", "stop", "resume", "down"),
->>>>>>> 46bfbf3 (gpufleet up and down: one command from a request to a followed run, and one that ends it)
 )
 
 
