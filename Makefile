@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
-.PHONY: help demo demo-training test engine-tools checkov lint docs benchmark clean
+.PHONY: help demo demo-training test engine-tools checkov browser lint docs benchmark clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -51,7 +51,10 @@ engine-tools: ## Build the Pulumi CLI and Python language host the engine test u
 
 checkov: .tools/checkov/.done ## Install checkov, which the tests scan the declared resources with
 
-test: $(VENV)/.dev engine-tools checkov ## Run every test that needs no GPU and no AWS account
+browser: ## Install Chromium, which the tests open reports in
+	@tools/browser.sh
+
+test: $(VENV)/.dev engine-tools checkov browser ## Run every test that needs no GPU and no AWS account
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift

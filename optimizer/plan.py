@@ -355,6 +355,12 @@ class FleetPlan(_Model):
     parallelism: Parallelism
     memory: Memory
     step_time_s: Positive
+    # Left out of the JSON where it is unknown, as in older plans.
+    step_breakdown_s: dict[str, NonNegative] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Seconds of a step by part; the parts add up to step_time_s.",
+    )
     tokens_per_second: Positive = Field(description="Of the whole fleet; samples per second for a CNN.")
     mfu: Annotated[float, Field(gt=0, le=1)]
     hours: Spread
@@ -410,6 +416,9 @@ class FleetPlan(_Model):
             problems.append(f"memory.limit_gib {memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
         if not math.isclose(sum(memory.breakdown.values()), memory.peak_gib, rel_tol=0.01, abs_tol=0.01):
             problems.append("memory.breakdown does not add up to memory.peak_gib")
+        parts_s = self.step_breakdown_s
+        if parts_s is not None and not math.isclose(sum(parts_s.values()), self.step_time_s, rel_tol=0.01):
+            problems.append("step_breakdown_s does not add up to step_time_s")
         if not math.isclose(cost.breakdown.total(), cost.expected, rel_tol=0.01, abs_tol=0.01):
             problems.append(
                 f"cost_usd.breakdown adds up to {cost.breakdown.total():.2f} USD, "
@@ -505,6 +514,13 @@ class FleetPlan(_Model):
         return self.cost_usd.breakdown.compute / self.hours.expected
 
     @property
+    def checkpoint_writers(self) -> int:
+        """Nodes that write a checkpoint together while training; of ddp, one for each pipeline stage."""
+        return (
+            min(self.node_count, self.parallelism.pipeline) if self.parallelism.sharding == "ddp" else self.node_count
+        )
+
+    @property
     def _saving(self) -> tuple[float, float, int]:
         # One node writes a state that every rank holds whole; all nodes write a sharded one together.
         writers = 1 if self.parallelism.sharding == "ddp" else self.node_count
@@ -578,10 +594,14 @@ def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
         raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(lines)) from error
 
 
-def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
-    """Read a plan from a file like ``read_plan``."""
+def read_plan_text(path: Path) -> str:
+    """Read a plan's file as text, or raise PlanError."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
-    return read_plan(text, plan_number=plan_number, origin=str(path))
+
+
+def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
+    """Read a plan from a file like ``read_plan``."""
+    return read_plan(read_plan_text(path), plan_number=plan_number, origin=str(path))

@@ -76,6 +76,9 @@ def _check_work(plan: FleetPlan) -> Iterator[Fault]:
     parts_gib = sum(memory.breakdown.values())
     if _differs(memory.peak_gib, parts_gib):
         yield _unequal("memory.peak_gib", memory.peak_gib, parts_gib, "the sum of memory.breakdown")
+    parts_s = sum((plan.step_breakdown_s or {}).values())
+    if plan.step_breakdown_s is not None and _differs(plan.step_time_s, parts_s):
+        yield _unequal("step_time_s", plan.step_time_s, parts_s, "the sum of step_breakdown_s")
 
 
 def _outcome(plan: FleetPlan) -> Outcome:
@@ -83,7 +86,6 @@ def _outcome(plan: FleetPlan) -> Outcome:
     nodes, gpus, purchase = plan.node_count, plan.node.ranks, plan.purchase
     spot_nodes = nodes - purchase.on_demand_base if purchase.option == "spot" else 0
     reclaims = (plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes
-    writers = min(nodes, plan.parallelism.pipeline) if plan.parallelism.sharding == "ddp" else nodes
     return predict_outcome(
         Fleets(
             train_hours=_column(plan.job.steps * plan.step_time_s / 3600),
@@ -94,7 +96,7 @@ def _outcome(plan: FleetPlan) -> Outcome:
             spot_rate=_column(max(0.0, reclaims / spot_nodes) if spot_nodes else 0.0),
             spot_wait_hours=_column(measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours if spot_nodes else 0),
             checkpoint_gib=_column(plan.job.checkpoint_gib),
-            checkpoint_writers=_column(writers),
+            checkpoint_writers=_column(plan.checkpoint_writers),
         )
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from optimizer.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Hours(click.ParamType[float]):
@@ -109,12 +110,19 @@ def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:
     Raises:
         InvalidInputError: it cannot be read, or is not a plan that agrees with itself.
     """
-    from optimizer.plan import PlanError, read_plan, read_plan_file
+    from optimizer.plan import read_plan
+
+    return parse_plan_argument(plan, lambda text, origin: read_plan(text, plan_number=plan_number, origin=origin))
+
+
+def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
+    """Return ``parse`` of the text that PLAN names and of its origin; a PlanError becomes an InvalidInputError."""
+    from optimizer.plan import PlanError, read_plan_text
 
     try:
         if plan == "-":
-            return read_plan(sys.stdin.read(), plan_number=plan_number, origin="standard input")
-        return read_plan_file(Path(plan), plan_number=plan_number)
+            return parse(sys.stdin.read(), "standard input")
+        return parse(read_plan_text(Path(plan)), plan)
     except PlanError as error:
         raise InvalidInputError(
             str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --format json > plans.json"

@@ -93,6 +93,7 @@ class PlanBuilder:
                 breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
             ),
             step_time_s=rounded(estimates.step_time_s[i]),
+            step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
             tokens_per_second=rounded(estimates.tokens_per_second[i]),
             mfu=rounded(estimates.mfu[i]),
             hours=Spread(**{name: rounded(getattr(outcome, f"hours_{name}")[row]) for name in Spread.model_fields}),

@@ -1,0 +1,90 @@
+"""``Answer``: what a report shows, read from a plan's or recommend's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from optimizer.catalog.model import Source
+from optimizer.plan import FleetPlan, PlanError, plan_from_dict, read_plan
+from optimizer.search.rejections import Rejection
+
+
+class _Catalog(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    sources: tuple[Source, ...] = ()
+
+
+class _Extras(BaseModel):
+    """Fields of recommend's JSON beside its plans; a later version may have more."""
+
+    model_config = ConfigDict(frozen=True)
+    catalog: _Catalog = _Catalog()
+    rejected: tuple[Rejection, ...] = ()
+    notes: tuple[str, ...] = ()
+    searched_plans: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan of the answer: ``number`` is that of ``--plan``, None on the Pareto front alone."""
+
+    plan: FleetPlan
+    number: int | None
+    on_front: bool
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
+
+    plan: FleetPlan
+    number: int
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejection, ...]
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
+    searched_plans: int | None
+
+
+def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") -> Answer:
+    """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
+    chosen = read_plan(text, plan_number=plan_number, origin=origin)
+    data: dict[str, Any] = json.loads(text.removeprefix("\ufeff"))
+    if "plans" not in data:
+        data = {"plans": [data]}
+    try:
+        extras = TypeAdapter(_Extras).validate_python(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
+    plans = _read_plans(data["plans"], origin, "plans")
+    front = _read_plans(data.get("pareto", ()), origin, "pareto")
+    return Answer(
+        plan=chosen,
+        number=plan_number,
+        candidates=tuple(_number(plans, front)),
+        rejected=extras.rejected,
+        sources=extras.catalog.sources,
+        notes=extras.notes,
+        searched_plans=extras.searched_plans,
+    )
+
+
+def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:
+    if not isinstance(data, Iterable) or isinstance(data, str | dict):
+        raise PlanError(f"{origin} is no output of recommend: {name} is no list")
+    return [plan_from_dict(entry, origin=f"{name} {i} of {origin}") for i, entry in enumerate(data, start=1)]
+
+
+def _number(plans: list[FleetPlan], front: list[FleetPlan]) -> Iterable[Candidate]:
+    for number, plan in enumerate(plans, start=1):
+        yield Candidate(plan=plan, number=number, on_front=plan in front, key=f"plan-{number}")
+    for place, plan in enumerate((plan for plan in front if plan not in plans), start=1):
+        yield Candidate(plan=plan, number=None, on_front=True, key=f"front-{place}")

@@ -1,0 +1,247 @@
+"""Charts of a report: Vega-Lite specifications, drawn to SVG while the page is made.
+
+The page needs no script for them, so they print and load as they are. Colours are CSS variables of ``page.css``: one
+SVG serves both colour schemes. Each chart is drawn wide and narrow, and the style sheet shows the one that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vl_convert import vegalite_to_svg
+
+from optimizer.plan import PurchaseOption
+from optimizer.report.answer import Answer, Candidate
+from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
+
+# Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
+SIZES = {"wide": (860, 430), "narrow": (272, 300)}
+SMALL_SIZES = {"wide": (860, 240), "narrow": (272, 220)}
+
+# A mark's link in Vega is resolved against this address; the page's own fragments must not be.
+_VEGA_BASE_URL = "https://vega.github.io/vega-datasets/"
+
+COLOURS: dict[PurchaseOption, str] = {
+    "on-demand": "var(--on-demand)",
+    "spot": "var(--spot)",
+    "reserved": "var(--reserved)",
+    "capacity-block": "var(--capacity-block)",
+}
+_AXIS = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "gridColor": "var(--line)"}
+_CONFIG = {
+    "font": "system-ui, sans-serif",
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": _AXIS
+    | {"domain": False, "ticks": False, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+    | {"labelPadding": 6, "titlePadding": 10, "gridWidth": 1},
+}
+_HOURS_LABEL = "datum.value < 1 ? format(datum.value * 60, '.2~r') + ' min' : format(datum.value, ',.3~r') + ' h'"
+_USD_LABEL = "'$' + format(datum.value, ',.3~r')"
+_MINUTES_LABEL = "datum.value < 60 ? format(datum.value, ',~r') + ' min' : format(datum.value / 60, ',~r') + ' h'"
+_ROUND_MINUTES = (1, 2, 5, 10, 20, 30, *(60 * hours for hours in (1, 2, 3, 6, 12, 24, 48)))
+
+
+def draw(specification: dict[str, Any]) -> str:
+    """Draw a Vega-Lite specification as SVG text that refers to nothing outside the page."""
+    # No base URL is allowed, so a specification that asks for data fails here.
+    svg = vegalite_to_svg(specification | {"config": _CONFIG}, allowed_base_urls=[])
+    return svg.replace(f'xlink:href="{_VEGA_BASE_URL}#', 'href="#')
+
+
+def cost_against_time(answer: Answer, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Specify the chart of all candidates: dollars against hours, spreads, Pareto front and limits."""
+    job = answer.plan.job
+    rows = [_row(candidate, candidate.plan == answer.plan) for candidate in answer.candidates]
+    hours = _domain([row[name] for row in rows for name in ("hours", "hours_p50", "hours_p95")], job.deadline_hours)
+    usd = _domain([row[name] for row in rows for name in ("usd", "usd_p50", "usd_p95")], job.budget_usd)
+    x = _axis("hours", hours, "expected hours", _HOURS_LABEL, sizes[0] // 48)
+    y = _axis("usd", usd, "expected USD", _USD_LABEL, sizes[1] // 45)
+    colour: dict[str, Any] = {"field": "option", "type": "nominal", "legend": None}
+    colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
+    chosen = "datum.chosen"
+    layers = _limit_layers(hours, usd, job.deadline_hours, job.budget_usd)
+    front = sorted((row for row in rows if row["front"]), key=lambda row: row["hours"])
+    if len(front) > 1:
+        line = {
+            "type": "line",
+            "interpolate": "step-after",
+            "stroke": "var(--ink)",
+            "strokeWidth": 1.25,
+            "opacity": 0.5,
+        }
+        layers.append({"data": {"values": front}, "mark": line, "encoding": {"x": x, "y": y}})
+    tail = {"type": "rule", "strokeCap": "round", "aria": False}
+    layers.append(
+        {
+            "mark": tail,
+            "encoding": {
+                "x": {"field": "hours_p50", "type": "quantitative", "scale": x["scale"]},
+                "y": {"field": "usd_p50", "type": "quantitative", "scale": y["scale"]},
+                "x2": {"field": "hours_p95"},
+                "y2": {"field": "usd_p95"},
+                "color": colour,
+                "strokeWidth": {"condition": {"test": chosen, "value": 4}, "value": 1.5},
+                "opacity": {"condition": {"test": chosen, "value": 0.9}, "value": 0.38},
+            },
+        }
+    )
+    layers.append(
+        {
+            # The chosen plan is drawn last, above its neighbours.
+            "transform": [{"calculate": "datum.chosen ? 1 : 0", "as": "above"}],
+            "mark": {"type": "point", "strokeWidth": 2, "opacity": 1},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": colour,
+                "fill": {
+                    "condition": {"test": "datum.measured", **{k: v for k, v in colour.items() if k != "legend"}},
+                    "value": "var(--paper)",
+                },
+                "size": {"condition": {"test": chosen, "value": 170}, "value": 62},
+                "shape": {"condition": {"test": "datum.old", "value": "diamond"}, "value": "circle"},
+                "order": {"field": "above", "type": "quantitative"},
+                "href": {"field": "href"},
+                "description": {"field": "words"},
+            },
+        }
+    )
+    name = {"type": "text", "dy": 20, "fontSize": 13, "fontWeight": 600, "aria": False} | _aside(rows, hours)
+    halo = {"fill": "none", "stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round", "opacity": 0.85}
+    layers += [
+        {
+            "transform": [{"filter": chosen}],
+            "mark": name | look,
+            "encoding": {"x": x, "y": y, "text": {"field": "name"}},
+        }
+        for look in (halo, {"fill": "var(--ink)"})
+    ]
+    return {"width": sizes[0], "height": sizes[1], "data": {"values": rows}, "layer": layers, "padding": 6}
+
+
+def lost_against_interval(answer: Answer, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Specify the chart of the time lost to checkpoints and interruptions against the checkpoint interval."""
+    plan = answer.plan
+    interval_s = plan.interruption.checkpoint_interval_s
+    curve = checkpoint_curve(plan)
+    domain = (curve[0]["minutes"], curve[-1]["minutes"])
+    x = _axis("minutes", domain, "checkpoint interval", _MINUTES_LABEL, sizes[0] // 48)
+    x["axis"]["values"] = [minutes for minutes in _ROUND_MINUTES if domain[0] <= minutes <= domain[1]]
+    scale = {"type": "linear", "domainMin": 0}
+    y = {"field": "total", "type": "quantitative", "scale": scale, "title": "% of the time"}
+    y["axis"] = {"tickCount": 4, "labelExpr": "format(datum.value, '.2~r') + '%'"}
+    thin = {"type": "line", "strokeWidth": 1.5, "strokeDash": [4, 3]}
+    total = sum(lost_percent(plan, interval_s).values())
+    at_plan = [{"minutes": interval_s / 60, "total": total, "words": f"the plan: {total:.2g}%"}]
+    near_end = interval_s / 60 > math.sqrt(domain[0] * domain[1])
+    label = {"dy": -12, "align": "right" if near_end and sizes[0] < 400 else "left"}
+    layers: list[dict[str, Any]] = [
+        {"mark": thin | {"stroke": "var(--muted)"}, "encoding": {"x": x, "y": y | {"field": "checkpoints"}}},
+        {"mark": thin | {"stroke": "var(--spot)"}, "encoding": {"x": x, "y": y | {"field": "interruptions"}}},
+        {"mark": {"type": "line", "strokeWidth": 2.5, "stroke": "var(--accent)"}, "encoding": {"x": x, "y": y}},
+        {
+            "data": {"values": at_plan},
+            "mark": {"type": "point", "filled": True, "size": 110, "fill": "var(--accent)", "opacity": 1},
+            "encoding": {"x": x, "y": y, "description": {"field": "words"}},
+        },
+        {
+            "data": {"values": at_plan},
+            "mark": {"type": "text", "fontSize": 13, "fontWeight": 600, "fill": "var(--ink)", "aria": False} | label,
+            "encoding": {"x": x, "y": y, "text": {"field": "words"}},
+        },
+    ]
+    return {"width": sizes[0], "height": sizes[1], "data": {"values": curve}, "layer": layers, "padding": 6}
+
+
+def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
+    plan = candidate.plan
+    place = plan.purchase.zone_id or plan.region
+    name = f"plan {candidate.number}" if candidate.number else "on the Pareto front"
+    fleet = f"{plan.node_count} × {plan.instance_type}"
+    measured = plan.calibration.rows > 0
+    speed = f"{plan.node.gpu} measured" if measured else f"{plan.node.gpu} not measured"
+    return {
+        "hours": plan.hours.expected,
+        "hours_p50": plan.hours.p50,
+        "hours_p95": plan.hours.p95,
+        "usd": plan.cost_usd.expected,
+        "usd_p50": plan.cost_usd.p50,
+        "usd_p95": plan.cost_usd.p95,
+        "option": plan.purchase.option,
+        "front": candidate.on_front,
+        "measured": measured,
+        "old": plan.spot_range is not None,
+        "chosen": chosen,
+        "name": fleet,
+        "href": f"#{candidate.key}",
+        "words": f"{fleet}, {plan.purchase.option} in {place} ({name}): {plan.hours.expected:,.3g} h, 95% within "
+        f"{plan.hours.p95:,.3g} h; {plan.cost_usd.expected:,.0f} USD, 95% within {plan.cost_usd.p95:,.0f} USD; {speed}",
+    }
+
+
+def _domain(values: Sequence[float], limit: float | None) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis: the values with a margin, and the limit unless it is far above."""
+    low, high = min(values), max(values)
+    if limit is not None and limit <= FAR * high:
+        high = max(high, limit)
+    margin = max(1.12, (high / low) ** 0.05)
+    return low / margin, high * margin
+
+
+def _axis(field: str, domain: tuple[float, float], title: str, label: str, ticks: int) -> dict[str, Any]:
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"type": "log", "domain": list(domain), "nice": False},
+        "axis": {"values": _ticks(*domain, ticks), "labelExpr": label, "grid": True},
+    }
+
+
+def _ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers of a logarithmic axis: the finest of three series that has no more than ``most``."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= max(2, most):
+            break
+    return ticks
+
+
+def _limit_layers(
+    hours: tuple[float, float],
+    usd: tuple[float, float],
+    deadline_hours: float | None,
+    budget_usd: float | None,
+) -> list[dict[str, Any]]:
+    """Shade what a limit excludes, with its line and its name."""
+    ends = {"x": {"datum": hours[0]}, "x2": {"datum": hours[1]}, "y": {"datum": usd[0]}, "y2": {"datum": usd[1]}}
+    lines = []
+    if deadline_hours is not None and deadline_hours < hours[1]:
+        lines.append(("x", f"deadline {deadline_hours:,g} h", deadline_hours, "right"))
+    if budget_usd is not None and budget_usd < usd[1]:
+        lines.append(("y", f"budget ${budget_usd:,g}", budget_usd, "left"))
+    top = min(usd[1], budget_usd) if budget_usd is not None else usd[1]
+    layers = []
+    for axis, words, limit, side in lines:
+        at: dict[str, Any] = {axis: {"datum": limit}}
+        corner = {"y": {"datum": top}} if axis == "x" else {"x": {"datum": hours[0]}}
+        area = {"type": "rect", "fill": "var(--excluded)", "opacity": 0.5}
+        rule = {"type": "rule", "stroke": "var(--limit)", "strokeWidth": 1.5, "strokeDash": [6, 4]}
+        text = {"type": "text", "text": words, "fontSize": 12, "fill": "var(--limit)", "align": side}
+        text |= {"baseline": "top", "dy": 7, "dx": 6 if side == "left" else -6}
+        for mark, encoding in ((area, ends | at), (rule, at), (text, at | corner)):
+            layers.append({"data": {"values": [{}]}, "mark": mark | {"aria": False}, "encoding": encoding})
+    return layers
+
+
+def _aside(rows: Sequence[dict[str, Any]], hours: tuple[float, float]) -> dict[str, Any]:
+    """Align the chosen plan's name so that it stays inside the chart."""
+    (chosen,) = [row for row in rows if row["chosen"]][:1]
+    place = math.log(chosen["hours"] / hours[0]) / math.log(hours[1] / hours[0])
+    return {"align": "left" if place < 0.25 else "right" if place > 0.75 else "center"}

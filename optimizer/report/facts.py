@@ -1,0 +1,217 @@
+"""Numbers of a report that are worked out from a plan: bars, hours by cause, intervals, grouped rejections."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from optimizer.economics.checkpoint import stall_s
+from optimizer.economics.interruption import RESTART_HOURS
+from optimizer.plan import FleetPlan, Spread
+from optimizer.report.answer import Answer, Candidate
+from optimizer.search.rejections import Rejection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A part of a whole: ``percent`` is its share, ``length_percent`` its bar's against the longest."""
+
+    name: str
+    shown: str
+    percent: float
+    length_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """A spread against its limit, in percent of the scale's length."""
+
+    start: float
+    expected: float
+    end: float
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rejected types that one constraint binds.
+
+    Attributes:
+        reasons: types of each reason, each with the GiB that it leaves where memory binds.
+        values: p95 of each type in the limit's unit where budget or deadline binds.
+    """
+
+    constraint: str
+    count: int
+    reasons: Mapping[str, Sequence[tuple[str, float | None]]]
+    values: Sequence[tuple[str, float]]
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Market:
+    """A type's best plans on spot and on demand."""
+
+    instance_type: str
+    spot: Candidate
+    on_demand: Candidate
+
+
+# A limit that is so many times what it limits is off the scale.
+FAR = 12.0
+
+# Labels of JSON keys whose plain reading misleads.
+LABELS = {
+    "transfer": "VPC endpoints",
+    "head_node": "controller",
+    "compute": "GPU nodes",
+    "volumes": "EBS volumes",
+    "storage": "checkpoints in S3",
+    "head": "output layer",
+    "host": "waiting for the host",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer step",
+}
+
+
+def bars(parts: Mapping[str, float], *, decimals: int | None = None) -> list[Bar]:
+    """Return the parts above 0, the largest first, by default with the decimals of three digits of the whole."""
+    total, longest = sum(parts.values()), max(parts.values(), default=0.0)
+    if decimals is None:
+        decimals = max(0, 2 - math.floor(math.log10(total)))
+    least = 10.0**-decimals
+    return [
+        Bar(
+            name=LABELS.get(name, name.replace("_", " ")),
+            shown=f"{value:,.{decimals}f}" if value >= least / 2 else f"<{least:g}",
+            percent=100 * value / total,
+            length_percent=100 * value / longest,
+        )
+        for name, value in sorted(parts.items(), key=lambda part: -part[1])
+        if value > 0
+    ]
+
+
+def gauge(spread: Spread, limit: float | None) -> Gauge:
+    """Place a spread and its limit on a scale from 0; a limit far beyond the spread is off the scale."""
+    shown = limit if limit is not None and limit <= FAR * spread.p95 else None
+    length = 1.08 * max(spread.p95, shown or 0.0) or 1.0
+
+    def place(value: float) -> float:
+        return round(100 * value / length, 2)
+
+    return Gauge(
+        start=place(spread.p50),
+        expected=place(spread.expected),
+        end=place(spread.p95),
+        limit=None if shown is None else place(shown),
+    )
+
+
+def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
+    """Split the expected hours; the parts add up to them (docs/economics.md)."""
+    training = plan.job.steps * plan.step_time_s / 3600
+    useful = plan.hours.expected - plan.interruption.lost_hours
+    stalls = useful * checkpoint_stall_s(plan) / plan.interruption.checkpoint_interval_s
+    interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls
+    return {
+        "training steps": training,
+        "allowance for the error of the speed": max(0.0, useful - training),
+        "start of the nodes": RESTART_HOURS,
+        "stalls for checkpoints": stalls,
+        "interruptions": max(0.0, interruptions),
+    }
+
+
+def checkpoint_stall_s(plan: FleetPlan) -> float:
+    """Stall of one checkpoint, s."""
+    return float(stall_s(plan.job.checkpoint_gib, plan.checkpoint_writers))
+
+
+def lost_percent(plan: FleetPlan, interval_s: float) -> dict[str, float]:
+    """Percent of the time that checkpoints and interruptions take at a checkpoint interval."""
+    rate_per_hour = plan.interruption.rate * plan.node_count
+    return {
+        "checkpoints": 100 * checkpoint_stall_s(plan) / interval_s,
+        "interruptions": 100 * rate_per_hour * (RESTART_HOURS + interval_s / 3600 / 2),
+    }
+
+
+def checkpoint_curve(plan: FleetPlan) -> list[dict[str, Any]]:
+    """Percent lost at intervals around the plan's."""
+    middle = plan.interruption.checkpoint_interval_s
+    least = max(2 * checkpoint_stall_s(plan), middle / 8)
+    rows = []
+    for interval_s in np.geomspace(least, middle * 8, 60):
+        parts = lost_percent(plan, float(interval_s))
+        rows.append({"minutes": float(interval_s) / 60, **parts, "total": sum(parts.values())})
+    return rows
+
+
+def group_rejections(rejected: Iterable[Rejection]) -> list[Group]:
+    """Group rejected types by the constraint that binds, the most common first."""
+    ordered = sorted(rejected, key=lambda entry: entry.binding_constraint)
+    groups = []
+    for constraint, entries in groupby(ordered, key=lambda entry: entry.binding_constraint):
+        same = list(entries)
+        numeric = [entry for entry in same if isinstance(entry.value, float) and constraint in ("budget", "deadline")]
+        reasons: dict[str, list[tuple[str, float | None]]] = {}
+        for entry in same:
+            if constraint == "memory" and isinstance(entry.limit, float):
+                reason = f"the smallest step needs {entry.value:,.1f} GiB a GPU at the 95th percentile; a type leaves"
+                reasons.setdefault(reason, []).append((entry.instance_type, entry.limit))
+            elif entry not in numeric:
+                reasons.setdefault(entry.reason, []).append((entry.instance_type, None))
+        groups.append(
+            Group(
+                constraint=constraint.replace("_", " "),
+                count=len(same),
+                reasons=reasons,
+                values=sorted(((entry.instance_type, entry.value) for entry in numeric), key=lambda pair: pair[1]),
+                limit=numeric[0].limit if numeric else None,
+            )
+        )
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def cheaper_at_old_prices(answer: Answer) -> list[Candidate]:
+    """List the candidates that an old spot price makes cheaper than a chosen plan at a current one."""
+    if answer.plan.spot_range:
+        return []
+    usd = answer.plan.cost_usd.expected
+    return [one for one in answer.candidates if one.plan.spot_range and one.plan.cost_usd.expected < usd]
+
+
+def both_markets(candidates: Sequence[Candidate]) -> list[Market]:
+    """List the types that have a numbered plan on spot and one on demand with as many nodes."""
+    plans = {
+        (candidate.plan.instance_type, candidate.plan.node_count, candidate.plan.purchase.option): candidate
+        for candidate in reversed(candidates)
+    }
+    return [
+        Market(instance_type=name, spot=plans[name, nodes, "spot"], on_demand=candidate)
+        for (name, nodes, option), candidate in plans.items()
+        if option == "on-demand" and (name, nodes, "spot") in plans
+    ]
+
+
+def commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
+    """Return the commands to go on with, each with its purpose."""
+    file = shlex.quote("plans.json" if origin == "-" else origin)
+    words = file if answer.number == 1 else f"{file} --plan {answer.number}"
+    return [
+        ("See every resource and its cost an hour; nothing is created", f"gpufleet preview {words}"),
+        ("Write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
+        (
+            "Check quotas, zones, capacity, image and budget with your account",
+            f"gpufleet preflight {words} --stack demo",
+        ),
+        ("Create it; the controller starts the nodes a minute later", "pulumi up --stack demo"),
+        ("Watch it: nodes, progress, dollars, predicted against actual", "gpufleet status --stack demo"),
+    ]

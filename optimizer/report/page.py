@@ -1,0 +1,115 @@
+"""The page of a report: the template with an answer's numbers and charts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from optimizer.catalog.ttl import age_days
+from optimizer.plan import FleetPlan
+from optimizer.report import facts
+from optimizer.report.answer import Answer
+from optimizer.report.charts import SIZES, SMALL_SIZES, cost_against_time, draw, lost_against_interval
+from optimizer.training_code import describe_demands
+
+_FOLDER = Path(__file__).parent
+
+
+def render(answer: Answer, *, origin: str, now: datetime) -> str:
+    """Return the page as HTML; ``origin`` is the file of the plan as it was named, ``now`` the page's date."""
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    return (
+        _environment(now.date())
+        .get_template("page.html.j2")
+        .render(
+            answer=answer,
+            plan=answer.plan,
+            facts=facts,
+            usd=usd,
+            hours=hours,
+            now=now,
+            commands=facts.commands(answer, origin),
+            demands=describe_demands(answer.plan),
+            charts={
+                name: {size: Markup(draw(chart(answer, sizes[size]))) for size in sizes}  # noqa: S704 - escaped by Vega
+                for name, chart, sizes in (
+                    ("cost", cost_against_time, SIZES),
+                    ("checkpoints", lost_against_interval, SMALL_SIZES),
+                )
+            },
+            style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+            script=Markup(script),  # noqa: S704 - our own file
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+def _environment(today: date) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "usd": usd,
+        "price": price,
+        "hours": hours,
+        "number": number,
+        "count": count,
+        "place": place,
+    }
+    environment.filters["age"] = lambda as_of: age(as_of, today)
+    return environment
+
+
+def usd(value: float) -> str:
+    """USD for people: whole dollars from 100 on, else cents."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
+
+
+def price(value: float) -> str:
+    """USD of one unit, with all digits and at least cents."""
+    whole, _, digits = f"{value:,.10f}".partition(".")
+    return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"
+
+
+def hours(value: float) -> str:
+    """Hours with their unit, minutes below one hour."""
+    if value < 1:
+        return f"{value * 60:,.2g} min" if value < 0.1 else f"{value * 60:,.0f} min"
+    return f"{value:,.1f} h".replace(".0 h", " h") if value < 100 else f"{value:,.0f} h"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number of so many significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
+
+
+def count(value: float) -> str:
+    """A large count in short: 2B, 8.03B, 512."""
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:,.0f}"
+
+
+def place(plan: FleetPlan) -> str:
+    """Zone of the nodes, else their region."""
+    zone = plan.purchase.zone_id
+    return f"{plan.region} ({zone})" if zone else plan.region
+
+
+def age(as_of: date, today: date) -> str:
+    """Age of a date in words."""
+    days: Any = age_days(as_of, today)
+    if days < 1:
+        return "today"
+    return f"{days} day{'s' * (days > 1)}" if days < 730 else f"{days / 365.25:.1f} years"

@@ -1,0 +1,151 @@
+"""Contents of a report: every number of an answer, and nothing that the browser would run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from datetime import UTC, date, datetime
+from html import unescape
+
+import pytest
+
+from optimizer.cli import cli
+from optimizer.plan import PlanError
+from optimizer.report import facts
+from optimizer.report.answer import Answer, read_answer
+from optimizer.report.page import age, hours, number, price, render, usd
+from optimizer.search.rejections import Rejection
+from tests.plans import sample_plan
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+PLAN = sample_plan(step_breakdown_s={"matmul": 5.0, "data_communication": 2.2})
+REJECTED = [
+    Rejection("g4dn.xlarge", "T4 does not compute in bf16", "precision", "bf16", "fp16, fp32"),
+    Rejection("g6.2xlarge", "the cheapest run needs 3,749.43 USD", "budget", 3749.43, 3000.0),
+    Rejection("g6.xlarge", "the cheapest run needs 3,500.00 USD", "budget", 3500.0, 3000.0),
+    Rejection("g6f.large", "the smallest step needs 145.3 GiB", "memory", 145.3, 1.9),
+    Rejection("g6f.xlarge", "the smallest step needs 145.3 GiB", "memory", 145.3, 4.6),
+]
+
+
+def _answer() -> Answer:
+    dearer = sample_plan(purchase={"option": "on-demand", "on_demand_base": 0}, hours={"p95": 5.1})
+    document = {
+        "plans": [PLAN.model_dump(mode="json"), dearer.model_dump(mode="json")],
+        "pareto": [PLAN.model_dump(mode="json"), sample_plan(region="us-west-2", zone_ids=[]).model_dump(mode="json")],
+        "rejected": [vars(entry) for entry in REJECTED],
+        "catalog": {
+            "sources": [
+                {"name": "spot prices", "origin": "a catalog", "as_of": "2026-07-09", "newest": "2026-07-10", "rows": 9}
+            ]
+        },
+        "notes": ["a note of the search"],
+        "searched_plans": 12345,
+        "a later version's field": 1,
+    }
+    return read_answer(json.dumps(document))
+
+
+def test_an_answer_numbers_plans_and_marks_the_front() -> None:
+    answer = _answer()
+    assert [(one.key, one.number, one.on_front) for one in answer.candidates] == [
+        ("plan-1", 1, True),
+        ("plan-2", 2, False),
+        ("front-1", None, True),
+    ]
+    assert answer.rejected == tuple(REJECTED)
+    assert read_answer(PLAN.to_json()).candidates[0].plan == PLAN
+
+
+def test_other_json_is_refused_with_its_place() -> None:
+    document = {"plans": [PLAN.model_dump(mode="json")], "rejected": [{"instance_type": "x"}]}
+    with pytest.raises(PlanError, match=r"rejected\.0\.reason"):
+        read_answer(json.dumps(document), origin="plans.json")
+    with pytest.raises(PlanError, match=r"pareto 1 of plans\.json"):
+        read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")], "pareto": [{}]}), origin="plans.json")
+
+
+def test_the_page_has_every_reason_price_source_and_age() -> None:
+    page = unescape(render(_answer(), origin="my plans.json", now=NOW))
+    for entry in REJECTED:
+        assert entry.instance_type in page
+    for words in (
+        "T4 does not compute in bf16",
+        "3,749 USD",
+        "145.3 GiB",
+        "4.60 GiB",
+        "a note of the search",
+        "12,345",
+    ):
+        assert words in page
+    for each in PLAN.prices:
+        assert each.item in page and f">{price(each.usd)}<" in page and each.source in page
+    assert "2026-01-21</td><td>306 days" in page
+    assert "a catalog" in page and PLAN.calibration.source in page
+    # Each candidate has a mark in both sizes and a row.
+    for key in ("plan-1", "plan-2", "front-1"):
+        assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
+
+
+def test_the_page_names_no_address_to_load() -> None:
+    page = render(_answer(), origin="plans.json", now=NOW)
+    loads = re.findall(r'(?:src|href|action)="([^"]*)"|url\(|@import', page)
+    assert all(address.startswith("#") for address in loads)
+    assert len(page) < 300_000
+
+
+def test_commands_are_ones_that_gpufleet_takes() -> None:
+    answer = read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")] * 2}), plan_number=2)
+    lines = [line for _, line in facts.commands(answer, "my plans.json")]
+    assert lines[0] == "gpufleet preview 'my plans.json' --plan 2"
+    for line in lines:
+        program, *words = shlex.split(line)
+        if program == "gpufleet":
+            command: object = cli
+            context = None
+            while hasattr(command, "get_command"):
+                name = words.pop(0)
+                command = command.get_command(context, name)
+            assert command is not None
+            command.make_context(name, list(words))  # type: ignore[attr-defined]
+
+
+def test_parts_add_up() -> None:
+    plan = sample_plan(
+        step_time_s=7.2, hours={"expected": 4.5}, interruption={"lost_hours": 0.4, "checkpoint_interval_s": 600}
+    )
+    parts = facts.hours_by_cause(plan)
+    assert sum(parts.values()) == pytest.approx(plan.hours.expected)
+    assert parts["training steps"] == pytest.approx(4.0)
+    bars = facts.bars({"a": 3.0, "b": 1.0, "none": 0.0})
+    assert [(bar.name, bar.shown, bar.percent, bar.length_percent) for bar in bars] == [
+        ("a", "3.00", 75, 100),
+        ("b", "1.00", 25, pytest.approx(100 / 3)),
+    ]
+
+
+def test_the_plans_checkpoint_interval_loses_least() -> None:
+    # Where neither end of docs/economics.md's range binds, Young's interval is the curve's minimum.
+    interval_s = (2 * facts.checkpoint_stall_s(PLAN) * 3600 / (0.02 * PLAN.node_count)) ** 0.5
+    plan = sample_plan(interruption={"rate": 0.02, "checkpoint_interval_s": interval_s})
+    lost = [sum(facts.lost_percent(plan, interval_s * factor).values()) for factor in (0.8, 1.0, 1.25)]
+    assert lost[1] < lost[0] and lost[1] < lost[2]
+
+
+def test_rejections_are_grouped_by_constraint() -> None:
+    groups = {group.constraint: group for group in facts.group_rejections(REJECTED)}
+    assert groups["budget"].values == [("g6.xlarge", 3500.0), ("g6.2xlarge", 3749.43)]
+    assert groups["budget"].limit == 3000.0
+    assert groups["precision"].reasons == {"T4 does not compute in bf16": [("g4dn.xlarge", None)]}
+    (types,) = groups["memory"].reasons.values()
+    assert types == [("g6f.large", 1.9), ("g6f.xlarge", 4.6)]
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert (usd(633.05), usd(78.15)) == ("633", "78.15")
+    assert (price(113.9328), price(0.08), price(2e-07)) == ("113.9328", "0.08", "0.0000002")
+    assert (hours(0.25), hours(4.13), hours(48.0), hours(123.7)) == ("15 min", "4.1 h", "48 h", "124 h")
+    assert (number(34), number(0.0123), number(4123.4)) == ("34.0", "0.0123", "4,123")
+    assert age(date(2026, 11, 22), NOW.date()) == "1 day"
+    assert age(date(2020, 12, 1), NOW.date()) == "6.0 years"
