@@ -13,7 +13,7 @@ source "$BOOTSTRAP_DIR/fleet.sh"
 # Variables of node.env and runtime.env (contract/node_env.py); without a group launch.sh ends with the training.
 : "${GPUFLEET_TRAIN_COMMAND:=}" "${GPUFLEET_TRAIN_ARCHIVE:=}" "${GPUFLEET_TRAIN_DIR:=$PWD}" "${GPUFLEET_PYTHON:=python3}"
 : "${GPUFLEET_MODE:=training}" "${GPUFLEET_RUN:=}" "${GPUFLEET_NODE_COUNT:=1}" "${GPUFLEET_GPUS_PER_NODE:=1}"
-: "${GPUFLEET_EFA_CARDS:=0}" "${GPUFLEET_REGION:=}" "${GPUFLEET_ASG_NAME:=}" "${GPUFLEET_TERMINATE_HOOK:=}"
+: "${GPUFLEET_GPUDIRECT:=0}" "${GPUFLEET_REGION:=}" "${GPUFLEET_ASG_NAME:=}" "${GPUFLEET_TERMINATE_HOOK:=}"
 : "${GPUFLEET_LOG_GROUP:=}" "${GPUFLEET_BUCKET:=}" "${GPUFLEET_CHECKPOINT_PREFIX:=checkpoints}"
 
 # Restarts of the workers by one torchrun, which take seconds; an interruption of another node uses one.
@@ -440,7 +440,7 @@ export_settings() {
   if [[ -n "$GPUFLEET_BUCKET" ]]; then
     export GPUFLEET_CHECKPOINT_URI="${GPUFLEET_CHECKPOINT_URI:-s3://$GPUFLEET_BUCKET/$GPUFLEET_CHECKPOINT_PREFIX}"
   fi
-  if ((GPUFLEET_EFA_CARDS > 0)); then
+  if ((GPUFLEET_GPUDIRECT)); then
     export_efa_settings
   fi
 }

@@ -215,7 +215,8 @@ drain_reason() {
   printf '%s' "$reason"
 }
 
-# export_efa_settings: make NCCL use EFA or fail; by default it silently falls back to TCP.
+# export_efa_settings: make NCCL use EFA or fail; by default it silently falls back to TCP. Only with GPUDirect RDMA: to
+# pass through host memory EFA is not known to beat TCP (docs/bootstrap.md), so NCCL and its plugin choose there.
 export_efa_settings() {
   local plugin
   export FI_PROVIDER=efa

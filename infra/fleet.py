@@ -43,26 +43,19 @@ class FleetArgs:
 
 
 def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
-    """Interface with the node's address on card 0, and an EFA-only interface on each card that has EFA.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
-    """
-    # Card 0 of p6-b300.48xlarge has no EFA: 17 cards, 16 EFA (https://github.com/aws/aws-parallelcluster/issues/7143).
-    efa = range(node.network_cards - node.efa_cards, node.network_cards) if node.efa_cards else range(0)
-    # Card, device and type; device 0 of card 0 is the primary interface, which cannot be EFA-only.
-    attached = [(0, 0, "interface"), *((card, int(card == 0), "efa-only") for card in efa)]
+    """Declare the plan's interfaces for the launch template."""
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-            network_card_index=card,
-            device_index=device,
-            interface_type=kind,
+            network_card_index=one.card,
+            device_index=one.device,
+            interface_type=one.kind,
             # EC2 takes this argument for a single interface only:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
-            associate_public_ip_address="false" if len(attached) == 1 else None,
+            associate_public_ip_address="false" if len(node.interfaces) == 1 else None,
             delete_on_termination="true",
             security_groups=[security_group_id],
         )
-        for card, device, kind in attached
+        for one in node.interfaces
     ]
 
 

@@ -55,6 +55,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
+        "GPUFLEET_GPUDIRECT": str(int(plan.node.needs_efa)),
         "GPUFLEET_INSTANCE_TYPE": plan.instance_type,
         "GPUFLEET_GPU": plan.node.gpu,
         "GPUFLEET_ARCHITECTURE": _compact_json(plan.job.architecture) if plan.job.architecture else "",

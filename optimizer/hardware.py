@@ -56,7 +56,9 @@ class InstanceType:
         memory_gib: host memory.
         nvme_gb: local NVMe in total; 0 for none.
         network_gbit_per_s: baseline bandwidth, all cards together.
+        card_interfaces: most interfaces of each network card, card 0 first.
         efa_cards: EFA interfaces the type can have (MaximumEfaInterfaces); 0 without EFA.
+        gpudirect: EFA reads and writes GPU memory; without, collectives between nodes pass through host memory.
         interconnect: link between the instance's GPUs.
     """
 
@@ -68,12 +70,18 @@ class InstanceType:
     memory_gib: float
     nvme_gb: float
     network_gbit_per_s: float
-    network_cards: int
+    card_interfaces: tuple[int, ...]
     efa_cards: int
+    gpudirect: bool
     interconnect: Interconnect
     cpu_architecture: CpuArchitecture
     source: str
     as_of: date
+
+    @property
+    def network_cards(self) -> int:
+        """Network cards of one instance."""
+        return len(self.card_interfaces)
 
     @property
     def ranks(self) -> int:

@@ -53,6 +53,14 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Interface(NamedTuple):
+    """A network interface of a node."""
+
+    card: int
+    device: int
+    kind: Literal["interface", "efa-only"]
+
+
 class Node(_Model):
     """The facts of one instance that infra and bootstrap need."""
 
@@ -65,6 +73,10 @@ class Node(_Model):
     network_gbit_per_s: Positive = Field(description="Network bandwidth of one instance, Gbit/s.")
     network_cards: Count
     efa_cards: int = Field(ge=0, description="EFA interfaces to attach; 0 where the type has none.")
+    gpudirect: bool | None = Field(
+        default=None,
+        description="EFA reads and writes GPU memory; false without EFA, null in plans of before 2026-11-23.",
+    )
     interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
     cpu_architecture: Literal["x86_64", "arm64"]
 
@@ -72,6 +84,22 @@ class Node(_Model):
     def ranks(self) -> int:
         """Ranks of one node: one a GPU, and one for a fraction of a GPU."""
         return max(1, math.floor(self.gpu_count))
+
+    @property
+    def needs_efa(self) -> bool:
+        """True where NCCL has to use EFA; an older plan does not say that EFA has no GPUDirect RDMA."""
+        return self.efa_cards > 0 and self.gpudirect is not False
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Interfaces to attach: the node's address on card 0, and an EFA-only interface on each card that has EFA.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+        """
+        # Card 0 of p6-b300.48xlarge has no EFA: 17 cards, 16 EFA (https://github.com/aws/aws-parallelcluster/issues/7143).
+        efa = range(self.network_cards - self.efa_cards, self.network_cards) if self.efa_cards else range(0)
+        # Device 0 of card 0 is the primary interface, which cannot be EFA-only.
+        return Interface(0, 0, "interface"), *(Interface(card, int(card == 0), "efa-only") for card in efa)
 
 
 class CapacityBlock(_Model):

@@ -22,6 +22,7 @@ SPOT_P4D: dict[str, Any] = {
         "network_gbit_per_s": 400,
         "network_cards": 4,
         "efa_cards": 4,
+        "gpudirect": True,
         "interconnect": "nvswitch",
         "cpu_architecture": "x86_64",
     },

@@ -68,7 +68,7 @@ def build() -> tuple[Tables, list[Skipped]]:
         {
             "source": f"EC2 DescribeInstanceTypes, recorded in moto {MOTO_VERSION}",
             "as_of": MOTO_BUILT.isoformat(),
-            "InstanceTypes": _read_moto(_MOTO / "instance_types.json.gz").values(),
+            "InstanceTypes": read_recorded_types().values(),
         }
     )
     types: dict[str, InstanceType] = {}
@@ -140,6 +140,12 @@ def provenance_table(tables: Tables, manifest: dict[str, Any]) -> str:
     lines += ["", "| facts | origin | oldest | newest | rows |", "| --- | --- | --- | --- | ---: |"]
     lines += [f"| {s.name} | {s.origin} | {s.as_of} | {s.newest} | {s.rows} |" for s in list_sources(tables)]
     return "\n".join(lines) + "\n"
+
+
+def read_recorded_types() -> dict[str, Any]:
+    """Answers of DescribeInstanceTypes that moto records, by type."""
+    types: dict[str, Any] = _read_moto(_MOTO / "instance_types.json.gz")
+    return types
 
 
 def _read_input(name: str) -> str:

@@ -26,6 +26,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_NODE_COUNT: str  # 1 in mode workers
     GPUFLEET_GPUS_PER_NODE: str  # a fraction of a GPU counts as 1
     GPUFLEET_EFA_CARDS: str  # EFA interfaces of a node
+    GPUFLEET_GPUDIRECT: str  # 1 where EFA reads and writes GPU memory, else 0
     GPUFLEET_INSTANCE_TYPE: str  # the plan's; a spot fleet may hold others with the same GPUs
     GPUFLEET_GPU: str  # GPU model (A100)
     GPUFLEET_ARCHITECTURE: str  # JSON: a Hugging Face config or {"torchvision": NAME}; empty for code of the user's own

@@ -22,7 +22,7 @@ if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
   arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
 fi
 # Training exports the same settings, so a plugin that NCCL cannot load fails here and not in the first step.
-if ((GPUFLEET_EFA_CARDS > 0)); then export_efa_settings; fi
+if ((${GPUFLEET_GPUDIRECT:-0})); then export_efa_settings; fi
 cd "$BOOTSTRAP_DIR/.."
 "$python" -m bootstrap.smoke "${arguments[@]}" || die "the smoke test failed; its report is $report"
 touch "$STATE_DIR/smoke-passed"

@@ -39,7 +39,8 @@ def check_facts(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
     node = describe_node(instance)
     for field in type(node).model_fields:
         value, fact = getattr(plan.node, field), getattr(node, field)
-        if value != fact:
+        # Null: a plan of an earlier version.
+        if value not in (fact, None):
             yield Fault(
                 field=f"node.{field}",
                 value=str(value),

@@ -1,8 +1,11 @@
-"""GPUs (data/gpus.csv) and their links by family (data/interconnects.csv), kept by hand: no AWS API has these facts."""
+"""GPUs (data/gpus.csv), their links by family (data/interconnects.csv), and the types whose EFA reaches GPU memory
+(data/gpudirect.csv), kept by hand: no AWS API has these facts.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from datetime import date
 from functools import cache
@@ -67,6 +70,22 @@ def _parse_interconnect(row: dict[str, str]) -> tuple[str, Interconnect]:
     return row["family"], cast(Interconnect, row["interconnect"])
 
 
+def has_gpudirect(instance_type: str) -> bool | None:
+    """Return whether EFA of a type reads and writes GPU memory; None for a type that no line names."""
+    return next((direct for types, direct in _gpudirect() if types.fullmatch(instance_type)), None)
+
+
+@cache
+def _gpudirect() -> list[tuple[re.Pattern[str], bool]]:
+    return _read("gpudirect.csv", _parse_gpudirect)
+
+
+def _parse_gpudirect(row: dict[str, str]) -> tuple[re.Pattern[str], bool]:
+    if not row["types"] or not row["source"] or not date.fromisoformat(row["as_of"]):
+        raise ValueError(row)
+    return re.compile(row["types"]), {"yes": True, "no": False}[row["gpudirect"]]
+
+
 def _read(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
     path, place = DATA / name, ""
     try:
@@ -80,7 +99,7 @@ def _read(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
     except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
         raise DataMissingError(
             f"{path} cannot be used: {place}{error!r}",
-            limit="one line a GPU or family, every column of the header filled in",
+            limit="one line a GPU, family or types, every column of the header filled in",
             why="no estimate is made without these facts",
             next_step="pip install --force-reinstall gpufleet",
         ) from error

@@ -93,6 +93,10 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
         )
     if not instance.network_gbit_per_s > 0 or instance.network_cards < 1:
         yield HAS_NETWORK, f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
+    if min(instance.card_interfaces, default=1) < 1:
+        yield "a network card takes an interface", f"{list(instance.card_interfaces)} interfaces by card"
+    if instance.gpudirect and not instance.efa_cards:
+        yield "GPUDirect RDMA goes over EFA", "no EFA card"
     if not 0 <= instance.efa_cards <= instance.network_cards:
         yield "EFA cards are network cards", f"{instance.efa_cards} EFA of {instance.network_cards} cards"
     if (instance.interconnect == "none") != (instance.gpu_count <= 1):

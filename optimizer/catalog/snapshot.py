@@ -28,7 +28,7 @@ from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, par
 from optimizer.errors import DataMissingError
 from optimizer.hardware import InstanceType, Offer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"

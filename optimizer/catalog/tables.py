@@ -76,7 +76,7 @@ def _parse_type(row: dict[str, Any]) -> InstanceType:
     gpu = gpu_table().get(row["gpu"])
     if gpu is None:
         raise ValueError(f"type {row['name']} has GPU {row['gpu']!r}, which is not in the GPU table")
-    return InstanceType(**(row | {"gpu": gpu}))
+    return InstanceType(**(row | {"gpu": gpu, "card_interfaces": tuple(row["card_interfaces"])}))
 
 
 def _flatten_type(instance: InstanceType) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
 
 
 # Parquet types of the fields of InstanceType and UnitPrice; names (of a GPU, a link, an item) are strings.
-_PARQUET = {"float": "double!", "int": "int32!", "date": "date32!"}
+_PARQUET = {"float": "double!", "int": "int32!", "bool": "bool!", "date": "date32!", "tuple[int, ...]": "ints!"}
 _TYPE_COLUMNS, _UNIT_COLUMNS = (
     {field.name: _PARQUET.get(str(field.type), "string!") for field in fields(record)}
     for record in (InstanceType, UnitPrice)
@@ -215,7 +215,14 @@ def encode_table(name: str, tables: Tables) -> bytes:
 def _schema(name: str) -> pa.Schema:
     import pyarrow as pa
 
-    types = {"string": pa.string(), "double": pa.float64(), "int32": pa.int32(), "date32": pa.date32()}
+    types = {
+        "string": pa.string(),
+        "double": pa.float64(),
+        "int32": pa.int32(),
+        "date32": pa.date32(),
+        "bool": pa.bool_(),
+    }
+    types["ints"] = pa.list_(pa.field("element", pa.int32(), nullable=False))
     types["doubles"] = pa.list_(pa.field("element", pa.float64(), nullable=False))
     return pa.schema(
         [

@@ -148,7 +148,8 @@ def _reason_left_out(other: CloudOffer, priced: Sequence[CloudOffer]) -> str:
 def _with_kernel_bypass(other: CloudOffer) -> CloudOffer:
     """Give RDMA types EFA cards: the estimator tells networks with kernel bypass by EFA."""
     instance = other.offer.instance
-    instance = replace(instance, efa_cards=instance.network_cards if other.rdma else 0)
+    efa_cards = instance.network_cards if other.rdma else 0
+    instance = replace(instance, efa_cards=efa_cards, gpudirect=other.rdma)
     return replace(other, offer=replace(other.offer, instance=instance))
 
 

@@ -289,7 +289,8 @@ def _estimate_one(
     splits = [name for name, count in ranks.items() if count > 1]
     residual, source = speed_source(
         calibration,
-        hardware.gpu,
+        hardware,
+        math.ceil(gpus / hardware.gpus_per_node),
         recipe.precision,
         recipe.framework,
         spec,

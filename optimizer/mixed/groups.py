@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.calibration import POOLED, model_kind
+from optimizer.performance.types import Hardware
+from optimizer.search.confidence import network_error
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, list_purchases
 
@@ -87,7 +89,16 @@ class NodeGroups:
             hazard_rate=np.array([hazard.rate_per_node_hour if hazard else 0.0 for hazard in hazards]),
             wait_hours=np.array([hazard.wait_hours if hazard else 0.0 for hazard in hazards]),
             ranks=np.array([p.offer.instance.ranks for p in choices], dtype=np.int64),
-            relative_error=np.maximum([residual.relative_error for residual in residuals], least_error),
+            relative_error=np.array(
+                [
+                    max(
+                        residual.relative_error,
+                        network_error(Hardware.from_instance_type(p.offer.instance), nodes=2),
+                        least_error,
+                    )
+                    for p, residual in zip(choices, residuals, strict=True)
+                ]
+            ),
         )
 
     def pairs(self, *, like: bool) -> Iterator[tuple[int, int]]:

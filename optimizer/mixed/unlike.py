@@ -183,7 +183,8 @@ class UnlikeSearch:
         """Links and network of mixes (... x 2 types; fields of Inputs, ... x 1): those of the slower group."""
         hardware = [Hardware.from_instance_type(instance) for instance in self._machines.instances]
         with_efa, with_tcp = (
-            np.array([network_rate(replace(h, efa=h.efa and efa))[0] for h in hardware]) for efa in (True, False)
+            np.array([network_rate(replace(h, efa=h.efa and efa, gpudirect=h.gpudirect and efa))[0] for h in hardware])
+            for efa in (True, False)
         )
         # EFA talks to EFA; where one group has none, both speak TCP.
         efa = np.array([h.efa for h in hardware])[machine].all(axis=-1, keepdims=True)

@@ -25,11 +25,15 @@ PCIE_LATENCY_S = 42e-6
 # 8 bytes took 51 us on 2 p6-b200.48xlarge (https://github.com/dstackai/dstack/pull/3961, 2026-06-12), 64 bytes 164 us
 # on 4 p4d.24xlarge (nccl issue 527). TCP, without a figure, takes the same.
 NETWORK_LATENCY_S = 50e-6
-# EFA: 29.6 of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25), 6 to 8 of 12.5 GB/s on
-# 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235, 2019-07-16). TCP: 4.7 of 12.5 GB/s on p3dn.24xlarge
-# (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
+# EFA with GPUDirect: 29.6 of 50 GB/s on 4 p4d.24xlarge (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25). EFA
+# through host memory: 6 to 8 of 12.5 GB/s on 8 to 32 p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/235,
+# 2019-07-16). TCP: 4.7 of 12.5 GB/s on p3dn.24xlarge (https://github.com/NVIDIA/nccl/issues/398, 2020-10-06).
 EFA_EFFICIENCY = 0.59
+EFA_HOST_EFFICIENCY = 0.56
 TCP_EFFICIENCY = 0.38
+# Through host memory from GPUs on PCIe: at most 3 of g6e.48xlarge's 50 GB/s, with EFA on all four cards
+# (https://github.com/aws/aws-ofi-nccl/issues/547, 2024-08-28); the V100s of p3dn pass more, as NVLink gathers first.
+PCIE_HOST_BYTE_PER_S = 3e9
 
 
 def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
@@ -80,8 +84,13 @@ def link_rate(hardware: Hardware) -> tuple[float, float]:
 
 def network_rate(hardware: Hardware) -> tuple[float, float]:
     """Bandwidth (byte/s) and latency (s) of collectives over one node's network."""
-    efficiency = EFA_EFFICIENCY if hardware.efa else TCP_EFFICIENCY
-    return hardware.network_gbit_per_s * 1e9 / 8 * efficiency, NETWORK_LATENCY_S
+    byte_per_s = hardware.network_gbit_per_s * 1e9 / 8
+    if hardware.gpudirect:
+        return byte_per_s * EFA_EFFICIENCY, NETWORK_LATENCY_S
+    byte_per_s *= EFA_HOST_EFFICIENCY if hardware.efa else TCP_EFFICIENCY
+    if hardware.interconnect == "pcie":
+        byte_per_s = min(byte_per_s, PCIE_HOST_BYTE_PER_S)
+    return byte_per_s, NETWORK_LATENCY_S
 
 
 def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:

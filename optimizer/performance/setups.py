@@ -169,6 +169,7 @@ def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | Non
         interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
         network_gbit_per_s=network_gbit_per_s or default_network_gbit_per_s(gpu, gpus_per_node),
         efa=True,
+        gpudirect=True,
     )
 
 

@@ -59,13 +59,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One node; ``network_gbit_per_s`` is one direction, ``efa`` means EFA or InfiniBand, not TCP."""
+    """One node.
+
+    Attributes:
+        network_gbit_per_s: one direction.
+        efa: EFA or InfiniBand, not TCP.
+        gpudirect: the network reads and writes GPU memory; False without EFA.
+    """
 
     gpu: Gpu
     gpus_per_node: int
     interconnect: Interconnect
     network_gbit_per_s: float
     efa: bool
+    gpudirect: bool
     gpu_memory_gib: float | None = None
 
     @classmethod
@@ -84,6 +91,7 @@ class Hardware:
             interconnect=instance.interconnect,
             network_gbit_per_s=instance.network_gbit_per_s,
             efa=instance.efa_cards > 0,
+            gpudirect=instance.gpudirect,
             gpu_memory_gib=instance.gpu_memory_gib,
         )
 

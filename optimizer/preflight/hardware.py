@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from optimizer.catalog.sources import instance_types
 from optimizer.hardware import InstanceType
+from optimizer.plan import Node
 from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 
 # Words for the plan's fields.
@@ -75,6 +77,15 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
             why=_WHY_DIFFERENT,
             next_step="gpufleet catalog refresh, then recommend again",
         )
+    for card, text, value, limit in _unfit_interfaces(context.plan.node, info["NetworkInfo"]["NetworkCards"]):
+        yield error(
+            f"{name}'s network card {card} {text}",
+            value=value,
+            limit=limit,
+            why="AWS refuses the launch template's interfaces "
+            "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html)",
+            next_step="gpufleet catalog refresh, then recommend again",
+        )
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html
     option = context.plan.purchase.option
     wanted = "on-demand" if option == "reserved" else option
@@ -93,6 +104,26 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
             why="the stack puts a gang's nodes into one, and AWS refuses the launch",
             next_step="gpufleet recommend --instance-type TYPE",
         )
+
+
+def _unfit_interfaces(node: Node, cards: Iterable[Any]) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield each card that cannot have the plan's interfaces: its index, the reason, value and limit.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_NetworkCardInfo.html
+    """
+    by_index = {card["NetworkCardIndex"]: card for card in cards}
+    if len(by_index) != node.network_cards:
+        return  # a difference of its own
+    declared = Counter(interface.card for interface in node.interfaces)
+    for index, count in declared.items():
+        most = by_index[index]["MaximumNetworkInterfaces"]
+        if count > most:
+            yield index, f"takes {most} interfaces, the plan attaches {count}", count, most
+    for card, _, kind in node.interfaces:
+        # Older answers lack the types.
+        kinds = by_index[card].get("InterfaceTypes")
+        if kinds and kind not in kinds:
+            yield card, f"takes no {kind} interface", kind, ", ".join(kinds)
 
 
 def _differences(context: Context, actual: InstanceType) -> Iterator[tuple[str, Any, Any]]:

@@ -67,3 +67,15 @@ def describe_capacity(plan: FleetPlan) -> list[str]:
             "in one zone: gpufleet preflight compares the quota, a Capacity Block reserves nodes ahead"
         )
     return notes
+
+
+def describe_network(plan: FleetPlan) -> list[str]:
+    """Warn of a plan whose nodes talk through host memory."""
+    node = plan.node
+    if plan.node_count == 1 or not node.efa_cards or node.gpudirect:
+        return []
+    return [
+        f"{plan.instance_type} has EFA without GPUDirect RDMA: {plan.node_count} nodes exchange through host "
+        "memory, estimated from two published figures and measured on no run, so that time may be half or double "
+        "(docs/estimator.md); one node, or P types from p4d on, have no such doubt"
+    ]

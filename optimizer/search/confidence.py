@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.types import Recipe
+from optimizer.performance.types import Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 
 # Splits that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code with fused
@@ -19,6 +20,15 @@ MEASURED_SPLITS = {
     ("H100", "fused"): ("tensor", "pipeline"),
     ("H200", "written out"): ("tensor", "context", "expert"),
 }
+
+# Standard deviation of the log of the speed of several nodes whose EFA passes through host memory: no run of ours or
+# published training run has such nodes, and the two bandwidths that rates.py has are 0.56 and 0.06 of the network.
+HOST_MEMORY_ERROR = math.log(2)
+
+
+def network_error(hardware: Hardware, nodes: int) -> float:
+    """Least error of the speed of ``nodes`` nodes, by what is measured of their network."""
+    return HOST_MEMORY_ERROR if nodes > 1 and hardware.efa and not hardware.gpudirect else 0.0
 
 
 def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
@@ -37,14 +47,32 @@ def unmeasured_parts(recipe: Recipe, model: ModelSpec, gradient_compression: str
 
 def speed_source(
     calibration: Calibration,
-    gpu: Gpu,
+    hardware: Hardware,
+    nodes: int,
     precision: Precision,
     framework: str,
     model: ModelSpec,
     splits: Collection[str],
     unmeasured_recipe: str = "",
 ) -> tuple[Residual, str]:
-    """The error of the speed of a layout with these splits, and its source in words."""
+    """The error of the speed of a layout with these splits on ``nodes`` nodes, and its source in words."""
+    residual, source = _speed_on_gpu(calibration, hardware.gpu, precision, framework, model, splits, unmeasured_recipe)
+    error = network_error(hardware, nodes)
+    if residual.relative_error >= error:
+        return residual, source
+    note = f"no measured run has several nodes with EFA and without GPUDirect RDMA, so error {error:.0%}"
+    return Residual(rows=residual.rows, relative_error=error), f"{source}; {note}"
+
+
+def _speed_on_gpu(
+    calibration: Calibration,
+    gpu: Gpu,
+    precision: Precision,
+    framework: str,
+    model: ModelSpec,
+    splits: Collection[str],
+    unmeasured_recipe: str,
+) -> tuple[Residual, str]:
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
     residual = calibration.residual(gpu, precision, framework, kind=kind)
     source = calibration.describe(gpu, precision, framework, kind=kind)

@@ -13,7 +13,7 @@ from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.performance.types import Estimates
+from optimizer.performance.types import Estimates, Hardware
 from optimizer.plan import (
     Cost,
     CostBreakdown,
@@ -112,7 +112,7 @@ class PlanBuilder:
             ),
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             spot_range=_describe_range(table, row, expected_usd),
-            calibration=self._describe_speed(fastest.instance, parallelism),
+            calibration=self._describe_speed(fastest.instance, nodes, parallelism),
         )
 
     @cached_property
@@ -139,11 +139,12 @@ class PlanBuilder:
             deadline_hours=request.constraints.deadline_hours,
         )
 
-    def _describe_speed(self, instance: InstanceType, parallelism: Parallelism) -> SpeedSource:
+    def _describe_speed(self, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
         recipe, splits = self._problem.recipe, parallelism.beyond_data
         residual, source = speed_source(
             self._problem.calibration,
-            instance.gpu,
+            Hardware.from_instance_type(instance),
+            nodes,
             recipe.precision,
             recipe.framework,
             self._problem.model,
@@ -217,7 +218,16 @@ def list_stand_ins(name: str, catalog: Catalog) -> list[InstanceType]:
 
 def can_stand_in(own: InstanceType, other: InstanceType) -> bool:
     """True where ``other`` has the same GPUs and cards, and nothing smaller."""
-    same = ("gpu", "gpu_count", "gpu_memory_gib", "network_cards", "efa_cards", "interconnect", "cpu_architecture")
+    same = (
+        "gpu",
+        "gpu_count",
+        "gpu_memory_gib",
+        "network_cards",
+        "efa_cards",
+        "gpudirect",
+        "interconnect",
+        "cpu_architecture",
+    )
     at_least = ("vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
     return all(getattr(own, name) == getattr(other, name) for name in same) and all(
         getattr(own, name) <= getattr(other, name) for name in at_least

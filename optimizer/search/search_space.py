@@ -16,9 +16,9 @@ from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import DDP, Bools, Floats, Ints
+from optimizer.performance.types import DDP, Bools, Floats, Hardware, Ints
 from optimizer.search import layouts
-from optimizer.search.confidence import measured_splits, unmeasured_parts
+from optimizer.search.confidence import measured_splits, network_error, unmeasured_parts
 from optimizer.search.layouts import LayoutTable
 from optimizer.search.problem import Problem
 from optimizer.search.tables import join_rows, take_rows
@@ -84,6 +84,10 @@ class SearchSpace:
         )
         if unmeasured_parts(recipe, self.model, recipe.gradient_compression):
             self._errors = np.maximum(self._errors, self._pooled_error)
+        # Of the estimates of several nodes.
+        self._network_errors = np.array(
+            [network_error(Hardware.from_instance_type(i), nodes=2) for i in self.machines.instances]
+        )
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
             for i in self.machines.instances
@@ -104,7 +108,8 @@ class SearchSpace:
 
     def relative_error(self, machine: Ints, row: Ints) -> Floats:
         """Error of the estimates."""
-        return np.where(self.confidence(machine, row) < 2, self._errors[machine], self._pooled_error)
+        error = np.where(self.confidence(machine, row) < 2, self._errors[machine], self._pooled_error)
+        return np.maximum(error, np.where(self.table.nodes[row] > 1, self._network_errors[machine], 0.0))
 
     def columns(self, row: Ints) -> dict[str, Any]:
         """Fields of Grid, without sharding and checkpointing."""

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+from collections import Counter
 from datetime import date
 from importlib import metadata
 
@@ -17,6 +18,7 @@ from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
 from optimizer.catalog.sources import spot_advisor
 from optimizer.catalog.tables import TABLES
 from optimizer.commands.offers import FIELDS, row
+from optimizer.search.plan_builder import describe_node
 from tools import build_snapshot
 
 TODAY = date(2026, 11, 21)
@@ -81,6 +83,27 @@ def test_facts_of_known_types(
     instance = catalog.instance_type(name)
     assert (instance.gpu.key, instance.gpu_count, instance.network_gbit_per_s) == (gpu, count, network_gbit_per_s)
     assert (instance.efa_cards, instance.interconnect, instance.nvme_gb) == (efa_cards, interconnect, nvme_gb)
+
+
+def test_gpudirect_is_of_the_p_types_from_p4d_on_and_the_larger_g7e(catalog: Catalog) -> None:
+    direct = {instance.name for instance in catalog.instance_types if instance.gpudirect}
+    assert direct == {
+        *("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
+        *("p6-b200.48xlarge", "p6-b300.48xlarge", "g7e.12xlarge", "g7e.24xlarge", "g7e.48xlarge"),
+    }
+
+
+def test_every_card_takes_the_interfaces_that_a_plan_attaches(catalog: Catalog) -> None:
+    """EC2's own answers say which card takes an EFA-only interface, like p6-b300's cards but the first."""
+    answers = build_snapshot.read_recorded_types()
+    for instance in catalog.instance_types:
+        attached = describe_node(instance).interfaces
+        assert all(count <= instance.card_interfaces[card] for card, count in Counter(i.card for i in attached).items())
+        if instance.name in GONE_FROM_ZONES:
+            continue
+        kinds = [card["InterfaceTypes"] for card in answers[instance.name]["NetworkInfo"]["NetworkCards"]]
+        assert all(one.kind in kinds[one.card] for one in attached), instance.name
+        assert sum("efa-only" in kind for kind in kinds) == instance.efa_cards, instance.name
 
 
 def test_gpu_keys_are_those_of_measured_runs() -> None:

@@ -42,16 +42,15 @@ def describe(name: str, gpu: str, memory_mib: int, count: int) -> dict[str, Any]
         "InstanceStorageInfo": {"TotalSizeInGB": 30400},
         "NetworkInfo": {
             "NetworkPerformance": "6400 Gigabit",
-            "MaximumNetworkCards": 16,
             "EfaInfo": {"MaximumEfaInterfaces": 16},
-            "NetworkCards": [{"BaselineBandwidthInGbps": 400.0}] * 16,
+            "NetworkCards": [{"BaselineBandwidthInGbps": 400.0, "MaximumNetworkInterfaces": 4}] * 16,
         },
         "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
     }
 
 
 def clear_caches() -> None:
-    for table in (gpus.gpu_table, gpus.interconnects, gpus._rows):
+    for table in (gpus.gpu_table, gpus.interconnects, gpus._rows, gpus._gpudirect):
         table.cache_clear()
 
 

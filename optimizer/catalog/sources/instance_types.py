@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, get_args
 
-from optimizer.catalog.gpus import find_gpu, interconnects
+from optimizer.catalog.gpus import find_gpu, has_gpudirect, interconnects
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.hardware import CpuArchitecture, InstanceType, Interconnect
 
@@ -88,8 +88,9 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
         memory_gib=int(info["MemoryInfo"]["SizeInMiB"]) / 1024,
         nvme_gb=float(info.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)),
         network_gbit_per_s=_network_gbit_per_s(network, efa_cards),
-        network_cards=int(network["MaximumNetworkCards"]),
+        card_interfaces=tuple(int(card["MaximumNetworkInterfaces"]) for card in network["NetworkCards"]),
         efa_cards=efa_cards,
+        gpudirect=efa_cards > 0 and _gpudirect(name),
         interconnect=_interconnect(name, logical),
         cpu_architecture=architecture,
         source=source,
@@ -107,6 +108,15 @@ def _network_gbit_per_s(network: Mapping[str, Any], efa_cards: int) -> float:
     if efa_cards and headline:
         return int(headline[1] or 1) * float(headline[2])
     return float(sum(card["BaselineBandwidthInGbps"] for card in network["NetworkCards"]))
+
+
+def _gpudirect(name: str) -> bool:
+    direct = has_gpudirect(name)
+    if direct is None:
+        raise UnusableRowError(
+            f"whether EFA of {name} reaches GPU memory is not in data/gpudirect.csv; add a line there"
+        )
+    return direct
 
 
 def _interconnect(name: str, gpus: int) -> Interconnect:

@@ -28,9 +28,8 @@ P4D: dict[str, Any] = {
     "InstanceStorageInfo": {"TotalSizeInGB": 8000},
     "NetworkInfo": {
         "NetworkPerformance": "4x 100 Gigabit",
-        "MaximumNetworkCards": 4,
         "EfaInfo": {"MaximumEfaInterfaces": 4},
-        "NetworkCards": [{"BaselineBandwidthInGbps": 100.0}] * 4,
+        "NetworkCards": [{"BaselineBandwidthInGbps": 100.0, "MaximumNetworkInterfaces": 15}] * 4,
     },
     "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
 }
@@ -65,6 +64,7 @@ def test_reads_every_fact() -> None:
     )
     assert (instance.vcpus, instance.memory_gib, instance.nvme_gb) == (96, 1152, 8000)
     assert (instance.network_gbit_per_s, instance.network_cards, instance.efa_cards) == (400, 4, 4)
+    assert (instance.card_interfaces, instance.gpudirect) == ((15, 15, 15, 15), True)
     assert (instance.interconnect, instance.cpu_architecture) == ("nvswitch", "x86_64")
     assert (instance.source, instance.as_of) == ("test", TODAY)
 
@@ -104,13 +104,16 @@ def test_network_bandwidth_is_what_an_instance_keeps_up(
 ) -> None:
     network = {
         "NetworkPerformance": performance,
-        "MaximumNetworkCards": len(cards),
-        "NetworkCards": [{"BaselineBandwidthInGbps": card} for card in cards],
+        "NetworkCards": [{"BaselineBandwidthInGbps": card, "MaximumNetworkInterfaces": 4} for card in cards],
     }
     if efa:
         network["EfaInfo"] = {"MaximumEfaInterfaces": efa}
     instance = _one({**P4D, "NetworkInfo": network})
     assert (instance.network_gbit_per_s, instance.efa_cards) == (expected, efa)
+
+
+def test_a_type_with_efa_that_nobody_asked_about_gpudirect_is_left_out() -> None:
+    assert "data/gpudirect.csv" in _skip_reason({**P4D, "InstanceType": "x9.24xlarge"})
 
 
 def test_no_local_storage_is_zero() -> None:

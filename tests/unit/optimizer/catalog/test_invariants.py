@@ -65,6 +65,8 @@ def test_the_sound_catalog_breaks_none(sound: Catalog) -> None:
         (_type(vcpus=0), "a type has processors and memory"),
         (_type(network_gbit_per_s=0), "a type has a network"),
         (_type(efa_cards=33), "EFA cards are network cards"),
+        (_type(card_interfaces=(0,) * 32), "a network card takes an interface"),
+        (_type(efa_cards=0), "GPUDirect RDMA goes over EFA"),
         (_type(interconnect="none"), "GPUs are linked where there are several"),
         (_type(source=""), "a fact has a source"),
         (_type(as_of=FUTURE), "a fact has a source"),

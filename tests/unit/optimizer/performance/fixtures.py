@@ -28,6 +28,7 @@ def node(gpu: str = "h100-80gb", **changes: Any) -> Hardware:
         "interconnect": "nvswitch" if gpu_table()[gpu].nvlink_gb_per_s else "pcie",
         "network_gbit_per_s": 3200.0,
         "efa": True,
+        "gpudirect": changes.get("efa", True),
     }
     return Hardware(**(facts | changes))
 

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optimizer.catalog import load
+from optimizer.catalog.snapshot import SHIPPED
 from optimizer.performance.collectives import Communicator
 from optimizer.performance.communication import communication
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.stage import updated_parameters
-from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Recipe
+from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Hardware, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, inputs_of, node, of
 
@@ -165,7 +167,7 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
     assert seconds > 2 * computed
     assert float(estimates.step_time_s) == pytest.approx(64 * seconds, rel=0.15)
     # A fast network adds the first sends alone.
-    fast = of(LLAMA_8B, hardware=replace(slow, network_gbit_per_s=400, efa=True), **staged)
+    fast = of(LLAMA_8B, hardware=replace(slow, network_gbit_per_s=400, efa=True, gpudirect=True), **staged)
     assert float(fast.step_time_s) < 0.4 * float(estimates.step_time_s)
 
 
@@ -194,6 +196,21 @@ def test_keys_and_values_cross_nodes_over_one_ranks_share_and_a_hop_at_a_time() 
     x = inputs(recipe=recipe, nodes=2, data=1, context=16, sharding=ZERO1)
     a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(x.coefficients.network_efficiency) / 8) + latency_s
     assert float(communication(x).context) == pytest.approx(3 * 32 * 15 * a_send)
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s"),
+    [
+        ("p4d.24xlarge", 29.5),  # https://github.com/NVIDIA/nccl/issues/527: 29.6 on 4 nodes
+        ("p3dn.24xlarge", 7.0),  # https://github.com/NVIDIA/nccl/issues/235: 6 to 8 on 8 to 32 nodes
+        ("g6e.48xlarge", 3.0),  # https://github.com/aws/aws-ofi-nccl/issues/547: at most 3
+        ("g5.8xlarge", 1.75),
+        ("g7e.48xlarge", 118.0),  # GPUDirect RDMA as the P types, measured by nobody
+    ],
+)
+def test_efa_without_gpudirect_passes_through_host_memory(name: str, gb_per_s: float) -> None:
+    hardware = Hardware.from_instance_type(load(SHIPPED).instance_type(name))
+    assert network_rate(hardware)[0] / 1e9 == pytest.approx(gb_per_s, rel=0.01)
 
 
 def test_uneven_stages_take_as_long_as_the_fullest() -> None:

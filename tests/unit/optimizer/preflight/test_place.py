@@ -117,6 +117,27 @@ def _p4d(**changes: Any) -> dict[str, Any]:
     return {"InstanceTypes": [info]}
 
 
+def _cards(**first: Any) -> dict[str, Any]:
+    network = deepcopy(INSTANCE_TYPES["p4d.24xlarge"]["NetworkInfo"])
+    network["NetworkCards"][0] |= first
+    return _p4d(NetworkInfo=network)
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        ({"MaximumNetworkInterfaces": 1}, "p4d.24xlarge's network card 0 takes 1 interfaces, the plan attaches 2"),
+        ({"InterfaceTypes": ["interface"]}, "p4d.24xlarge's network card 0 takes no efa-only interface"),
+    ],
+)
+def test_a_card_that_cannot_have_the_plans_interfaces_is_an_error(
+    aws: FakeAws, first: dict[str, Any], text: str
+) -> None:
+    aws.answers["DescribeInstanceTypes"] = _cards(**first)
+    row = only(check_hardware(context()))
+    assert (row.level, row.text) == ("error", text)
+
+
 def test_a_type_that_is_not_sold_so_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeInstanceTypes"] = _p4d(SupportedUsageClasses=["on-demand"])
     row = only(check_hardware(context()))

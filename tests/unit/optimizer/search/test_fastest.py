@@ -334,3 +334,14 @@ def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: t
     assert unmeasured.any() and not unmeasured.all()
     assert (result.relative_error[unmeasured] == pooled).all()
     assert (result.relative_error[~unmeasured] == own).all()
+
+
+@pytest.mark.parametrize(("name", "sure"), [("g6e.48xlarge", False), ("p4d.24xlarge", True)])
+def test_several_nodes_that_talk_through_host_memory_may_take_half_or_double(name: str, sure: bool) -> None:
+    asked = make_problem(resolve_model("gpt2-xl"), Recipe(seq_len=1024), global_batch=64, max_nodes=4)
+    (result,) = find_fastest(asked, [catalog().instance_type(name)])
+    assert isinstance(result, Fastest)
+    together = result.nodes > 1
+    assert together.any() and not together.all()
+    assert (result.relative_error[together] >= math.log(2)).all() is np.bool_(not sure)
+    assert (result.relative_error[~together] < math.log(2)).any()

@@ -104,3 +104,14 @@ def test_a_plan_says_when_its_parallelism_was_never_measured() -> None:
     assert plan.calibration.relative_error == pytest.approx(pooled, rel=1e-4)
     plain = answer(instance_types=["p5en"]).plans[0]
     assert not plain.parallelism.beyond_data and "parallelism" not in plain.calibration.source
+
+
+def test_an_answer_whose_nodes_talk_through_host_memory_says_so() -> None:
+    work = {"samples": 2_000_000, "global_batch": 512}
+    several = answer(objective="time", work=work, instance_types=["g6e.48xlarge"])
+    best = several.plans[0]
+    assert best.node_count > 1 and best.calibration.relative_error >= 0.69
+    assert "without GPUDirect RDMA" in best.calibration.source
+    assert any("EFA without GPUDirect RDMA" in note for note in several.notes)
+    one = answer(instance_types=["g6e.48xlarge"], max_nodes=1)
+    assert not any("GPUDirect" in note for note in one.notes)
