@@ -81,7 +81,8 @@ def _gpudirect() -> list[tuple[re.Pattern[str], bool]]:
 
 
 def _parse_gpudirect(row: dict[str, str]) -> tuple[re.Pattern[str], bool]:
-    if not row["types"] or not row["source"] or not date.fromisoformat(row["as_of"]):
+    date.fromisoformat(row["as_of"])
+    if not row["types"] or not row["source"]:
         raise ValueError(row)
     return re.compile(row["types"]), {"yes": True, "no": False}[row["gpudirect"]]
 

@@ -102,7 +102,7 @@ def test_an_answer_from_before_fractional_gpus_has_whole_ones() -> None:
 def test_network_bandwidth_is_what_an_instance_keeps_up(
     performance: str, cards: list[float], efa: int, expected: float
 ) -> None:
-    network = {
+    network: dict[str, Any] = {
         "NetworkPerformance": performance,
         "NetworkCards": [{"BaselineBandwidthInGbps": card, "MaximumNetworkInterfaces": 4} for card in cards],
     }
