@@ -136,6 +136,20 @@ assert_may_install() {
 FATAL_XIDS='46|48|62|64|74|79|95|109|110|119|120|136|140|143|158'
 NEEDED_ACTIONS='GPU Reset Required|Node Reboot Required'
 
+# start_side_service NAME LOSS: install and start NAME.service, without which a node still trains.
+start_side_service() {
+  if systemctl is-active --quiet "$1.service"; then
+    log "$1.service runs"
+    return 0
+  fi
+  install -D --mode 0644 "$BOOTSTRAP_DIR/$1.service" "$ROOT/etc/systemd/system/$1.service"
+  if systemctl daemon-reload && systemctl enable --now "$1.service"; then
+    log "$1.service started"
+  else
+    log "$1.service did not start: $2; journalctl -u $1"
+  fi
+}
+
 # fatal_xid_error: print the first kernel message of a fatal Xid error; nothing where there is none or dmesg fails.
 fatal_xid_error() {
   { dmesg 2>/dev/null || true; } |

@@ -85,6 +85,7 @@ case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
   CONTINUE)
     log "this node is in service already"
     run_step start-metrics
+    run_step start-logs
     run_step start-training
     exit 0
     ;;
@@ -106,5 +107,6 @@ if [[ $target == Warmed:* ]]; then
   exit 0
 fi
 run_step start-metrics
+run_step start-logs
 run_step start-training
 log "node ready after $SECONDS s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import directory_option
+from optimizer.commands.options import one_stack_options
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
@@ -22,8 +22,7 @@ Example:
   gpufleet down --stack dev --no-save
 """
 )
-@click.option("--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one]")
-@directory_option
+@one_stack_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--save/--no-save", default=True, show_default=True, help="First save a checkpoint and end the nodes.")
 def command(stack: str | None, directory: Path, yes: bool, save: bool) -> None:

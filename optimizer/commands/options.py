@@ -139,6 +139,12 @@ def directory_option(function: F) -> F:
     )(function)
 
 
+def one_stack_options(function: F) -> F:
+    """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
+    stack = click.option("--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one]")
+    return stack(directory_option(function))
+
+
 def stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory``, passed to the command under these names."""
     stack = click.option("--stack", required=True, metavar="NAME", help="Pulumi stack, as named to stack set.")

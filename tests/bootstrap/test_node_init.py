@@ -91,7 +91,7 @@ def test_a_healthy_node_joins_once_in_order(tmp_path: Path) -> None:
     outcome = node.run("node_init.sh")
     assert outcome.exit_code == 0, outcome.output
     took = re.findall(r"node_init.sh: ([a-z-]+) took \d+ s", outcome.output)
-    assert took == [*STEPS, "complete-launch-hook", "start-metrics", "start-training"]
+    assert took == [*STEPS, "complete-launch-hook", "start-metrics", "start-logs", "start-training"]
     assert answers(node) == ["CONTINUE"]
     told = next(i for i, call in enumerate(node.calls) if call.startswith(HOOK))
     started = node.calls.index("systemctl enable --now gpufleet-train.service")
@@ -105,7 +105,7 @@ def test_a_second_run_does_nothing(tmp_path: Path) -> None:
     before = len(node.calls)
     assert node.run("node_init.sh").exit_code == 0
     calls = [call for call in node.calls[before:] if not call.startswith("logger ")]
-    assert calls == [f"systemctl is-active --quiet gpufleet-{unit}.service" for unit in ("metrics", "train")]
+    assert calls == [f"systemctl is-active --quiet gpufleet-{unit}.service" for unit in ("metrics", "logs", "train")]
 
 
 def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,7 +33,19 @@ def test_images_are_amazons(aws: Client) -> None:
     (image,) = aws("ec2").describe_images(Owners=["amazon"], Filters=[{"Name": "name", "Values": ["an image"]}])[
         "Images"
     ]
-    assert image["Architecture"] == "x86_64"
+    assert (image["Architecture"], image["EnaSupport"]) == ("x86_64", True)
+
+
+def test_log_events_come_by_prefix_and_time(aws: Client) -> None:
+    logs, now = aws("logs"), int(time.time() * 1000)
+    logs.create_log_group(logGroupName="output")
+    for stream, at in (("train/b", now - 1), ("train/a", now), ("other/c", now)):
+        logs.create_log_stream(logGroupName="output", logStreamName=stream)
+        event = {"timestamp": at, "message": stream}
+        logs.put_log_events(logGroupName="output", logStreamName=stream, logEvents=[event])
+    for prefix, expected in (("train/", ["train/b", "train/a"]), ("absent/", [])):
+        answer = logs.filter_log_events(logGroupName="output", logStreamNamePrefix=prefix)
+        assert [event["message"] for event in answer["events"]] == expected
 
 
 class TestPlacementGroups:

@@ -1,0 +1,1 @@
+"""Streams the training's output to CloudWatch Logs as it is written."""

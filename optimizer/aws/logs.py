@@ -1,0 +1,57 @@
+"""Read the training's output from the stack's log group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+# bootstrap/logs writes a stream a node below this.
+STREAMS = "train/"
+# Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
+LATE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    """One line of a node."""
+
+    node: str  # instance id
+    at_ms: int
+    text: str
+
+
+@dataclass(kw_only=True)
+class LogReader:
+    """Reads a log group on and on, each line once.
+
+    FilterLogEvents, not Live Tail, which is billed by the minute, drops lines above 500 a second and ends after three
+    hours: https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_StartLiveTail.html
+    """
+
+    client: Any
+    group: str
+    node: str  # instance id; empty for all
+    since: datetime
+    _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
+
+    def read(self) -> Iterator[LogLine]:
+        """Read what came since the last time, in order of time.
+
+        https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
+        """
+        start_ms = int(self.since.timestamp() * 1000)
+        if self._seen:
+            start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
+        pages = self.client.get_paginator("filter_log_events").paginate(
+            logGroupName=self.group, logStreamNamePrefix=f"{STREAMS}{self.node}", startTime=start_ms
+        )
+        self._seen = {event: at for event, at in self._seen.items() if at >= start_ms}
+        for page in pages:
+            for event in page["events"]:
+                if event["eventId"] in self._seen:
+                    continue
+                self._seen[event["eventId"]] = event["timestamp"]
+                node = event["logStreamName"].removeprefix(STREAMS)
+                yield LogLine(node=node, at_ms=event["timestamp"], text=event["message"])

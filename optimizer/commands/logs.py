@@ -1,0 +1,77 @@
+"""``gpufleet logs``: the training's output, of every node, also of nodes that are gone."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import one_stack_options
+from optimizer.commands.status.ranks import node_id, node_ids, stack_names
+from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.units import parse_hours
+
+POLL_S = 5
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet logs -f
+  gpufleet logs --rank 0 --since 30min --stack dev
+  gpufleet logs --rank i-0123456789abcdef0 --since 2d
+"""
+)
+@one_stack_options
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--rank", metavar="RANK", help="One node: its rank, or its instance id where it is gone.")
+@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back (30min, 2h, 3d).")
+def command(stack: str | None, directory: Path, follow: bool, rank: str | None, since: str) -> None:
+    """Print what the training command writes, as the nodes stream it to CloudWatch Logs.
+
+    Each line has its node's rank, or the id of a node that is not in service any more, and the time (UTC). Lines come
+    about ten seconds late, are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
+    group. On platform eks, kubectl logs has the output.
+    """
+    from optimizer.aws import clients, errors
+    from optimizer.aws.logs import LogReader
+
+    try:
+        back = timedelta(hours=parse_hours(since))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from error
+    names = stack_names(stack, directory)
+    reader = LogReader(
+        client=clients.logs(names.region),
+        group=names.log_group,
+        node=node_id(names, rank) if rank else "",
+        since=datetime.now(UTC) - back,
+    )
+    ranks = {node: str(number) for number, node in enumerate(node_ids(names))}
+    try:
+        while True:
+            for line in reader.read():
+                if follow and line.node not in ranks:  # a replacement came
+                    ranks |= {node: str(number) for number, node in enumerate(node_ids(names))}
+                    ranks.setdefault(line.node, line.node)
+                at = datetime.fromtimestamp(line.at_ms / 1000, UTC)
+                click.echo(f"[{ranks.get(line.node, line.node)}] {at:%H:%M:%S} {line.text}")
+            if not follow:
+                return
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        if errors.is_not_found(error):
+            raise DataMissingError(
+                f"stack {names.stack} has no log group {names.log_group} in {names.region}",
+                next_step=f"gpufleet status --stack {names.stack}",
+            ) from error
+        raise GpufleetError(
+            f"the log cannot be read: {errors.reason(error)}",
+            next_step=f"use credentials with logs:FilterLogEvents on {names.log_group}",
+        ) from error

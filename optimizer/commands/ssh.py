@@ -1,0 +1,55 @@
+"""``gpufleet ssh``: a shell on a node, through Session Manager."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import one_stack_options
+from optimizer.commands.status.ranks import node_id, stack_names
+from optimizer.errors import GpufleetError
+
+# Programs of this machine that a session needs, and where they come from.
+PROGRAMS = {
+    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
+    "session-manager-working-with-install-plugin.html",
+}
+
+
+def start_session(region: str, instance_id: str, *arguments: str) -> None:
+    """Become ``aws ssm start-session`` to an instance; a GpufleetError where a program is absent.
+
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-sessions-start.html
+    """
+    for program, page in PROGRAMS.items():
+        if shutil.which(program) is None:
+            raise GpufleetError(
+                f"no {program} is on PATH",
+                why="Session Manager needs it; the nodes take no connection from outside",
+                next_step=f"install it: {page}",
+            )
+    command = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id, *arguments]
+    os.execvp("aws", command)  # noqa: S606 - Ctrl-C belongs to the session
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet ssh 0
+  gpufleet ssh i-0123456789abcdef0 --stack dev
+"""
+)
+@click.argument("rank")
+@one_stack_options
+def command(rank: str, stack: str | None, directory: Path) -> None:
+    """Open a shell on the node with this RANK, or on an instance id.
+
+    Ranks count the nodes in service from 0, as torchrun does (GROUP_RANK). The session goes through AWS's Session
+    Manager: no key, no open port. Needs the AWS CLI with its Session Manager plugin, and ssm:StartSession.
+    """
+    names = stack_names(stack, directory)
+    start_session(names.region, node_id(names, rank))

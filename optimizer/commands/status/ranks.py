@@ -1,0 +1,54 @@
+"""The nodes of a stack by rank, for the commands that take one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+
+
+def stack_names(stack: str | None, directory: Path) -> Names:
+    """Return the names of a stack, by default of the folder's only one."""
+    names, _ = resolve_names(read_stack(stack or only_stack(directory), directory))
+    return names
+
+
+def node_ids(names: Names) -> list[str]:
+    """Return the ids of the stack's nodes by rank; empty where none is in service."""
+    from optimizer.aws import clients, errors
+    from optimizer.aws.actuals import read_group
+    from optimizer.aws.ranks import read_ranks
+
+    try:
+        group = read_group(clients.autoscaling(names.region), names.group)
+        return read_ranks(clients.ec2(names.region), group) if group else []
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"the nodes of stack {names.stack} cannot be listed: {errors.reason(error)}",
+            next_step="use credentials with autoscaling:DescribeAutoScalingGroups and ec2:DescribeInstances",
+        ) from error
+
+
+def node_id(names: Names, node: str) -> str:
+    """Return the id of the node with this rank; an instance id is itself."""
+    if node.startswith("i-"):
+        return node
+    try:
+        rank = int(node)
+    except ValueError as error:
+        raise InvalidInputError(f"node {node}", limit="a rank (0, 1, …) or an instance id (i-…)") from error
+    nodes = node_ids(names)
+    if not nodes:
+        raise DataMissingError(
+            f"stack {names.stack} has no node in service", next_step=f"gpufleet status --stack {names.stack}"
+        )
+    if not 0 <= rank < len(nodes):
+        raise InvalidInputError(f"rank {rank}", limit=f"0 to {len(nodes) - 1}: the nodes in service")
+    return nodes[rank]

@@ -1,2 +1,0 @@
-# shellcheck shell=bash
-if [[ $* == *gpufleet-metrics* ]]; then exit 1; fi

@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+if [[ $* == *gpufleet-metrics* || $* == *gpufleet-logs* ]]; then exit 1; fi
