@@ -207,11 +207,26 @@ is_gang() {
   [[ "$GPUFLEET_MODE" == training ]] && ((GPUFLEET_NODE_COUNT > 1))
 }
 
+# export_interfaces: keep NCCL's bootstrap and gloo off the bridges of containers, which no other node reaches.
+export_interfaces() {
+  local interface
+  # NCCL leaves out docker and lo by itself, and hangs on a veth (https://github.com/NVIDIA/nccl/issues/913). Exclusions,
+  # as names differ: ens6, enp40s0 (https://github.com/aws/deep-learning-containers/pull/6469).
+  export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-^docker,lo,veth}"
+  # Gloo takes names only, and by default the address of the host's own name, which may be docker0's:
+  # https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use
+  if [[ -z "${GLOO_SOCKET_IFNAME:-}" ]]; then
+    interface="$(ip -oneline -4 address show to "$own_ip/32" 2>/dev/null | awk 'NR == 1 { print $2 }')" || true
+    [[ -z "$interface" ]] || export GLOO_SOCKET_IFNAME="$interface"
+  fi
+}
+
 start_torchrun() {
   local -a arguments=(
     --nproc-per-node "$GPUFLEET_GPUS_PER_NODE" --max-restarts "$GPUFLEET_MAX_RESTARTS" --rdzv-conf "$RENDEZVOUS_CONF"
   )
   if is_gang; then
+    export_interfaces
     arguments[5]+=",is_host=$is_host"
     # The address, not the name: all ranks connect to the first rank, and a VPC may have no DNS for its name.
     arguments+=(--nnodes "$GPUFLEET_NODE_COUNT" --rdzv-backend c10d --rdzv-id "${GPUFLEET_ASG_NAME:-pods}-$(version)"

@@ -50,11 +50,12 @@ def main(*, starts_nodes: bool = True) -> None:
         stack,
         StorageArgs(
             key_arn=security.key_arn,
+            claim=security.claim,
             bundle=archive,
             train_code=bundle.pack(settings.train_dir, "train") if settings.train_dir else None,
         ),
     )
-    observability = Observability(stack, security.key_arn, network.own_vpc_id)
+    observability = Observability(stack, security.key_arn, security.claim, network.own_vpc_id)
     cluster = None
     if settings.platform == "eks":
         cluster = Cluster(

@@ -105,7 +105,8 @@ class Controller(Component):
             description="Runs the controller every minute",
             schedule_expression=SCHEDULE,
             tags=self._tags,
-            opts=self._own,
+            # Also so that AWS has refused a second stack of this name before (naming.py).
+            opts=self._after(function),
         )
         permission = aws.lambda_.Permission(
             self._name,

@@ -1,6 +1,12 @@
 """Physical names and the ARNs built from them: the one place that knows AWS's name rules and lengths.
 
 Pulumi makes up all other names, so that a replacement can be created before its predecessor is deleted.
+
+Two people may each have a stack "dev" in one account. AWS refuses a second role, key alias, log group, function, group
+or budget of a name, but silently overwrites rules (PutRule) and dashboards (PutDashboard), returns the first's queue
+(CreateQueue), and in us-east-1 its bucket (https://github.com/hashicorp/terraform-provider-aws/issues/13185); a destroy
+of the second would then delete them. So these come after the service-linked role, of whose name there is only one:
+https://docs.aws.amazon.com/IAM/latest/APIReference/API_CreateServiceLinkedRole.html (CustomSuffix).
 """
 
 from __future__ import annotations

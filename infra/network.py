@@ -98,6 +98,7 @@ class Network(Component):
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
         self.control_plane_subnet_ids: list[pulumi.Input[str]] = []
+        self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             self.subnet_ids = list(settings.subnet_ids)
@@ -146,7 +147,7 @@ class Network(Component):
         if settings.nat:
             self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
-        self._interface_endpoints(endpoints)
+        self._interface_endpoints(endpoints, zones, routes)
 
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
@@ -217,7 +218,7 @@ class Network(Component):
         )
         self.s3_prefix_list_id = s3.prefix_list_id
 
-    def _interface_endpoints(self, services: tuple[str, ...]) -> None:
+    def _interface_endpoints(self, services: tuple[str, ...], zones: list[Zone], routes: aws.ec2.RouteTable) -> None:
         name = f"{self._prefix}-endpoints"
         group = aws.ec2.SecurityGroup(
             name,
@@ -241,16 +242,46 @@ class Network(Component):
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
                 # A second subnet would double the hourly price.
-                subnet_ids=self.subnet_ids[:1],
+                subnet_ids=[self._endpoint_subnet(self._endpoint_zone(service, zones), zones, routes)],
                 security_group_ids=[group.id],
             )
+
+    def _endpoint_zone(self, service: str, zones: list[Zone]) -> Zone:
+        """The first of the nodes' zones that has the service, else of the region's.
+
+        Services lack zones, and AWS refuses an endpoint there:
+        https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html
+        https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeVpcEndpointServices.html
+        """
+        name = self._service_name(service)
+        offered = aws.ec2.get_vpc_endpoint_service(service_name=name, service_type="Interface").availability_zones
+        for zone in (*zones, *_account_zones().values()):
+            if zone.name in offered:
+                return zone
+        raise ConfigError(
+            f"no zone of {self._names.region} in this account has {name} (it is in {', '.join(offered) or 'none'}), "
+            "and nodes without a way out need it: choose another region, or an existing VPC (gpufleet:vpcId)"
+        )
+
+    def _endpoint_subnet(self, zone: Zone, zones: list[Zone], routes: aws.ec2.RouteTable) -> pulumi.Input[str]:
+        """The nodes' subnet in a zone, or a small one for endpoints alone; calls of other zones cross over."""
+        if zone in zones:
+            return self.subnet_ids[zones.index(zone)]
+        if zone.id not in self._endpoint_subnets:
+            # Below the ranges of gateways and control planes, which stay where they are.
+            addresses = service_ranges(self._settings.vpc_cidr, ZONES, 3 * ZONES)[zone_slot(zone.id)]
+            self._endpoint_subnets[zone.id] = self._subnet(f"endpoints-{zone.id}", zone, addresses, routes)
+        return self._endpoint_subnets[zone.id]
+
+    def _service_name(self, service: str) -> str:
+        return f"com.amazonaws.{self._names.region}.{service}"
 
     def _endpoint(self, service: str, policy: Policy, **arguments: Any) -> aws.ec2.VpcEndpoint:
         name = f"{self._prefix}-{service}"
         return aws.ec2.VpcEndpoint(
             name,
             vpc_id=self.vpc_id,
-            service_name=f"com.amazonaws.{self._names.region}.{service}",
+            service_name=self._service_name(service),
             policy=json.dumps(policy),
             tags=self._named(name),
             opts=self._own,

@@ -73,9 +73,15 @@ def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[s
 class Observability(Component):
     """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms for an address."""
 
-    def __init__(self, stack: Stack, key_arn: pulumi.Input[str], own_vpc_id: pulumi.Output[str] | None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        key_arn: pulumi.Input[str],
+        claim: pulumi.Resource,
+        own_vpc_id: pulumi.Output[str] | None,
+    ) -> None:
         super().__init__(stack, None)
-        self._key_arn = key_arn
+        self._key_arn, self._claimed = key_arn, self._after(claim)
         names, settings, prefix = self._names, self._settings, self._prefix
         log_group = self._log_group(f"{prefix}-nodes", names.log_group, key_arn)
         if own_vpc_id is not None:
@@ -90,7 +96,7 @@ class Observability(Component):
                 description=f"gpufleet {names.stack}: {event}",
                 event_pattern=json.dumps(pattern),
                 tags=self._tags,
-                opts=self._own,
+                opts=self._claimed,
             )
             aws.cloudwatch.EventTarget(
                 f"{prefix}-{event}",
@@ -103,7 +109,7 @@ class Observability(Component):
             f"{prefix}-dashboard",
             dashboard_name=names.dashboard,
             dashboard_body=json.dumps(dashboard.body(settings.plan, names, ceiling_usd=settings.ceiling_usd)),
-            opts=self._own,
+            opts=self._claimed,
         )
         if settings.alarm_email:
             self._alarms()
@@ -134,7 +140,7 @@ class Observability(Component):
             visibility_timeout_seconds=60,
             redrive_policy=redrive,
             tags=self._tags,
-            opts=self._own,
+            opts=self._claimed,
         )
 
     def _alarms(self) -> None:

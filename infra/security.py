@@ -28,21 +28,26 @@ class Security(Component):
     """KMS key, instance role and profile, Auto Scaling's service-linked role, security group of the nodes.
 
     On platform eks the nodes have another instance profile, and ``instance_profile_arn`` is None.
+
+    Attributes:
+        claim: comes before every resource that AWS would silently share with a stack of the same name in the account
+            (naming.py has the list); a second such stack fails at it, with nothing of the first touched.
     """
 
     def __init__(self, stack: Stack, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(stack, opts)
-        self.service_role_arn = self._service_role()
+        self.claim = self._service_role()
+        self.service_role_arn = self.claim.arn
         key = self._key()
         self.key_arn = key.arn
         self.instance_profile_arn = self._instance_profile() if self._settings.platform == "ec2" else None
         self.node_group_id = self._node_group(args)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
-    def _service_role(self) -> pulumi.Output[str]:
+    def _service_role(self) -> aws.iam.ServiceLinkedRole:
         # With a role of the stack's own no other group uses the key, and an account without the common role can deploy:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/autoscaling-service-linked-role.html
-        role = aws.iam.ServiceLinkedRole(
+        return aws.iam.ServiceLinkedRole(
             f"{self._prefix}-auto-scaling",
             aws_service_name="autoscaling.amazonaws.com",
             custom_suffix=self._names.service_role_suffix,
@@ -50,7 +55,6 @@ class Security(Component):
             tags=self._tags,
             opts=self._own,
         )
-        return role.arn
 
     def _key(self) -> aws.kms.Key:
         names, settings = self._names, self._settings

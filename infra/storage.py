@@ -19,9 +19,10 @@ ABANDONED_UPLOAD_DAYS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class StorageArgs:
-    """Arguments of Storage: the key, and the archives to upload."""
+    """Arguments of Storage: the key, what comes before the bucket, and the archives to upload."""
 
     key_arn: pulumi.Input[str]
+    claim: pulumi.Resource
     bundle: Bundle
     train_code: Bundle | None
 
@@ -42,7 +43,7 @@ class Storage(Component):
             bucket=self._names.bucket,
             force_destroy=self._settings.force_destroy,
             tags=self._tags,
-            opts=self._guarded,
+            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[args.claim])),
         )
         self.bucket = bucket.id
         ready = self._after(self._encryption(), self._access(), self._versions())

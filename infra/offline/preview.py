@@ -35,6 +35,7 @@ class Resource:
     inputs: Mapping[str, Any]
     protected: bool
     physical_id: str = ""  # by AWS or the stand-in
+    after: tuple[str, ...] = ()  # type and name of the resources that come before, like "ServiceLinkedRole dev-scaling"
 
     @property
     def kind(self) -> str:
@@ -57,6 +58,8 @@ class Known:
     account: str = PLACEHOLDER_ACCOUNT
     zones: Mapping[str, str] = field(default_factory=dict)  # zone id to its name in this account
     image: str = "ami-00000000000000000"
+    # Zone names that have a VPC endpoint service ("com.amazonaws.us-east-1.ec2"), where not all have it.
+    endpoint_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Attributes of a resource, "id" among them, by its type and name.
     attributes: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
@@ -107,6 +110,10 @@ class Answers(mocks.Mocks):
                 zone_ids = tuple(dict.fromkeys((*zone_ids, *(zone for zone in others if zone.startswith(prefix)))))
                 names = [self._known.zones.get(zone, f"{plan.region}{chr(97 + n)}") for n, zone in enumerate(zone_ids)]
                 return {"names": names, "zoneIds": zone_ids}
+            case "getVpcEndpointService":
+                everywhere = self._answer("getAvailabilityZones", {})["names"]
+                zones = self._known.endpoint_zones.get(given["serviceName"], everywhere)
+                return {"serviceName": given["serviceName"], "availabilityZones": list(zones)}
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":
@@ -159,9 +166,15 @@ class Recorder(mocks.MockMonitor):
                     inputs=_in_own_loop(rpc.deserialize_properties, request.object),
                     protected=request.protect,
                     physical_id=response.id,
+                    after=tuple(sorted(map(_kind_and_name, request.dependencies))),
                 )
             )
         return response
+
+
+def _kind_and_name(urn: str) -> str:
+    *_, types, name = urn.split("::")
+    return f"{types.rpartition(':')[2]} {name}"
 
 
 def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:

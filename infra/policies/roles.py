@@ -62,6 +62,8 @@ def flow_log_policy(names: Names) -> Policy:
     return document(
         _write_logs("WriteFlowLogs", group),
         allow("FindFlowLogs", "logs:DescribeLogStreams", [group, f"{group}:*"]),
+        # The page above lists it; it names groups and reads nothing of them.
+        allow("FindFlowLogGroup", "logs:DescribeLogGroups", names.arn("logs", "log-group:*")),
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.naming import Names, slug, tags
+from tests.infra.deployed import VARIANTS, variant
 
 STACKS = st.text(alphabet=string.ascii_letters + string.digits + "-_.", min_size=1, max_size=100)
 # The longest of AWS's region names, and an ordinary one.
@@ -36,6 +37,24 @@ def test_every_name_is_legal_and_short_enough(stack: str, region: str) -> None:
 @given(one=STACKS, other=STACKS)
 def test_two_stacks_never_share_a_name(one: str, other: str) -> None:
     assert (slug(one) == slug(other)) == (one == other)
+
+
+# AWS makes these of a name that exists without a word, or returns the one there (naming.py).
+SILENTLY_SHARED = {"Bucket", "Queue", "EventRule", "Dashboard"}
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_a_second_stack_of_the_same_name_fails_before_it_touches_the_first(name: str) -> None:
+    declared = {f"{one.kind} {one.name}": one for one in variant(name)}
+
+    def before(resource: str) -> set[str]:
+        own = declared[resource].after
+        return {*own}.union(*(before(other) for other in own))
+
+    shared = [key for key, one in declared.items() if one.kind in SILENTLY_SHARED]
+    assert {declared[key].kind for key in shared} == SILENTLY_SHARED
+    for key in shared:
+        assert "ServiceLinkedRole gpufleet-dev-auto-scaling" in before(key), key
 
 
 def test_a_plain_name_stays_as_it_is() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infra.offline.guardrails.declared import as_list
+from infra.offline.preview import Known, resources
 from infra.settings import ConfigError
 from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
@@ -20,6 +21,7 @@ from tests.infra.deployed import (
     on_demand,
     reserved,
 )
+from tests.plans import sample_plan
 
 
 def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:
@@ -65,6 +67,38 @@ def test_the_endpoints_are_those_the_plan_pays_for() -> None:
         assert (given["vpcEndpointType"], given["privateDnsEnabled"]) == ("Interface", True)
         assert len(given["subnetIds"]) == 1, "billed per zone"
         assert given["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
+
+
+@pytest.mark.parametrize("changes", [{}, LONE_NODE], ids=["gang", "lone"])
+def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
+    known = Known(endpoint_zones={"com.amazonaws.us-east-1.ssm": ("us-east-1c", "us-east-1d")})
+    stack = Deployed(resources(sample_plan(**changes), stack="dev", known=known))
+    assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-endpoints-use1-az1-id"]
+    assert stack.one("VpcEndpoint", "-ec2")["subnetIds"] == ["gpufleet-dev-use1-az2-id"]
+    small = stack.one("Subnet", "-endpoints-use1-az1")
+    assert (small["availabilityZone"], small["cidrBlock"][-3:]) == ("us-east-1c", "/28")
+    assert stack.one("RouteTableAssociation", "-endpoints-use1-az1")["routeTableId"] == "gpufleet-dev-private-id"
+    assert "gpufleet-dev-endpoints-use1-az1-id" not in stack.one("Group")["vpcZoneIdentifiers"]
+    # A gateway or a control plane would not collide with it, and no other subnet moves.
+    ranges = {subnet.name: subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")}
+    everything = deploy(on_demand(), {**EKS, **NAT}).all("Subnet")
+    assert_apart([small["cidrBlock"], *(subnet.inputs["cidrBlock"] for subnet in everything)])
+    assert {
+        subnet.name: subnet.inputs["cidrBlock"] for subnet in deploy(changes).all("Subnet")
+    }.items() < ranges.items()
+
+
+def test_workers_zones_are_tried_in_their_order() -> None:
+    known = Known(endpoint_zones={"com.amazonaws.us-east-1.ssm": ("us-east-1b",)})
+    stack = Deployed(resources(sample_plan(**LONE_NODE), stack="dev", known=known))
+    assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-use1-az6-id"]
+    assert len(stack.all("Subnet")) == 2
+
+
+def test_a_service_in_no_zone_of_the_account_is_refused_with_its_name() -> None:
+    known = Known(endpoint_zones={"com.amazonaws.us-east-1.logs": ()})
+    with pytest.raises(ConfigError, match=r"com\.amazonaws\.us-east-1\.logs \(it is in none\)"):
+        resources(sample_plan(), stack="dev", known=known)
 
 
 NAT = {"gpufleet:nat": "true"}

@@ -31,7 +31,7 @@ LAUNCH = Path(__file__).parents[2] / "bootstrap" / "launch.sh"
 PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
 REAL_PYTHON = f'if [[ $1 == -c || $2 == bootstrap.training.watcher ]]; then exec {sys.executable} "$@"; fi\n'
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
-TOOLS = (*DEFAULTS, "nvidia-smi", "journalctl")
+TOOLS = (*DEFAULTS, "ip", "nvidia-smi", "journalctl")
 LIFECYCLE = "autoscaling/target-lifecycle-state"
 
 
