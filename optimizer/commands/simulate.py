@@ -16,7 +16,10 @@ from optimizer.commands.output import format_option, write_rows, write_table
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.replay import NAMES, Result, replay
+from optimizer.economics.simulation.together import NAMES as TOGETHER_NAMES
+from optimizer.economics.simulation.together import replay_together
 from optimizer.economics.simulation.traces import read_trace
+from optimizer.economics.simulation.zones import Launching
 from optimizer.errors import InvalidInputError
 from optimizer.units import rounded
 
@@ -40,6 +43,7 @@ _MEANS = {field: heading for field, heading in COLUMNS.items() if field not in (
 Example:
   gpufleet simulate --trace us-west-2a.json --work-hours 48 --deadline-hours 57.6
   gpufleet simulate --trace traces/*.json --work-hours 2d --deadline-hours 3d --policy all --format csv
+  gpufleet simulate --trace zone-a.json zone-b.json --together --nodes 16 --work-hours 48 --deadline-hours 72
   gpufleet simulate --trace pool.json --nodes 4 --work-hours 48 --deadline-hours 72 --checkpoint-hours 0.5
 """
 )
@@ -80,10 +84,32 @@ Example:
     show_default=True,
     help="On-demand price over spot price.",
 )
+@click.option("--together", is_flag=True, help="One run that may take its nodes from the pools of all traces.")
+@click.option(
+    "--pool-price-ratio",
+    "pool_price_ratios",
+    multiple=True,
+    type=click.FloatRange(min=1),
+    help="With --together: on-demand price over each trace's spot price, in the order of the traces; repeatable.",
+)
+@click.option(
+    "--try-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="With --together: minutes from a launch to its refusal.",
+)
+@click.option(
+    "--move-hours",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="With --together: added to the restart in another pool than the last.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, started all or none.")
 @click.option(
     "--policy",
-    type=click.Choice([*NAMES, "all"]),
+    type=click.Choice([*dict.fromkeys((*NAMES, *TOGETHER_NAMES)), "all"]),
     multiple=True,
     default=["all"],
     help="Policy; repeatable.  [default: all]",
@@ -98,6 +124,10 @@ def command(
     nodes: int,
     starts: int,
     seed: int,
+    together: bool,
+    pool_price_ratios: tuple[float, ...],
+    try_minutes: float,
+    move_hours: float,
     output_format: str,
     **job: Any,
 ) -> None:
@@ -106,6 +136,7 @@ def command(
     Cost is a share of on-demand's from start to end; a run ends with its work or at its deadline. on_demand and
     spot_only pay one way only; greedy waits for spot until the deadline allows it no more; uniform_progress is the
     policy of "Can't Be Late" (NSDI'24); omniscient is the lower bound of all policies, with the trace known beforehand.
+    With --together a policy knows a pool by its own launches only: it tries one pool at a time, for all nodes.
     A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of nodes available in each tick.
     """
     paths = (*first_traces, *more_traces)
@@ -114,6 +145,34 @@ def command(
     repeated = {path for path in paths if paths.count(path) > 1}
     if repeated:
         raise InvalidInputError(f"--trace {min(repeated)} is given twice", next_step="name each trace once")
+    if together:
+        if len(pool_price_ratios) not in (0, len(paths)):
+            raise InvalidInputError(
+                f"--pool-price-ratio is given {len(pool_price_ratios)} times",
+                limit=f"{len(paths)} traces",
+                why="each trace is a pool with a price",
+                next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
+            )
+        asked = Job(**job)
+        write_rows(
+            [
+                _row(result)
+                for result in replay_together(
+                    [read_trace(path) for path in paths],
+                    asked,
+                    TOGETHER_NAMES if "all" in policy else dict.fromkeys(policy),
+                    launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
+                    price_ratios=pool_price_ratios or [asked.price_ratio] * len(paths),
+                    starts=starts,
+                    seed=seed,
+                    nodes=nodes,
+                )
+            ],
+            {**COLUMNS, "refusals": "refusals", "moves": "moves"},
+            output_format,
+            title="Policies over all traces together",
+        )
+        return
     results = replay(
         [read_trace(path) for path in paths],
         Job(**job),

@@ -6,7 +6,8 @@ cost, and the best price makes the bound tight up to the duality gap, which is b
 (https://en.wikipedia.org/wiki/Lagrangian_relaxation). The mixture of the two sequences that the best price makes equal
 has exactly the work and the bound's cost; its hours and interruptions are what the bound reports.
 
-Every launch takes the mean restart and no work is lost.
+With several pools every pool is a mode of its own. Every launch takes the mean restart; no work is lost, no launch is
+refused and no checkpoint has to move.
 """
 
 from __future__ import annotations
@@ -31,11 +32,9 @@ class _Sequences(NamedTuple):
 
     spot_hours: Floats
     on_demand_hours: Floats
+    cost: Floats
     launches: Floats
     reclaims: Floats
-
-    def cost(self, job: Job) -> Floats:
-        return self.on_demand_hours + self.spot_hours / job.price_ratio
 
     def work_hours(self, job: Job) -> Floats:
         return self.on_demand_hours + self.spot_hours - self.launches * job.restart_hours
@@ -43,17 +42,29 @@ class _Sequences(NamedTuple):
 
 def lower_bound(windows: Windows, job: Job) -> Runs:
     """Cost that no policy can go below, with the hours and interruptions of the sequences that make it."""
-    lengths, available = _stretches(windows, job.deadline_hours)
-    count = len(windows.available)
-    too_little = _Sequences(*(np.zeros(count) for _ in range(4)))
-    enough = _best_sequences(lengths, available, job, np.full(count, _ANY_PRICE))
+    prices = np.full((len(windows.available), 1), 1 / job.price_ratio)
+    return lower_bound_together(windows.available[:, None], windows.gap_s, job, prices)
+
+
+def lower_bound_together(available: Bools, gap_s: float, job: Job, prices: Floats) -> Runs:
+    """The lower bound for runs in any of several pools.
+
+    Args:
+        available: the pool has the gang; shape (runs, pools, ticks).
+        prices: an hour of spot in each pool, shape (runs, pools); on-demand's is 1.
+    """
+    lengths, stretches = _stretches(available, gap_s / 3600, job.deadline_hours)
+    count = len(available)
+    rates = np.concatenate([np.ones((1, count)), prices.T])
+    too_little = _Sequences(*(np.zeros(count) for _ in _Sequences._fields))
+    enough = _best_sequences(lengths, stretches, job, rates, np.full(count, _ANY_PRICE))
     for _ in range(_MAX_STEPS):
         # The price at which both are worth the same; where no sequence is worth more, it is the best price.
         gained = enough.work_hours(job) - too_little.work_hours(job)
-        price = (enough.cost(job) - too_little.cost(job)) / np.maximum(gained, _TOLERANCE)
-        middle = _best_sequences(lengths, available, job, price)
-        worth = price * middle.work_hours(job) - middle.cost(job)
-        better = worth > price * enough.work_hours(job) - enough.cost(job) + _TOLERANCE
+        price = (enough.cost - too_little.cost) / np.maximum(gained, _TOLERANCE)
+        middle = _best_sequences(lengths, stretches, job, rates, price)
+        worth = price * middle.work_hours(job) - middle.cost
+        better = worth > price * enough.work_hours(job) - enough.cost + _TOLERANCE
         if not better.any():
             break
         reaches = middle.work_hours(job) >= job.work_hours
@@ -63,7 +74,7 @@ def lower_bound(windows: Windows, job: Job) -> Runs:
     part = (job.work_hours - too_little.work_hours(job)) / np.maximum(gained, _TOLERANCE)
     mixture = _Sequences(*(part * high + (1 - part) * low for high, low in zip(enough, too_little, strict=True)))
     return Runs(
-        cost=mixture.cost(job),
+        cost=mixture.cost,
         late=np.zeros(count, dtype=bool),
         spot_hours=mixture.spot_hours,
         on_demand_hours=mixture.on_demand_hours,
@@ -75,47 +86,50 @@ def _chosen(mask: Bools, yes: _Sequences, no: _Sequences) -> _Sequences:
     return _Sequences(*(np.where(mask, one, other) for one, other in zip(yes, no, strict=True)))
 
 
-def _stretches(windows: Windows, hours: float) -> tuple[Floats, Bools]:
-    """Lengths, h, and availability of the runs' stretches; shape (stretches, runs), shorter runs filled with 0 h."""
-    available = windows.available
-    count, ticks = available.shape
-    gap_hours = windows.gap_s / 3600
-    changes = np.diff(available, axis=1, prepend=~available[:, :1])
-    which = np.cumsum(changes, axis=1) - 1
-    rows = np.arange(count)[:, None]
-    lengths = np.zeros((count, which[:, -1].max() + 1))
+def _stretches(available: Bools, gap_hours: float, hours: float) -> tuple[Floats, Bools]:
+    """Lengths, h, and availability of the runs' stretches, in which no pool changes.
+
+    Shapes (stretches, runs) and (stretches, pools, runs); a run with fewer stretches has some of 0 h at its end.
+    """
+    count, _, ticks = available.shape
+    changes = np.diff(available, axis=2).any(axis=1)
+    which = np.cumsum(np.concatenate([np.zeros((count, 1), dtype=bool), changes], axis=1), axis=1)
+    rows = np.broadcast_to(np.arange(count)[:, None], which.shape)
+    shape = which[:, -1].max() + 1, count
+    lengths = np.zeros(shape)
     tick_hours = np.full(ticks, gap_hours)
     tick_hours[-1] = hours - (ticks - 1) * gap_hours
-    np.add.at(lengths, (np.broadcast_to(rows, which.shape), which), np.broadcast_to(tick_hours, which.shape))
-    kinds = available[:, :1] ^ (np.arange(lengths.shape[1])[None, :] % 2 == 1)
-    return np.ascontiguousarray(lengths.T), np.ascontiguousarray(kinds.T)
+    np.add.at(lengths, (which, rows), np.broadcast_to(tick_hours, which.shape))
+    pools = np.zeros((*shape, available.shape[1]), dtype=bool)
+    pools[which, rows] = available.transpose(0, 2, 1)
+    return lengths, np.ascontiguousarray(pools.transpose(0, 2, 1))
 
 
-def _best_sequences(lengths: Floats, available: Bools, job: Job, price: Floats) -> _Sequences:
-    """For each run, the modes of the stretches that maximise price times work minus cost."""
+def _best_sequences(lengths: Floats, available: Bools, job: Job, rates: Floats, price: Floats) -> _Sequences:
+    """For each run, the modes of the stretches that maximise price times work minus cost.
+
+    The modes are IDLE, ON_DEMAND, and from SPOT on the pools. ``rates``: hourly prices in each run, from ON_DEMAND on.
+    """
     count = lengths.shape[1]
-    # Rows are modes; columns are worth, spot hours, on-demand hours, launches, reclaims.
-    state = np.zeros((3, 5, count))
-    state[[ON_DEMAND, SPOT], 0] = -np.inf
+    # Columns are worth, spot hours, on-demand hours, cost, launches, reclaims.
+    state = np.zeros((1 + len(rates), 6, count))
+    state[ON_DEMAND:, 0] = -np.inf
     launch = price * job.restart_hours
     columns = np.arange(count)
     for hours, has_spot in zip(lengths, available, strict=True):
         best = state[:, 0].argmax(axis=0)
         from_best = state[best, :, columns].T
-        after = np.empty_like(state)
-        after[IDLE] = from_best
-        # A spot node that a stretch without capacity ends is reclaimed, wherever the run goes from there.
-        for mode, rate in ((ON_DEMAND, 1.0), (SPOT, 1 / job.price_ratio)):
-            starts = from_best[0] - launch > state[mode, 0]
-            here = np.where(starts, from_best, state[mode])
-            here[0] += np.where(starts, -launch, 0.0) + (price - rate) * hours
-            here[1 if mode == SPOT else 2] += hours
-            here[3] += starts
-            after[mode] = here
-        after[SPOT, 0] = np.where(has_spot, after[SPOT, 0], -np.inf)
-        came_from_spot = (best == SPOT) & ~has_spot
-        after[IDLE, 4] += came_from_spot
-        state = after
+        # A pool that a stretch without capacity ends takes its nodes back, wherever the run goes from there.
+        from_best[5] += (best >= SPOT) & ~has_spot[np.maximum(best - SPOT, 0), columns]
+        starts = from_best[0] - launch > state[ON_DEMAND:, 0]
+        state[ON_DEMAND:] = np.where(starts[:, None], from_best, state[ON_DEMAND:])
+        state[IDLE] = from_best
+        state[ON_DEMAND:, 0] += (price - rates) * hours - starts * launch
+        state[ON_DEMAND, 2] += hours
+        state[SPOT:, 1] += hours
+        state[ON_DEMAND:, 3] += rates * hours
+        state[ON_DEMAND:, 4] += starts
+        state[SPOT:, 0][~has_spot] = -np.inf
     best = state[:, 0].argmax(axis=0)
     _, *totals = state[best, :, columns].T
     return _Sequences(*totals)

@@ -74,7 +74,7 @@ def replay(
     for place, (policy, _, _, _) in enumerate(tasks):
         for number, trace in enumerate(groups[place // len(chosen)]):
             rows = slice(number * starts, (number + 1) * starts)
-            results[trace.name, policy] = _result(trace.name, policy, played[place], rows, job)
+            results[trace.name, policy] = summarise(trace.name, policy, played[place], rows, job)
     return [results[trace.name, policy] for trace in traces for policy in chosen]
 
 
@@ -89,7 +89,8 @@ def _play(task: tuple[str, Windows, Job, int]) -> Runs:
     return simulate(windows, job, POLICIES[policy](), seed=seed)
 
 
-def _result(trace: str, policy: str, runs: Runs, rows: slice, job: Job) -> Result:
+def summarise(trace: str, policy: str, runs: Runs, rows: slice, job: Job) -> Result:
+    """Figures of the runs in ``rows``."""
     costs: Floats = runs.cost[rows] / job.on_demand_cost
     return Result(
         trace=trace,

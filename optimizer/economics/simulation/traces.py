@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,11 @@ _FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value i
 
 
 class _Metadata(BaseModel):
-    # Collectors add fields of their own (start_time, nodes).
+    # Collectors add fields of their own.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     gap_seconds: float = Field(gt=0, allow_inf_nan=False)
+    start_time: datetime | None = None
 
 
 class _TraceFile(BaseModel):
@@ -39,6 +41,7 @@ class Trace:
     name: str
     gap_s: float
     nodes: Ints
+    start_time: datetime | None = None
 
     @property
     def hours(self) -> float:
@@ -76,7 +79,12 @@ def read_trace(path: Path) -> Trace:
         raise InvalidInputError(f"trace {path}: {place}: {first['msg']}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
-    return Trace(name=path.name, gap_s=content.metadata.gap_seconds, nodes=np.array(content.data, dtype=np.int64))
+    return Trace(
+        name=path.name,
+        gap_s=content.metadata.gap_seconds,
+        nodes=np.array(content.data, dtype=np.int64),
+        start_time=content.metadata.start_time,
+    )
 
 
 def cut_windows(traces: Sequence[Trace], *, hours: float, starts: int, seed: int, nodes: int = 1) -> Windows:
@@ -88,21 +96,31 @@ def cut_windows(traces: Sequence[Trace], *, hours: float, starts: int, seed: int
         InvalidInputError: a trace is shorter than a window.
     """
     (gap_s,) = {trace.gap_s for trace in traces}
-    ticks = window_ticks(hours, gap_s)
     parts = []
     for trace in traces:
-        last = len(trace.nodes) - ticks
-        if last < 0:
-            raise InvalidInputError(
-                f"trace {trace.name} lasts {trace.hours:.4g} h",
-                limit=f"the deadline, {hours:g} h",
-                why="a run needs the whole time to its deadline in the trace",
-                next_step="take a longer trace or a shorter --deadline-hours",
-            )
         random = np.random.default_rng([seed, zlib.crc32(trace.name.encode())])
-        firsts = random.integers(0, last, size=starts, endpoint=True)
-        parts.append((trace.nodes >= nodes)[firsts[:, None] + np.arange(ticks)])
+        places = draw_places(trace, hours, starts, random)
+        parts.append((trace.nodes >= nodes)[places])
     return Windows(gap_s=gap_s, available=np.concatenate(parts))
+
+
+def draw_places(trace: Trace, hours: float, starts: int, random: np.random.Generator) -> Ints:
+    """Ticks of ``starts`` windows of ``hours`` at random places of a trace; shape (starts, ticks).
+
+    Raises:
+        InvalidInputError: the trace is shorter than a window.
+    """
+    ticks = window_ticks(hours, trace.gap_s)
+    last = len(trace.nodes) - ticks
+    if last < 0:
+        raise InvalidInputError(
+            f"trace {trace.name} lasts {trace.hours:.4g} h",
+            limit=f"the deadline, {hours:g} h",
+            why="a run needs the whole time to its deadline in the trace",
+            next_step="take a longer trace or a shorter --deadline-hours",
+        )
+    firsts: Ints = random.integers(0, last, size=starts, endpoint=True)
+    return firsts[:, None] + np.arange(ticks)
 
 
 def window_ticks(hours: float, gap_s: float) -> int:

@@ -53,3 +53,21 @@ def test_errors_of_the_user(trace: str) -> None:
         simulate(trace, trace)
     wrong = CliRunner().invoke(cli, ["simulate", trace, "--work-hours", "long", "--deadline-hours", "9"])
     assert wrong.exit_code == 2 and "not a duration" in wrong.stderr
+
+
+def test_one_run_in_the_pools_of_all_traces(trace: str, tmp_path: Path) -> None:
+    second = tmp_path / "second.json"
+    second.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [0, 2, 2, 2, 2, 2] * 30}))
+    pools = (trace, str(second), "--together")
+    rows = {row["policy"]: row for row in json.loads(simulate(*pools, "--format", "json"))}
+    assert {row["trace"] for row in rows.values()} == {"2 traces"} and set(rows) >= {"adaptive", "omniscient"}
+    assert rows["omniscient"]["mean_normalised_cost"] <= rows["adaptive"]["mean_normalised_cost"] < 0.75
+    assert rows["adaptive"]["moves"] > 0 and rows["omniscient"]["moves"] is None
+    gangs = {row["policy"]: row for row in json.loads(simulate(*pools, "--nodes", "2", "--format", "json"))}
+    assert gangs["omniscient"]["mean_normalised_cost"] > rows["omniscient"]["mean_normalised_cost"]
+    dear = json.loads(
+        simulate(*pools, *("--pool-price-ratio", "1.1") * 2, "--policy", "omniscient", "--format", "json")
+    )
+    assert dear[0]["mean_normalised_cost"] > 0.9
+    with pytest.raises(InvalidInputError, match="given 1 times"):
+        simulate(*pools, "--pool-price-ratio", "2")

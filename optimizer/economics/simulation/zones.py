@@ -1,0 +1,255 @@
+"""The engine for one run that may take its nodes from any of several pools: it plays a policy run by run.
+
+A policy knows a pool by its own launches only. A launch is tried in one pool at a time, for the whole gang; a refusal
+takes ``try_hours`` and no money, as a request that is all or nothing bills no node. Nodes that work go on until their
+pool has fewer than the gang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from optimizer.economics.simulation.engine import Runs
+from optimizer.economics.simulation.job import Job
+from optimizer.performance.types import Bools, Floats
+
+_DONE_HOURS = 1e-9
+_DRAWS = 64
+
+
+class Mode(Enum):
+    """What runs."""
+
+    IDLE = "idle"
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class Event(Enum):
+    """What a launch or the running nodes of a pool have met."""
+
+    CAME = "the whole gang came"
+    REFUSED = "the launch got no whole gang"
+    RECLAIMED = "the nodes were taken back"
+    LEFT = "the run ended its nodes itself"
+
+
+@dataclass(kw_only=True, slots=True)
+class ZoneView:
+    """What a policy sees of its run.
+
+    Attributes:
+        elapsed_hours, left_hours: since the start, and until the deadline.
+        step_hours: until the next tick, when the policy is asked again.
+        work_hours: work that is left.
+        pool: the pool of the running spot nodes, or of the last ones; -1 before the first.
+        loading_hours: restart time left until the running nodes work.
+    """
+
+    job: Job
+    elapsed_hours: float
+    left_hours: float
+    step_hours: float
+    work_hours: float
+    mode: Mode
+    pool: int
+    loading_hours: float
+
+
+class ZonePolicy(Protocol):
+    """Decides for one run; made anew for each."""
+
+    def keep(self, view: ZoneView) -> Mode:
+        """Return what runs until the next tick where no launch brings spot nodes; SPOT keeps the running ones."""
+
+    def next_try(self, view: ZoneView) -> int | None:
+        """Return the pool in which to try a launch now, beside the running nodes; None: no more in this tick."""
+
+    def note(self, event: Event, pool: int, hours: float) -> None:
+        """Learn what a pool did, ``hours`` after the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launching:
+    """What a launch costs in time.
+
+    Attributes:
+        try_hours: from a launch to the knowledge that it was refused.
+        move_hours: added to the restart where the nodes come in another pool than the last: the checkpoint's copy.
+    """
+
+    try_hours: float
+    move_hours: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZoneRuns:
+    """Simulated runs, with the launches that were refused and those in another pool than the last, one an element."""
+
+    runs: Runs
+    refusals: Floats
+    moves: Floats
+
+
+def simulate_together(
+    available: Bools,
+    gap_hours: float,
+    job: Job,
+    launching: Launching,
+    prices: Floats,
+    new_policy: Callable[[Sequence[float], Job, float], ZonePolicy],
+    *,
+    seed: int,
+) -> ZoneRuns:
+    """Play a policy in every window.
+
+    All policies meet the same delays: a run's n-th launch and n-th interruption draw the same hours.
+
+    Args:
+        available: the pool has the gang; shape (runs, pools, ticks).
+        prices: an hour of spot in each pool, shape (runs, pools); on-demand's is 1.
+        new_policy: makes a policy from the pools' prices, the job and the hours that a try takes.
+    """
+    random = np.random.default_rng(seed)
+    count = len(available)
+    restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
+    played = []
+    for window, price, restart, lost in zip(available.tolist(), prices.tolist(), restarts, losses, strict=True):
+        policy = new_policy(price, job, launching.try_hours)
+        played.append(_Run(window, gap_hours, job, launching, price, policy, restart, lost))
+        played[-1].play()
+
+    def column(field: str) -> Floats:
+        return np.array([getattr(run, field) for run in played], dtype=float)
+
+    return ZoneRuns(
+        runs=Runs(
+            cost=column("cost"),
+            late=column("work") > _DONE_HOURS,
+            spot_hours=column("spot_hours"),
+            on_demand_hours=column("on_demand_hours"),
+            interruptions=column("interruptions"),
+        ),
+        refusals=column("refusals"),
+        moves=column("moves"),
+    )
+
+
+class _Run:
+    """One run, from its start to the end of its work or its deadline."""
+
+    def __init__(
+        self,
+        available: list[list[bool]],
+        gap_hours: float,
+        job: Job,
+        launching: Launching,
+        prices: Sequence[float],
+        policy: ZonePolicy,
+        restarts: list[float],
+        losses: list[float],
+    ) -> None:
+        self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
+        self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
+        self._mode, self._pool = Mode.IDLE, -1
+        self._loading = self._fresh = 0.0
+        self._launches = 0
+        self._next_try_hours = 0.0
+        self.work = job.work_hours
+        self.cost = self.spot_hours = self.on_demand_hours = 0.0
+        self.interruptions = self.moves = self.refusals = 0
+
+    def play(self) -> None:
+        """Play all ticks."""
+        for tick in range(len(self._available[0])):
+            elapsed = tick * self._gap_hours
+            step = min(self._gap_hours, self._job.deadline_hours - elapsed)
+            if self._mode is Mode.SPOT and not self._available[self._pool][tick]:
+                self._reclaim(elapsed)
+            if self.work <= _DONE_HOURS:
+                return
+            view = self._view(elapsed, step)
+            kept = self._policy.keep(view)
+            if kept is not self._mode:
+                self._end(elapsed)
+            tried, came = self._try_pools(tick, elapsed, step, view, hurry=kept is not self._mode)
+            self._advance(tried)
+            if came is not None:
+                self._end(elapsed + tried)
+                self._launch(Mode.SPOT, came)
+            elif kept is not self._mode:
+                self._launch(kept, self._pool)
+            self._advance(step - tried)
+
+    def _view(self, elapsed: float, step: float) -> ZoneView:
+        return ZoneView(
+            job=self._job,
+            elapsed_hours=elapsed,
+            left_hours=self._job.deadline_hours - elapsed,
+            step_hours=step,
+            work_hours=self.work,
+            mode=self._mode,
+            pool=self._pool,
+            loading_hours=self._loading,
+        )
+
+    def _try_pools(
+        self, tick: int, elapsed: float, step: float, view: ZoneView, *, hurry: bool
+    ) -> tuple[float, int | None]:
+        """Hours from the tick's start to the last answer, and the pool that gave its nodes.
+
+        A refusal that is still awaited from the tick before does not hold up a launch on demand (``hurry``).
+        """
+        tried = max(0.0, self._next_try_hours - elapsed)
+        if tried and hurry:
+            return 0.0, None
+        while tried < step and (pool := self._policy.next_try(view)) is not None:
+            if self._available[pool][tick]:
+                self._policy.note(Event.CAME, pool, elapsed + tried)
+                return tried, pool
+            self._policy.note(Event.REFUSED, pool, elapsed + tried)
+            self.refusals += 1
+            tried += self._launching.try_hours
+            self._next_try_hours = elapsed + tried
+        return min(tried, step), None
+
+    def _launch(self, mode: Mode, pool: int) -> None:
+        """Start nodes; the restart takes its draw, and the checkpoint's copy to another pool on top."""
+        moves = mode is Mode.SPOT and self._pool not in (-1, pool)
+        self._loading = self._restarts[self._launches % _DRAWS] + (self._launching.move_hours if moves else 0.0)
+        self._launches += 1
+        self._fresh = 0.0
+        self._mode, self._pool = mode, pool
+        self.moves += moves
+
+    def _end(self, now_hours: float) -> None:
+        """End running nodes by choice, with a checkpoint."""
+        if self._mode is Mode.SPOT:
+            self._policy.note(Event.LEFT, self._pool, now_hours)
+        self._mode = Mode.IDLE
+
+    def _reclaim(self, now_hours: float) -> None:
+        self._policy.note(Event.RECLAIMED, self._pool, now_hours)
+        self.work += min(self._losses[self.interruptions % _DRAWS], self._fresh)
+        self.interruptions += 1
+        self._mode = Mode.IDLE
+
+    def _advance(self, hours: float) -> None:
+        if self._mode is Mode.IDLE:
+            return
+        hours = min(hours, self._loading + self.work)
+        loaded = min(self._loading, hours)
+        self._loading -= loaded
+        self.work -= hours - loaded
+        self._fresh += hours - loaded
+        if self._mode is Mode.SPOT:
+            self.spot_hours += hours
+            self.cost += hours * self._prices[self._pool]
+        else:
+            self.on_demand_hours += hours
+            self.cost += hours
