@@ -12,7 +12,7 @@ import click
 
 from bootstrap.contract.measured import FOLDER
 from optimizer.commands.options import directory_option
-from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table, write_text
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
@@ -276,12 +276,12 @@ def _as_json(report: CalibrationReport, out: Path | None) -> dict[str, Any]:
 
 def _print(report: CalibrationReport) -> None:
     rows = _rows(report)
-    click.echo(f"error of predicted throughput, runs: {len(rows)} (a bias above 0: predicted too fast)")
+    write_text(f"error of predicted throughput, runs: {len(rows)} (a bias above 0: predicted too fast)")
     write_table(_groups(rows), COLUMNS)
-    click.echo(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
+    write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
     memory = _memory(rows)
     if memory:
-        click.echo(
+        write_text(
             f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over {memory['rows']} rows, from "
             f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
         )

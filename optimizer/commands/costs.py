@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import stack_options
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -215,13 +215,13 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
     write_table(rows, columns)
     if bill.state is not None:
         ceiling = f" of a ceiling of {bill.state.ceiling_usd:,.2f}" if bill.state.ceiling_usd else ""
-        click.echo(
+        write_text(
             f"\nThe controller's meter at {bill.state.updated_at:%Y-%m-%d %H:%M:%SZ}: {bill.state.spent_usd:,.2f} USD"
             f"{ceiling}, {bill.state.usd_per_hour:,.2f} USD an hour."
         )
     if bill.billed:
         days = _sum_by("day", bill.billed)
-        click.echo(f"Newest billed day: {days.index[-1]}; today is {bill.end - timedelta(days=1)}.\n")
+        write_text(f"Newest billed day: {days.index[-1]}; today is {bill.end - timedelta(days=1)}.\n")
         write_table(
             [
                 {"day": day.isoformat(), "USD": f"{usd:,.2f}", "final": "no" if estimated else "yes"}
@@ -229,10 +229,10 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
             ]
         )
     elif bill.billed is not None:
-        click.echo(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")
+        write_text(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")
     if bill.untagged is not None:
         usd = sum(line.usd for line in bill.untagged)
-        click.echo(
+        write_text(
             f"\n{usd:,.2f} USD were billed in {plan.region} without the tag {TAG}, of whomever: alarms, metrics and "
             "some requests carry no tags, and neither does what ran before the tag was active."
         )

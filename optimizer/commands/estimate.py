@@ -11,7 +11,7 @@ import click
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
-from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table
+from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
 from optimizer.errors import InvalidInputError, NothingFeasibleError
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
@@ -409,7 +409,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     if "trained_parameters" in result:
         words = {name: result[name] for name in ("method", "lora_rank", "lora_targets", "frozen") if name in result}
         more.append(f"{FineTuning(**words).in_words}, {result['trained_parameters'] / 1e6:.3g}M parameters trained")
-    click.echo(
+    write_text(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
         f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "
         f"data {result['data']} x tensor {result['tensor']} x pipeline {result['pipeline']} x "
@@ -435,7 +435,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     times = [row(part, value, f"{value / step_s:.0%}") for part, value in result["time_s"].items() if value]
     times += [row("step", step_s, f"MFU {result['mfu']:.1%}")]
     write_table(times, {"part": "time", "value": "s", "share": ""})
-    click.echo(
+    write_text(
         f"\n{result['tokens_per_second']:,.0f} {unit}/s ({result['tokens_per_second_low']:,.0f} to "
         f"{result['tokens_per_second_high']:,.0f}), {result['tokens_per_second_per_gpu']:,.0f} a GPU\n"
         f"speed from {result['calibration']}"

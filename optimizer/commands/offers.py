@@ -87,6 +87,11 @@ TABLE = {
     "interrupted": "interrupted",
     "as_of": "priced",
 }
+# Left out of a narrow table, the first first.
+SPARE = (
+    *("spot_source", "memory_gib", "vcpus", "reserved_1yr_usd_per_hour", "efa_cards", "fabric", "interconnect"),
+    *("interrupted", "network_gbit_per_s", "note", "as_of", "gpu_memory_gib"),
+)
 # Without the columns that only AWS publishes.
 CLOUD_TABLE = {
     "cloud": "cloud",
@@ -214,7 +219,7 @@ def command(
     table = TABLE if cloud == "aws" else CLOUD_TABLE
     columns = table if output_format == "table" else {name: name for name in FIELDS}
     if offers or output_format != "table":
-        write_rows(rows, columns, output_format)
+        write_rows(rows, columns, output_format, spare=SPARE)
     if not offers:
         raise NothingFeasibleError(
             f"none of {len(catalog.offers)} offers passes all the filters",

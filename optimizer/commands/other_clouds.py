@@ -8,7 +8,7 @@ import click
 
 from optimizer.clouds.compare import BASIS, Comparison, compare_clouds
 from optimizer.clouds.offers import NOT_PROVISIONED, load_offers, price_notes
-from optimizer.commands.output import write_notes, write_table
+from optimizer.commands.output import write_notes, write_table, write_text
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 
@@ -55,9 +55,9 @@ def print_comparison(comparison: Comparison) -> None:
     ]
     if rows:
         write_table(rows, COLUMNS, title="Other clouds, the best fleet of each type")
-    click.echo(f"best AWS plan: {_summary(comparison.best_aws)}")
-    click.echo(f"best AWS plan on demand: {_summary(comparison.best_aws_on_demand)}")
-    click.echo(f"{BASIS}.\n{NOT_PROVISIONED}.")
+    write_text(f"best AWS plan: {_summary(comparison.best_aws)}")
+    write_text(f"best AWS plan on demand: {_summary(comparison.best_aws_on_demand)}")
+    write_text(f"{BASIS}.\n{NOT_PROVISIONED}.")
     if comparison.not_compared:
         click.echo()
         write_table(comparison.not_compared, LEFT_OUT, title="Types of other clouds not compared")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_TABLE_WIDTH = 1000  # characters
+# Columns of prose at most, and of everything where there is no terminal.
+PAGE_WIDTH = 120
+LEAST_WIDTH = 40
 
 
 def format_option(function: F) -> F:
@@ -32,17 +36,23 @@ def format_option(function: F) -> F:
     )(function)
 
 
-def write_catalog_notes(catalog: Catalog) -> None:
-    """Warn on standard error of old prices and of a snapshot that was passed over."""
+def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
+    """Warn on standard error of old prices and of a snapshot that was passed over; ``brief`` only counts the former."""
     from optimizer.catalog.ttl import stale_lines
 
-    write_notes((*catalog.notes, *stale_lines(catalog)))
+    old = stale_lines(catalog)
+    if brief and len(old) > 1:
+        old = [f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show"]
+    write_notes((*catalog.notes, *old))
 
 
 def write_notes(notes: Iterable[object]) -> None:
-    """Print ``notes`` on standard error."""
+    """Print ``notes`` on standard error: wrapped on a terminal, else one line each."""
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        if sys.stderr.isatty():
+            write_text(f"note: {note}", indent="  ", err=True)
+        else:
+            click.echo(f"note: {note}", err=True)
 
 
 def write_json(data: Any) -> None:
@@ -87,28 +97,70 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None
 
 
 def write_table(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | None = None, *, title: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str] | None = None,
+    *,
+    title: str = "",
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print ``rows`` as a table; ``columns`` maps field to heading, by default every field to itself.
+    """Print ``rows`` as a table within the terminal's width.
 
-    Numbers align right; None prints as a dash. No row is cut to the terminal's width.
+    Numbers align right; None prints as a dash. In a narrow terminal the fields of ``spare`` are left out, the first
+    first, then words wrap; where even that is too wide, every row is a block of lines.
+
+    Args:
+        rows: field to value.
+        columns: field to heading, by default every field to itself.
+        title: a line above.
+        spare: fields that may be left out.
     """
-    from rich.console import Console
-    from rich.table import Table
+    from optimizer.commands.layout import choose_columns, print_blocks, print_table
 
-    columns = columns or {field: field for field in rows[0]}
-    table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
-    for field, heading in columns.items():
-        numeric = any(isinstance(row.get(field), int | float) for row in rows)
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(row.get(field)) for field in columns))
-    # A narrow terminal wraps lines, where rich would cut "p5.48xlarge" to "p5.4…". A name in brackets is no markup.
-    Console(width=MAX_TABLE_WIDTH, highlight=False, markup=False, emoji=False).print(table)
+    width = output_width()
+    headings = dict(columns or {field: field for field in rows[0]})
+    cells = [{field: _cell(row.get(field)) for field in headings} for row in rows]
+    numeric = {field for field in headings if any(isinstance(row.get(field), int | float) for row in rows)}
+    widths, left_out = choose_columns(headings, cells, spare, width)
+    if title:
+        write_text(title)
+    shown = {field: heading for field, heading in headings.items() if field not in left_out}
+    if widths:
+        print_table(shown, cells, numeric, widths)
+    else:
+        print_blocks(shown, cells, width)
+    if left_out:
+        names = ", ".join(headings[field] for field in left_out)
+        write_text(f"Left out at {width} columns: {names}; a wider terminal and --format json have them.")
+
+
+def output_width(*, err: bool = False) -> int:
+    """Return the columns of the terminal, of COLUMNS, or of a page where there is no terminal."""
+    stream = sys.stderr if err else sys.stdout
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(int(columns), LEAST_WIDTH)
+    try:
+        return max(os.get_terminal_size(stream.fileno()).columns, LEAST_WIDTH)
+    except (OSError, ValueError):  # no terminal, or no file at all
+        return PAGE_WIDTH
+
+
+def write_text(text: str, *, indent: str = "", err: bool = False) -> None:
+    """Print lines, each wrapped at words within the terminal's width; ``indent`` begins a line's further lines."""
+    width = min(output_width(err=err), PAGE_WIDTH)
+    for line in text.split("\n"):
+        # A flag or a name with hyphens stays whole.
+        wrapped = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(wrapped), err=err)
 
 
 def write_rows(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], output_format: str, *, title: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    output_format: str,
+    *,
+    title: str = "",
+    spare: Sequence[str] = (),
 ) -> None:
     """Print ``rows`` in the chosen format with the fields of ``columns``, in their order."""
     if output_format == "json":
@@ -116,7 +168,7 @@ def write_rows(
     elif output_format == "csv":
         write_csv(rows, list(columns))
     else:
-        write_table(rows, columns, title=title)
+        write_table(rows, columns, title=title, spare=spare)
 
 
 def _cell(value: Any) -> str:

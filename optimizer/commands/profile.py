@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.errors import InvalidInputError
 from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
 from optimizer.workload.profile.records import ModuleProfile
@@ -105,7 +105,7 @@ def _print(profile: ModuleProfile) -> None:
     active = profile.total_parameters - profile.idle_parameters
     types += f"; {active:,} active for a token" if profile.idle_parameters else ""
     forward, backward = profile.forward_flops, profile.backward_flops
-    click.echo(
+    write_text(
         f"{profile.name}: {profile.module_class}, {profile.total_parameters:,} parameters ({types}), "
         f"{profile.parameter_bytes / 2**30:.3f} GiB\n"
         f"a sample: {'; '.join(profile.inputs)}\n"
@@ -123,12 +123,12 @@ def _print(profile: ModuleProfile) -> None:
     click.echo()
     rows = [row | {name: row[name] / unit for name, unit in UNITS.items()} for row in _rows(profile)]
     write_table(rows, COLUMNS, title="One sample, forward and backward")
-    click.echo(
+    write_text(
         "\nsaved: alive at the loss; peak: at the highest moment; + once: whatever the batch (16-bit copies of the "
         "weights);\nall without parameters, gradients and optimizer state."
     )
     if profile.uncounted_operators:
-        click.echo(f"\nFLOPs are missing for: {', '.join(profile.uncounted_operators)}", err=True)
+        write_text(f"\nFLOPs are missing for: {', '.join(profile.uncounted_operators)}", err=True)
 
 
 def _blocks(profile: ModuleProfile) -> str:

@@ -139,7 +139,13 @@ def command(
             why="the request's other limits, its instance types or its regions leave none",
             next_step="gpufleet recommend, with the same request, names the nearest plan for each limit",
         )
-    write_rows([_row(point) for point in curve_points], COLUMNS, output_format, title="What a plan costs, by one limit")
+    write_rows(
+        [_row(point) for point in curve_points],
+        COLUMNS,
+        output_format,
+        title="What a plan costs, by one limit",
+        spare=("steps", "gpus", "parallelism", "region", "hours_expected", "option", "hours_p95"),
+    )
     if plot:
         _draw(plot, curve_points)
         click.echo(f"wrote {plot}", err=True)

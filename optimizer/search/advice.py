@@ -14,7 +14,7 @@ LARGE_GPUS = 64
 
 
 def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) -> str:
-    """Say which nominally better candidate a plan ties with, and why the plan is the simpler one."""
+    """Say which nominally better candidate a plan ties with, and why the plan is the surer or the simpler one."""
     table, row = better
     configuration = int(table.configuration[row])
     split, nodes = table.fastest.parallelism(configuration), int(table.fastest.nodes[configuration])
@@ -27,10 +27,17 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
         simpler.append("no spot interruptions")
     own = plan.hours.expected, plan.cost_usd.expected
     error = float(table.fastest.relative_error[configuration])
+    why = ", ".join(simpler) or "fewer splits"
+    verdict = f"a tie, as its estimate's error is {error:.0%}, and this plan is simpler ({why})"
+    if plan.calibration.rows and not table.fastest.measured:
+        p95_usd, gpu = float(table.cost.p95[row]), table.fastest.instance.gpu.name
+        verdict = (
+            f"no run on {gpu} was measured, its estimate's error is {error:.0%} and its p95 {p95_usd:,.2f} USD against "
+            f"{plan.cost_usd.p95:,.2f}"
+        )
     return (
         f"{nodes} x {table.fastest.instance.name} {option} ({split.in_short}) would take {hours:,.3g} h and {usd:,.2f} "
-        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: a tie, as its estimate's error is "
-        f"{error:.0%}, and this plan is simpler ({', '.join(simpler) or 'fewer splits'})"
+        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: {verdict}"
     )
 
 

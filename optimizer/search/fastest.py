@@ -36,6 +36,7 @@ class Fastest:
     of all splits, where that is faster still.
 
     Attributes:
+        measured: runs on this GPU were measured.
         relative_error: of the estimates, standard deviation of the log.
         configurations, evaluated: legal configurations, and those not ruled out by the lower bound.
     """
@@ -44,6 +45,7 @@ class Fastest:
     layouts: LayoutTable
     sharding: Ints
     checkpointing: Ints
+    measured: bool
     relative_error: Floats
     train_hours: Floats
     configurations: int
@@ -162,6 +164,7 @@ def build_fastest(space: SearchSpace, chosen: Configurations, configurations: in
         layouts=take_rows(space.table, chosen.row),
         sharding=chosen.sharding,
         checkpointing=chosen.checkpointing,
+        measured=space.measured[int(chosen.machine[0])],
         relative_error=space.relative_error(chosen.machine, chosen.row),
         train_hours=chosen.hours,
         configurations=configurations,

@@ -1,6 +1,7 @@
 """Ranking: the best candidate of each type and purchase option, and the Pareto front.
 
-Candidates tie where they differ by less than the estimate's error; the simplest of them is the best.
+Candidates tie where they differ by less than the estimate's error; the simplest of them is the best. A GPU that was
+measured heads one that was not, where they tie or where the measured one's 95th percentile is lower.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class Ranking(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best of a type and option; ``nominal`` ignores ties."""
+    """The best of a type and option; ``nominal`` ignores ties, ``p95`` is of the objective."""
 
     order: tuple[float, ...]
     complexity: tuple[float, ...]
     nominal_value: float
+    p95: float
     tie: float
     position: Position
     nominal: Position
@@ -81,6 +83,10 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         first = min(tied, key=lambda one: (one.complexity, one.order))
         if first is not leaders[0]:
             passed_over.setdefault(first.position, nominal.nominal)
+        measured = _prefer_measured(first, leaders, tables)
+        if measured is not first:
+            passed_over[measured.position] = first.position
+            first = measured
         best.remove(first)
         best.insert(0, first)
     hours = np.array([tables[table].outcome.hours_expected[row] for table, row in fronts])
@@ -90,12 +96,32 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     )
 
 
+def _prefer_measured(first: _Best, others: Sequence[_Best], tables: Sequence[CandidateTable]) -> _Best:
+    """Return the best measured candidate that ties with an unmeasured ``first`` and is as simple, else ``first``."""
+    table, row = first.position
+    fastest = tables[table].fastest
+    if fastest.measured:
+        return first
+    # Two GPUs share no error: the whole error of the unmeasured one ties.
+    limit = (1 + float(fastest.relative_error[tables[table].configuration[row]])) * first.order[0]
+    tied = [
+        one
+        for one in others
+        if tables[one.position.table].fastest.measured
+        and (one.order[0] <= limit or one.p95 < first.p95)
+        and all(own <= its for own, its in zip(one.complexity, first.complexity, strict=True))
+    ]
+    return min(tied, key=lambda one: (one.complexity, one.order), default=first)
+
+
 def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective: str) -> _Best:
     """Choose the simplest of the rows that tie with the best by the objective."""
     fastest, configuration = table.fastest, table.configuration[rows]
     hours, usd = table.outcome.hours_expected[rows], table.cost.expected[rows]
     # The knee (docs/economics.md): a percent of the hours may cost two percent of the dollars.
     value, other = (usd * hours**2, hours) if objective == "time" else (usd, hours)
+    hours_p95, p95 = table.outcome.hours_p95[rows], table.cost.p95[rows]
+    p95 = p95 * hours_p95**2 if objective == "time" else p95
     nodes, splits = fastest.nodes[configuration], fastest.layouts.splits[configuration]
     spot = np.array([purchase.option == "spot" for purchase in table.purchases])[table.purchase[rows]]
     # Twelve nodes are no simpler than eleven; two are than one. More nodes are how a time objective is met.
@@ -113,6 +139,7 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
         order=tuple(float(key[first]) for key in order),
         complexity=tuple(float(key[first]) for key in complexity),
         nominal_value=float(value[nominal]),
+        p95=float(p95[first]),
         tie=tie,
         position=Position(index, int(rows[first])),
         nominal=Position(index, int(rows[nominal])),

@@ -52,6 +52,7 @@ class SearchSpace:
         table_index, machine_rows: of each machine, its table and that table's rows.
         settings, splits: of each row, number of legal settings, and bits of its splits.
         steps: optimizer steps of the run.
+        measured: of each machine, true where runs on its GPU were measured.
         unmeasured: of each machine, bits of the splits without a measured run.
         machine_slots: slots of one machine, node counts from 0 times the levels of confidence.
     """
@@ -76,12 +77,11 @@ class SearchSpace:
         self.steps = problem.amount.steps
         self.splits = self.table.splits
         kind, self._pooled_error = model_kind(self.model), calibration.residuals[POOLED].relative_error
-        self._errors = np.array(
-            [
-                calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind).relative_error
-                for i in self.machines.instances
-            ]
-        )
+        residuals = [
+            calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind) for i in self.machines.instances
+        ]
+        self.measured = [residual.rows > 0 for residual in residuals]
+        self._errors = np.array([residual.relative_error for residual in residuals])
         if unmeasured_parts(recipe, self.model, recipe.gradient_compression):
             self._errors = np.maximum(self._errors, self._pooled_error)
         # Of the estimates of several nodes.

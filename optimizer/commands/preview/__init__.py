@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import plan_arguments, read_plan_argument
-from optimizer.commands.output import format_option, write_csv, write_json
-from optimizer.commands.preview.tables import write_cost, write_difference, write_lines, write_tree
+from optimizer.commands.output import format_option, write_csv, write_json, write_text
+from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -49,6 +49,7 @@ class Difference:
 Example:
   gpufleet recommend request.yaml --format json > plans.json
   gpufleet preview plans.json
+  gpufleet preview plans.json --all
   gpufleet preview plans.json --plan 2 --format json
   gpufleet preview plans.json --config nat=true --config alarmEmail=ops@example.com
   gpufleet preview plans.json --stack dev --against Pulumi.dev.yaml
@@ -70,6 +71,7 @@ Example:
     metavar="FILE",
     help="Compare with a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`.",
 )
+@click.option("--all", "show_all", is_flag=True, help="List every resource, every price and the bill by resource.")
 @format_option
 def command(
     plan: str,
@@ -77,6 +79,7 @@ def command(
     stack: str,
     config_entries: tuple[str, ...],
     against: Path | None,
+    show_all: bool,
     output_format: str,
 ) -> None:
     """Show what PLAN would create and what each resource costs; nothing is created and nobody is asked.
@@ -107,12 +110,8 @@ def command(
     # The rules tell resources apart by the stand-in identifiers.
     broken = [str(rule) for rule in violations(resources if known is None else _declare(chosen, stack, config, None))]
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
-    notes = [
-        *(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken),
-        *_warnings(chosen),
-        *NOTES,
-        f"Offline, so {placeholders}.",
-    ]
+    decisive = [*(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken), *_warnings(chosen)]
+    notes = [*decisive, *NOTES, f"Offline, so {placeholders}."]
     if output_format == "json":
         answer = _document(chosen, stack, resources, lines, sums)
         if difference is not None:
@@ -127,13 +126,18 @@ def command(
     if output_format == "csv":
         write_csv(*_csv(_rows(resources, lines), difference))
         return
-    write_tree(resources, chosen, stack)
-    write_cost(chosen)
-    write_lines(lines, sums)
+    if show_all:
+        write_tree(resources, chosen, stack)
+        write_cost(chosen)
+        write_lines(lines, sums)
+    else:
+        write_brief(resources, chosen, stack, sums)
     if difference is not None:
         write_difference(difference.before.origin, difference.changes, difference.totals, sums)
-    for note in notes:
-        click.echo(f"- {note}")
+    for note in notes if show_all else decisive:
+        write_text(f"- {note}", indent="  ")
+    if not show_all:
+        write_text("--all: every resource, every price with its source, the bill by resource, and what it rests on.")
 
 
 def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:

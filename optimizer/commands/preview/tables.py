@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.output import write_table
+from optimizer.commands.output import output_width, write_table, write_text
 from optimizer.plan import FleetPlan
 from optimizer.units import HOURS_PER_MONTH
 
@@ -18,16 +18,42 @@ if TYPE_CHECKING:
     from optimizer.commands.preview.difference import Change
 
 
+def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: Totals) -> None:
+    """Print what decides: the stack, how many resources it has, the run's dollars, and those of an hour."""
+    cost = plan.cost_usd
+    components = [resource for resource in resources if not resource.parent]
+    parts = Counter(resource.parent for resource in resources if resource.parent)
+    counts = ", ".join(f"{component.type.rpartition(':')[2]} {parts[component.name]}" for component in components)
+    protected = sorted({resource.name for resource in resources if resource.protected})
+    dollars = ", ".join(
+        f"{name.replace('_', ' ')} {usd:,.2f}" for name, usd in cost.breakdown.model_dump().items() if usd
+    )
+    for line in (
+        describe_stack(plan, stack),
+        f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
+        f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; {plan.hours.expected:,.3g} h "
+        f"expected, {plan.hours.p95:,.3g} at p95",
+        f"hour     {sums.with_nodes:,.2f} USD with all nodes; without nodes {sums.without_nodes:,.4f}, "
+        f"{sums.without_nodes * HOURS_PER_MONTH:,.2f} a month, until `pulumi destroy --exclude-protected`",
+    ):
+        write_text(line, indent=" " * 9)
+
+
+def describe_stack(plan: FleetPlan, stack: str) -> str:
+    """Name a stack with its fleet and its job."""
+    return (
+        f"stack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
+        f"{plan.job.model}"
+    )
+
+
 def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:
     """Print components and their resources, each with its details."""
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
-    root = Tree(
-        f"stack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
-        f"{plan.job.model}, {sum(bool(resource.parent) for resource in resources)} resources"
-    )
+    root = Tree(f"{describe_stack(plan, stack)}, {sum(bool(resource.parent) for resource in resources)} resources")
     branches: dict[str, Tree] = {}
     for resource in resources:
         kind = resource.type.rpartition(":")[2]
@@ -40,7 +66,7 @@ def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> No
         if resource.detail:
             line.append(f"  {resource.detail}", style="dim")
         branches[resource.parent].add(line)
-    Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(root)
+    Console(width=output_width(), highlight=False).print(root)
 
 
 def write_cost(plan: FleetPlan) -> None:
@@ -54,7 +80,7 @@ def write_cost(plan: FleetPlan) -> None:
     ]
     parts.append({"cost of the run": "expected", "USD": f"{cost.expected:,.2f}"})
     write_table(parts)
-    click.echo(
+    write_text(
         f"Half the runs end within {plan.hours.p50:,.1f} h and {cost.p50:,.2f} USD, 95% within {plan.hours.p95:,.1f} h "
         f"and {cost.p95:,.2f} USD. The nodes cost {plan.compute_usd_per_hour:,.2f} USD an hour while they run.\n"
     )
@@ -88,8 +114,8 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
                 "price from": f"{same[0].source}, {same[0].as_of}" if same[0].source else "",
             }
         )
-    write_table(rows)
-    click.echo(
+    write_table(rows, spare=("price from", "USD a unit", "unit", "quantity"))
+    write_text(
         f"\nWith all nodes: {sums.with_nodes:,.2f} USD an hour, {sums.with_nodes * HOURS_PER_MONTH:,.2f} a month. "
         f"Without nodes: {sums.without_nodes:,.4f} an hour, {sums.without_nodes * HOURS_PER_MONTH:,.2f} a month.\n"
     )
@@ -97,7 +123,7 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
 
 def write_difference(origin: str, difference: Sequence[Change], before: Totals, after: Totals) -> None:
     """Print the resources that differ, and the dollars before and after."""
-    click.echo(f"against {origin}: {len(difference) or 'no'} resources differ")
+    write_text(f"against {origin}: {len(difference) or 'no'} resources differ")
     if difference:
         write_table(
             [

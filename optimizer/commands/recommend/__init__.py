@@ -10,9 +10,16 @@ import click
 
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
-from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv
+from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv, write_notes
 from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
-from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, plan_rows, print_tables
+from optimizer.commands.recommend.tables import (
+    CSV_COLUMNS,
+    count_rejections,
+    plan_rows,
+    print_all,
+    print_brief,
+    print_explanation,
+)
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
@@ -99,7 +106,12 @@ Example:
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
-@click.option("--explain", is_flag=True, help="Also list the layouts that the best plan's was chosen over, and why.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="List every plan with its caveats, mixed fleets and grounds of rejection."
+)
+@click.option(
+    "--explain", is_flag=True, help="Also list why other layouts and types lose, each type with its own reason."
+)
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
 )
@@ -120,16 +132,19 @@ def command(
     explain: bool,
     save: Path | None,
     refresh: bool,
+    show_all: bool,
     **flags: Any,
 ) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
 
     The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
-    the 95th percentile of the estimate. Exit status 3: no fleet keeps the limits, and each type's reason is listed.
+    the 95th percentile of the estimate. The table shows what decides; --all, --explain and --format json have the rest.
+    Exit status 3: no fleet keeps the limits, and the reasons are listed.
     """
     request = read_request(request_file, flags)
     catalog = load()
-    write_catalog_notes(catalog)
+    brief = output_format == "table" and not show_all
+    write_catalog_notes(catalog, brief=brief)
     chosen = chosen_calibration(calibration)
     answer = recommend(request, catalog, chosen)
     if refresh:
@@ -147,14 +162,19 @@ def command(
     elif output_format == "csv":
         write_csv(plan_rows(answer), list(CSV_COLUMNS))
     else:
-        print_tables(answer, explain=explain)
+        if show_all:
+            print_all(answer)
+        else:
+            print_brief(answer, more=explain)
+        if explain:
+            print_explanation(answer)
         if others is not None:
             from optimizer.commands.other_clouds import print_comparison
 
             print_comparison(others)
     if save:
         _save(save, text)
-    _write_notes(answer, output_format)
+    _write_notes(answer, output_format, brief=brief)
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
@@ -163,9 +183,10 @@ def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetReque
     return request_from_dict(data, origin=str(request_file or "the request"))
 
 
-def _write_notes(answer: Recommendation, output_format: str) -> None:
+def _write_notes(answer: Recommendation, output_format: str, *, brief: bool) -> None:
     notes = list(answer.notes)
-    if old_prices := old_price_note(answer.plans):
+    old_prices = old_price_note(answer.plans, brief=brief)
+    if old_prices:
         notes.append(f"{old_prices}: {refresh_offer()}")
     if output_format == "csv" and answer.rejected:
         notes.append(
@@ -175,13 +196,12 @@ def _write_notes(answer: Recommendation, output_format: str) -> None:
     if nowhere:
         notes.append(f"priced, but in no known zone: {', '.join(nowhere)}; AWS may no longer offer it")
     problem = answer.problem
-    if problem.request.workload.global_batch is None and answer.plans:
+    if problem.request.workload.global_batch is None and answer.plans and not brief:
         notes.append(
             f"no global batch given: all plans have {problem.amount.global_batch:,}, usual for the model's size and "
             "the run's length (docs/economics.md); ranks that do not divide it make no plan; --global-batch sets one"
         )
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
+    write_notes(notes)
     if not answer.plans:
         _explain_nothing(answer)
 

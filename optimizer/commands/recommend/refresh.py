@@ -55,7 +55,7 @@ def refresh_spot_prices(answer: Recommendation) -> Catalog:
     return load()
 
 
-def old_price_note(plans: Sequence[FleetPlan]) -> str:
+def old_price_note(plans: Sequence[FleetPlan], *, brief: bool = False) -> str:
     """Say what the best spot plan at an old price costs and what a refresh settles; empty where it is no cheaper."""
     number, plan = next(((i, plan) for i, plan in enumerate(plans, start=1) if plan.spot_range), (0, None))
     if plan is None or plan.spot_range is None:
@@ -64,6 +64,11 @@ def old_price_note(plans: Sequence[FleetPlan]) -> str:
     if plan is not first and plan.cost_usd.expected >= first.cost_usd.expected:
         return ""
     prices, cost = plan.spot_range, plan.cost_usd
+    if brief and plan is not first:
+        return (
+            f"spot prices are {prices.age_days} days old and head no ranking; a range of USD is from the cheapest zone "
+            "to the dearest"
+        )
     days = f"{prices.age_days} days old (limit: {prices.limit_days})"
     place = f"in {plan.purchase.zone_id}" if plan.purchase.zone_id else f"in {plan.region}, derived"
     text = f"spot prices are {days}: plan {number} costs {cost.expected:,.2f} USD {place}"

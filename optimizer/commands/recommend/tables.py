@@ -1,21 +1,22 @@
-"""Tables of ``gpufleet recommend``: plans, alternatives, mixed fleets and rejected types."""
+"""Answers of ``gpufleet recommend`` in words: what decides, all plans, and why the others lose."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from optimizer.commands.output import write_table
+from optimizer.commands.output import write_table, write_text
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
+from optimizer.search.rejections import Rejection
 from optimizer.training_code import TRAINER, other_code
 
 # Columns of --format csv; additions come last.
@@ -63,6 +64,11 @@ NEAREST_COLUMNS = {
     "hours_p95": "p95 h",
     "cost_usd_p95": "p95 USD",
 }
+GROUP_COLUMNS = {"types": "types", "binding": "binds", "nearest": "nearest to the limit", "examples": "others"}
+_UNITS = {"memory": "GiB a GPU", "budget": "USD", "deadline": "h", "capacity-block": "h"}
+_EXAMPLES = 3
+# Plans below the best one that the short answer lists.
+_NEXT_SHOWN, _PARETO_SHOWN = 3, 8
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -120,79 +126,181 @@ def _usd(plan: FleetPlan) -> float | str:
     return f"{low:,.{digits}f}-{old.cost_usd_dearest:,.{digits}f}"
 
 
-def print_tables(answer: Recommendation, *, explain: bool) -> None:
-    """Print plans, mixed fleets and rejected types, each with its caveats."""
+def print_all(answer: Recommendation) -> None:
+    """Print every plan with its caveats, mixed fleets and the reasons of rejected types."""
     if answer.plans:
-        write_table(plan_rows(answer), COLUMNS, title=f"Plans, best {answer.problem.request.objective} first")
-        click.echo(TABLE_KEY)
-        _print_parallelism(answer, explain=explain)
+        _write_plans(plan_rows(answer), title=f"Plans, best {answer.problem.request.objective} first")
+        write_text(TABLE_KEY)
+        _print_parallelism(answer)
         _print_caveats(answer)
-    if answer.nearest:
-        rows = [_row(0, nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
-        write_table(
-            rows, NEAREST_COLUMNS, title="No plan keeps the limits; the nearest with (a budget pays the drain too)"
-        )
+    _print_nearest(answer)
     if answer.mixed_fleets:
         from optimizer.mixed.describe import NOT_PROVISIONED, summarise
 
         verdict = "Cheaper" if answer.plans else "Within the limits"
-        click.echo(f"\n{verdict} as a mixed fleet, two groups of nodes in one job:")
+        write_text(f"\n{verdict} as a mixed fleet, two groups of nodes in one job:")
         for fleet in answer.mixed_fleets:
-            click.echo(f"  {summarise(fleet)}")
-        click.echo(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
-    if answer.rejected:
-        click.echo()
-        rejected = [asdict(rejection) for rejection in answer.rejected]
-        write_table(rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
-    click.echo(
+            write_text(f"  {summarise(fleet)}", indent="  ")
+        write_text(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
+    _print_rejections(answer)
+    write_text(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
         f"{answer.problem.catalog.as_of.isoformat()} or newer (gpufleet catalog show)"
     )
 
 
-def _print_caveats(answer: Recommendation) -> None:
-    if why := answer.plans[0].passed_over:
-        click.echo(f"plan 1 was chosen over a tie: {why}.")
-    if unmeasured := sorted({plan.node.gpu for plan in answer.plans if not plan.calibration.rows}):
-        click.echo(
-            f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
-        )
-    derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
-    if any(plan.spot_range for plan in answer.plans):
-        click.echo("USD 76-244: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest.")
-    if derived:
-        ranks = ", ".join(map(str, derived))
-        click.echo(f"plan {ranks}: the spot price is derived from the Spot Advisor's saving, not quoted.")
-
-
-def _print_parallelism(answer: Recommendation, *, explain: bool) -> None:
-    beyond = [(rank, plan) for rank, plan in enumerate(answer.plans, start=1) if plan.beyond_trainer]
-    if beyond:
-        ranks, first = ", ".join(str(rank) for rank, _ in beyond), beyond[0][1]
-        which = "every plan" if len(beyond) == len(answer.plans) else f"plan{'s' * (len(beyond) > 1)} {ranks}"
-        click.echo(
-            f"The reference trainer does not carry out {which}: {'; '.join(first.beyond_trainer)}. {other_code(first)}"
-        )
-    elif answer.problem.reach.only_trainers:
-        click.echo(
-            f"The reference trainer ({TRAINER}) carries out every plan. --parallelism {','.join(AXES[:4])} and "
-            "--framework also plan for other engines."
-        )
-    if explain:
+def print_explanation(answer: Recommendation) -> None:
+    """Print the layouts that the best plan's was chosen over, and each rejected type with its reason."""
+    if answer.alternatives:
         click.echo()
         write_table(
             [_alternative(entry) for entry in answer.alternatives],
             ALTERNATIVE_COLUMNS,
             title="Plan 1 was chosen over, on the same nodes",
+            spare=("checkpointing", "peak_gib", "micro_batch"),
         )
-    elif answer.plans[0].parallelism.beyond_data:
+    if answer.rejected:
+        click.echo()
+        rejected = [asdict(rejection) for rejection in answer.rejected]
+        write_table(rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
+
+
+def print_brief(answer: Recommendation, *, more: bool) -> None:
+    """Print what decides: the best plan with its limits and evidence, the next ones, or the nearest without a plan.
+
+    Args:
+        answer: of the request.
+        more: the explanation follows.
+    """
+    if not answer.plans:
+        _print_nearest(answer)
+        _print_rejections(answer)
+        return
+    for line in describe_best(answer):
+        write_text(line, indent=" " * 8)
+    shown = _PARETO_SHOWN if answer.problem.request.objective == "pareto" else _NEXT_SHOWN
+    rows = plan_rows(answer)[1 : 1 + shown]
+    if rows:
+        _write_plans(rows)
+    hidden = [f"{count} more plans" for count in [len(answer.plans) - 1 - len(rows)] if count > 0]
+    hidden += [f"{len(answer.mixed_fleets)} cheaper mixed fleets"] * bool(answer.mixed_fleets)
+    if answer.rejected:
+        hidden.append(f"{len(answer.rejected)} types without a plan ({count_rejections(answer)})")
+    explain = "" if more else "; --explain: why the others lose"
+    write_text(f"--all: {', '.join(hidden) or 'caveats'}{explain}.", indent="  ")
+
+
+def describe_best(answer: Recommendation) -> list[str]:
+    """Describe plan 1: fleet, dollars and hours, limits, layout, evidence, and why it heads."""
+    plan, limits = answer.plans[0], answer.problem.request.constraints
+    split, memory, job, price = plan.parallelism, plan.memory, plan.job, plan.prices[0]
+    row = _row(1, plan)
+    p95_gib = memory.p95_gib or memory.peak_gib
+    budget = "" if limits.budget_usd is None else f" (budget {limits.budget_usd:,.2f})"
+    deadline = "" if limits.deadline_hours is None else f" (deadline {limits.deadline_hours:g} h)"
+    known = f"{plan.calibration.rows} runs measured on {plan.node.gpu}"
+    if not plan.calibration.rows:
+        known = f"no run on {plan.node.gpu} was measured, pooled from other GPUs"
+    samples = "images" if job.seq_len == 1 else "sequences"
+    batch = "" if answer.problem.request.workload.global_batch else " (default)"
+    lines = [
+        f"{row['fleet']} ({plan.gpus} {plan.node.gpu}), {row['option']} in {plan.purchase.zone_id or plan.region}: "
+        f"{plan.cost_usd.expected:,.2f} USD and {plan.hours.expected:,.3g} h expected",
+        f"p95     {plan.cost_usd.p95:,.2f} USD{budget}, {plan.hours.p95:,.3g} h{deadline}",
+        f"layout  {row['layout']}, micro-batch {split.micro_batch} x {split.grad_accum}, {job.steps:,} steps of "
+        f"{job.global_batch:,} {samples}{batch}, p95 {p95_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU",
+        f"known   speed: {known}, error {plan.calibration.relative_error:.0%}; price: {price.source}, {price.as_of}",
+    ]
+    if plan.passed_over:
+        lines.append(f"why     {plan.passed_over}")
+    if plan.beyond_trainer:
+        lines.append(
+            f"runs on other code than the reference trainer: {'; '.join(plan.beyond_trainer)}. {other_code(plan)}"
+        )
+    return lines
+
+
+def _write_plans(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    write_table(rows, COLUMNS, title=title, spare=("micro_batches", "memory", "steps", "layout"))
+
+
+def _print_nearest(answer: Recommendation) -> None:
+    if not answer.nearest:
+        return
+    rows = [_row(0, nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
+    title = "No plan keeps the limits; the nearest with (a budget pays the drain too)"
+    write_table(rows, NEAREST_COLUMNS, title=title, spare=("region", "hours_p95"))
+
+
+def _print_rejections(answer: Recommendation) -> None:
+    if answer.rejected:
+        click.echo()
+        rows = group_rejections(answer.rejected)
+        write_table(
+            rows, GROUP_COLUMNS, title="Types without a plan, by the constraint that binds", spare=("examples",)
+        )
+        write_text("--explain lists each type with its reason.")
+
+
+def group_rejections(rejected: Sequence[Rejection]) -> list[dict[str, Any]]:
+    """Return a row a constraint, the most types first: their number, the nearest to the limit, and examples."""
+    groups: dict[str, list[Rejection]] = {}
+    for rejection in rejected:
+        groups.setdefault(rejection.binding_constraint, []).append(rejection)
+    rows = []
+    for binding, members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        nearest, *others = sorted(members, key=_distance)
+        unit = _UNITS.get(binding)
+        reason = f"{nearest.instance_type}: {nearest.reason}"
+        if unit and isinstance(nearest.value, float) and nearest.limit is not None:
+            reason = f"{nearest.instance_type} needs {nearest.value:,.1f} {unit} of {nearest.limit:,.1f}"
+        more = [f"{len(others) - _EXAMPLES} more"] * (len(others) > _EXAMPLES)
+        examples = ", ".join([other.instance_type for other in others[:_EXAMPLES]] + more)
+        rows.append({"types": len(members), "binding": binding, "nearest": reason, "examples": examples})
+    return rows
+
+
+def _distance(rejection: Rejection) -> float:
+    value, limit = rejection.value, rejection.limit
+    return value / limit if isinstance(value, float) and isinstance(limit, float) and limit else 0.0
+
+
+def _print_caveats(answer: Recommendation) -> None:
+    if why := answer.plans[0].passed_over:
+        write_text(f"plan 1 was chosen over a tie: {why}.")
+    if unmeasured := sorted({plan.node.gpu for plan in answer.plans if not plan.calibration.rows}):
+        write_text(
+            f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
+        )
+    derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
+    if any(plan.spot_range for plan in answer.plans):
+        write_text("USD 76-244: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest.")
+    if derived:
+        ranks = ", ".join(map(str, derived))
+        write_text(f"plan {ranks}: the spot price is derived from the Spot Advisor's saving, not quoted.")
+
+
+def _print_parallelism(answer: Recommendation) -> None:
+    beyond = [(rank, plan) for rank, plan in enumerate(answer.plans, start=1) if plan.beyond_trainer]
+    if beyond:
+        ranks, first = ", ".join(str(rank) for rank, _ in beyond), beyond[0][1]
+        which = "every plan" if len(beyond) == len(answer.plans) else f"plan{'s' * (len(beyond) > 1)} {ranks}"
+        write_text(
+            f"The reference trainer does not carry out {which}: {'; '.join(first.beyond_trainer)}. {other_code(first)}"
+        )
+    elif answer.problem.reach.only_trainers:
+        write_text(
+            f"The reference trainer ({TRAINER}) carries out every plan. --parallelism {','.join(AXES[:4])} and "
+            "--framework also plan for other engines."
+        )
+    if answer.plans[0].parallelism.beyond_data:
         plain = [
             entry
             for entry in answer.alternatives
             if entry["parallelism"] and not Parallelism.model_validate(entry["parallelism"]).beyond_data
         ]
         if plain:
-            click.echo(
+            write_text(
                 f"Data parallelism alone on the nodes of plan 1: {plain[0]['why']} (--explain lists all that lost)."
             )
 

@@ -88,7 +88,8 @@ def test_a_kind_of_price_that_some_rows_have_is_no_error(run: Gpufleet) -> None:
     assert code == 0 and "tencent" in clouds
 
 
-def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet) -> None:
+def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code, out, err = run("--gpu", "H100", "--region", "us-east-1")
     assert code == 0
     assert "p5.48xlarge" in out and "17.25" in out and "SkyPilot catalog v9" in out and ">20%" in out
@@ -192,7 +193,8 @@ def test_another_cloud_has_facts_price_source_and_date(run: Gpufleet) -> None:
 
 
 @pytest.mark.usefixtures("_shipped")
-def test_a_price_nobody_published_is_a_dash_with_its_reason(run: Gpufleet) -> None:
+def test_a_price_nobody_published_is_a_dash_with_its_reason(run: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     _, out, err = run("--cloud", "tencent", "--type", "GN10Xp.20XLARGE320", "--region", "eu-frankfurt")
     line = next(line for line in out.splitlines() if "GN10Xp" in line)
     assert " - " in line and "mainland China" in line

@@ -54,7 +54,7 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
 
 
 def test_the_table_shows_tree_cost_prices_and_notes(tmp_path: Path) -> None:
-    text = preview(tmp_path, SPOT_P4D)
+    text = preview(tmp_path, SPOT_P4D, "--all")
     assert "stack dev: 2 x p4d.24xlarge (spot) in us-east-1 for llama-2-7b" in text
     for component in ("Network", "Security", "Storage", "Observability", "Fleet"):
         assert f"── {component}\n" in text
@@ -105,7 +105,7 @@ def test_it_says_the_same_every_time(tmp_path: Path) -> None:
 
 def test_a_reservation_shows_that_it_is_billed_from_the_start(tmp_path: Path) -> None:
     assert "CapacityReservation gpufleet-dev-nodes  2 x p4d.24xlarge, billed from creation to destroy" in preview(
-        tmp_path, RESERVED
+        tmp_path, RESERVED, "--all"
     )
 
 
@@ -173,10 +173,18 @@ def test_costs_name_every_price_with_source_and_date(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_is_billed_with_and_without_nodes(tmp_path: Path) -> None:
-    text = preview(tmp_path, SPOT_P4D)
+    text = preview(tmp_path, SPOT_P4D, "--all")
     assert "6 x VpcEndpoint" in text and "interface endpoint" in text
     assert "With all nodes: " in text and "Without nodes: " in text
-    assert "at most: as if each run took its 55 s" in text
+    assert "time of its runs" in text
+
+
+def test_the_short_answer_counts_resources_and_has_the_dollars(tmp_path: Path) -> None:
+    text = preview(tmp_path, SPOT_P4D)
+    assert len(text.splitlines()) <= 12
+    assert "stack dev: 2 x p4d.24xlarge (spot) in us-east-1 for llama-2-7b\n" in text
+    assert "Network" in text and "100.00 USD expected (compute 95.00" in text and "120.00 at p95" in text
+    assert "until `pulumi destroy --exclude-protected`" in text and "VpcEndpoint" not in text
 
 
 def test_against_another_plan_shows_what_changes_and_the_dollars(tmp_path: Path) -> None:
@@ -282,7 +290,7 @@ def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(exceptions, "BEYOND_THE_STACK", {})
     assert (
         "- Breaks a rule of infra/offline/guardrails: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"
-        in preview(tmp_path, SPOT_P4D)
+        in " ".join(preview(tmp_path, SPOT_P4D).split())
     )
 
 

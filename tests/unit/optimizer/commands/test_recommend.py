@@ -102,10 +102,12 @@ def test_five_dollars_exit_3_and_name_what_stops_each_type() -> None:
     assert len(document["rejected"]) > 60
     assert all(entry["binding_constraint"] and entry["reason"] for entry in document["rejected"])
     assert "budget 5.00 USD" in done.stderr
-    table = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5")
+    table = gpufleet("recommend", *ISSUE_FLAGS[:-4], "--budget", "5", "--explain")
     assert table.returncode == 3
     for entry in document["rejected"]:
         assert entry["instance_type"] in table.stdout
+    grouped = table.stdout.split("Types without a plan, by the constraint that binds\n")[1].split("\n\n")[0]
+    assert len(grouped.splitlines()) == 2 + len({entry["binding_constraint"] for entry in document["rejected"]})
 
 
 def test_csv_has_one_row_a_plan() -> None:
@@ -130,9 +132,19 @@ def test_an_answer_that_cannot_be_saved_is_printed_all_the_same(tmp_path: Path) 
 
 
 def test_table_says_what_is_derived_or_unmeasured() -> None:
-    done = gpufleet("recommend", *ISSUE_FLAGS)
+    done = gpufleet("recommend", *ISSUE_FLAGS, "--all")
     assert "not quoted" in done.stdout
     assert "No training run on" in done.stdout
+
+
+def test_the_short_answer_is_what_decides() -> None:
+    best = answer(*ISSUE_FLAGS)["plans"][0]
+    lines = gpufleet("recommend", *ISSUE_FLAGS).stdout.splitlines()
+    assert len(lines) <= 14
+    assert f"{best['node_count']} x {best['instance_type']}" in lines[0]
+    assert f"{best['cost_usd']['expected']:,.2f} USD" in lines[0]
+    assert f"{best['cost_usd']['p95']:,.2f} USD (budget 3,000.00)" in lines[1] and "deadline 48 h" in lines[1]
+    assert any(line.startswith("--all: ") and "types without a plan" in line for line in lines)
 
 
 def test_capacity_blocks_without_a_price_are_missing_data() -> None:
@@ -318,15 +330,15 @@ def test_alternatives_say_why_each_loses() -> None:
 
 
 def test_the_table_says_who_trains_the_plans() -> None:
-    trained = gpufleet("recommend", *BIG_FLAGS)
+    trained = gpufleet("recommend", *BIG_FLAGS, "--all")
     assert "The reference trainer (python -m bootstrap.trainer) carries out every plan." in trained.stdout
-    assert "--parallelism data,tensor,pipeline,context and --framework" in trained.stdout
+    assert "--parallelism data,tensor,pipeline,context and --framework" in " ".join(trained.stdout.split())
     explained = gpufleet("recommend", *BIG_FLAGS, "--explain")
     assert "why it loses" in explained.stdout and "GiB a GPU" in explained.stdout
     assert "pipeline: not what the reference trainer carries out" in explained.stdout
-    staged = gpufleet("recommend", *BIG_FLAGS, "--parallelism", "tensor,pipeline")
-    assert "The reference trainer does not carry out" in staged.stdout and "pipeline parallelism is" in staged.stdout
-    assert "gpufleet launch-config PLAN --engine" in staged.stdout
+    staged = " ".join(gpufleet("recommend", *BIG_FLAGS, "--parallelism", "tensor,pipeline", "--all").stdout.split())
+    assert "The reference trainer does not carry out" in staged and "pipeline parallelism is" in staged
+    assert "gpufleet launch-config PLAN --engine" in staged
     plain = answer(*BIG_FLAGS, "--parallelism", "data", "--max-nodes", "16")
     for plan in plain["plans"]:
         assert [plan["parallelism"][kind] for kind in ("tensor", "pipeline", "context", "expert")] == [1, 1, 1, 1]

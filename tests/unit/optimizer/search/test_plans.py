@@ -115,3 +115,23 @@ def test_an_answer_whose_nodes_talk_through_host_memory_says_so() -> None:
     assert any("EFA without GPUDirect RDMA" in note for note in several.notes)
     one = answer(instance_types=["g6e.48xlarge"], max_nodes=1)
     assert not any("GPUDirect" in note for note in one.notes)
+
+
+LLAMA = {"work": {"tokens": "2B", "samples": None, "seq_len": 8192, "global_batch": 128}, "regions": ["us-east-1"]}
+
+
+def test_a_measured_gpu_heads_an_unmeasured_one_that_is_cheaper_by_less_than_its_error() -> None:
+    limits = {"instance_types": ["p6-b200", "p5en"], "purchase_options": ["on-demand"], **LLAMA}
+    best, other = answer("llama-3.1-8b", **limits).plans
+    assert best.calibration.rows and not other.calibration.rows
+    assert other.cost_usd.expected < best.cost_usd.expected
+    assert best.cost_usd.expected < (1 + other.calibration.relative_error) * other.cost_usd.expected
+    assert best.passed_over is not None and "no run on B200 was measured" in best.passed_over
+    assert f"{other.cost_usd.p95:,.2f} USD against {best.cost_usd.p95:,.2f}" in best.passed_over
+
+
+def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() -> None:
+    limits = {"instance_types": ["p6-b200", "p4d"], "purchase_options": ["on-demand"], **LLAMA}
+    best, other = answer("llama-3.1-8b", **limits).plans
+    assert other.calibration.rows and not best.calibration.rows
+    assert best.cost_usd.p95 < other.cost_usd.p95 and best.passed_over is None
