@@ -23,9 +23,8 @@ from optimizer.errors import GpufleetError
 # In the order of a user's work; a command that is not named here is listed last.
 ORDER = (
     *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
-    *("report"),
-    *("up", "stack", "preview", "manifest", "launch-config", "preflight", "status", "logs", "ssh", "port-forward"),
-    *("costs", "stop", "resume", "down"),
+    *("report", "up", "stack", "preview", "manifest", "launch-config", "preflight", "status", "logs", "ssh"),
+    *("port-forward", "costs", "stop", "resume", "down", "completion"),
 )
 
 

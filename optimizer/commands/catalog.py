@@ -17,6 +17,7 @@ from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.output import format_option, write_json, write_notes, write_rows
+from optimizer.commands.progress import steps
 from optimizer.errors import GpufleetError, InvalidInputError
 
 
@@ -144,10 +145,9 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     from optimizer.catalog.refresh import enabled_regions
     from optimizer.catalog.refresh import refresh as run
 
-    result = run(
-        tuple(dict.fromkeys(regions)) or enabled_regions(),
-        progress=lambda line: click.echo(line, err=True),
-    )
+    chosen = tuple(dict.fromkeys(regions)) or enabled_regions()
+    with steps("prices of regions", len(chosen)) as advance:
+        result = run(chosen, progress=advance)
     rows = [
         {
             "region": answer.region,

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
+from optimizer.commands import complete
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
@@ -82,8 +83,16 @@ Examples:
 
 Presets: {", ".join(presets())}."""
 )
-@click.option("--model", help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).")
-@click.option("--instance-type", help="EC2 type (p5.48xlarge): its GPUs, links and network.")
+@click.option(
+    "--model",
+    shell_complete=complete.models,
+    help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
+)
+@click.option(
+    "--instance-type",
+    shell_complete=complete.instance_types,
+    help="EC2 type (p5.48xlarge): its GPUs, links and network.",
+)
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: --nodes x --gpus-per-node]")
 @click.option("--gpus-per-node", type=_whole, help="GPUs of one node, with --gpu.  [default: 8, or --gpus if fewer]")

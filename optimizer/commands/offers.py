@@ -13,6 +13,7 @@ from optimizer.catalog import load, ttl
 from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.providers import CLOUDS
+from optimizer.commands import complete
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.errors import DataMissingError, NothingFeasibleError
 from optimizer.hardware import HourlyPrice, Offer
@@ -134,8 +135,22 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     metavar="RANGE",
     help="Memory of one GPU in GiB, as EC2 reports it (A10G and L4: 22.4).",
 )
-@click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
-@click.option("--type", "types", multiple=True, metavar="PATTERN", help="Instance type or pattern (p5*); repeatable.")
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=complete.regions,
+    help="Region or pattern (us-*); repeatable.",
+)
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=complete.instance_types,
+    help="Instance type or pattern (p5*); repeatable.",
+)
 @click.option(
     "--max-price",
     type=click.FloatRange(min=0, min_open=True),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from optimizer.commands.complete import stacks
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.units import parse_hours
 
@@ -147,5 +148,7 @@ def one_stack_options(function: F) -> F:
 
 def stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory``, passed to the command under these names."""
-    stack = click.option("--stack", required=True, metavar="NAME", help="Pulumi stack, as named to stack set.")
+    stack = click.option(
+        "--stack", required=True, metavar="NAME", shell_complete=stacks, help="Pulumi stack, as named to stack set."
+    )
     return stack(directory_option(function))

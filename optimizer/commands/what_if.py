@@ -11,6 +11,7 @@ import click
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
+from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
 from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
@@ -126,13 +127,14 @@ def command(
         )
     catalog = load()
     write_catalog_notes(catalog)
-    curve_points = find_curves(
-        request,
-        catalog,
-        chosen_calibration(calibration),
-        axes={name: values[name] for name in values if name in wanted},
-        points=points,
-    )
+    with patience("searching the points of the curves"):
+        curve_points = find_curves(
+            request,
+            catalog,
+            chosen_calibration(calibration),
+            axes={name: values[name] for name in values if name in wanted},
+            points=points,
+        )
     if not any(point.plan for point in curve_points):
         raise NothingFeasibleError(
             "no point of the curves has a plan",

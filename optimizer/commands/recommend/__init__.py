@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
+from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv, write_notes
+from optimizer.commands.progress import patience
 from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
 from optimizer.commands.recommend.tables import (
     CSV_COLUMNS,
@@ -43,7 +45,11 @@ Example:
 """
 )
 @click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option("--model", help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).")
+@click.option(
+    "--model",
+    shell_complete=complete.models,
+    help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
+)
 @click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
 @click.option("--samples", help="Sequences or images to train on.")
 @click.option("--steps", help="Optimizer steps; needs --global-batch.")
@@ -81,7 +87,13 @@ Example:
 @click.option(
     "--deadline", "deadline_hours", metavar="48h|3d", help="Longest the run may take, at the 95th percentile."
 )
-@_repeatable_option("--region", "regions", metavar="R", help="Region or pattern (us-*); repeatable.")
+@_repeatable_option(
+    "--region",
+    "regions",
+    metavar="R",
+    shell_complete=complete.regions,
+    help="Region or pattern (us-*); repeatable.",
+)
 @_repeatable_option(
     "--purchase",
     "purchase_options",
@@ -102,6 +114,7 @@ Example:
     "--instance-type",
     "instance_types",
     metavar="T",
+    shell_complete=complete.instance_types,
     help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable.",
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
@@ -146,14 +159,18 @@ def command(
     brief = output_format == "table" and not show_all
     write_catalog_notes(catalog, brief=brief)
     chosen = chosen_calibration(calibration)
-    answer = recommend(request, catalog, chosen)
+    with patience("searching the plans"):
+        answer = recommend(request, catalog, chosen)
     if refresh:
-        answer = recommend(request, refresh_spot_prices(answer), chosen)
+        refreshed = refresh_spot_prices(answer)
+        with patience("searching the plans at today's prices"):
+            answer = recommend(request, refreshed, chosen)
     others = None
     if compare_clouds:
         from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
 
-        others = compared(answer)
+        with patience("estimating other clouds' types"):
+            others = compared(answer)
     text = ""
     if save or output_format == "json":
         text = json_text(answer.to_dict() | ({} if others is None else {"other_clouds": others.to_dict()}))

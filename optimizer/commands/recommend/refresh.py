@@ -11,6 +11,7 @@ import click
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import write_notes
+from optimizer.commands.progress import steps
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
@@ -47,7 +48,8 @@ def refresh_spot_prices(answer: Recommendation) -> Catalog:
     regions = sorted(set(problem.regions) & set(enabled_regions()))
     if not types or not regions:
         return problem.catalog
-    result = refresh_spot(regions, types)
+    with steps("spot prices of regions", len(regions)) as advance:
+        result = refresh_spot(regions, types, progress=advance)
     for region in result.answers:
         write_notes((*region.skipped, *region.failures))
     write_notes(result.dropped)

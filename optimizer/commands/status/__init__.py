@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,7 @@ import click
 
 from bootstrap.contract.codec import to_json
 from optimizer.commands.options import stack_options
-from optimizer.commands.output import format_option, write_csv, write_json, write_table
+from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.measures import MEASURES, compare
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
 
+# The controller ticks once a minute.
+WATCH_S = 20
 # Keys of the controller's state in --format json.
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
@@ -38,6 +42,7 @@ NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "p
     epilog="""\b
 Example:
   gpufleet status --stack dev
+  gpufleet status --stack dev --watch
   gpufleet status --stack dev --watch 60
   gpufleet status --stack dev --format json
 """
@@ -46,9 +51,11 @@ Example:
 @click.option(
     "--watch",
     "watch_s",
+    is_flag=False,
+    flag_value=WATCH_S,
     type=click.FloatRange(min=5),
-    metavar="SECONDS",
-    help="Repeat every so many seconds, until Ctrl-C.",
+    metavar="[SECONDS]",
+    help=f"A live page in a terminal, else the answer again and again, until Ctrl-C.  [every {WATCH_S} s]",
 )
 @format_option
 def command(stack: str, directory: Path, watch_s: float | None, output_format: str) -> None:
@@ -62,6 +69,12 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
     """
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
+    if watch_s is not None and output_format == "table" and sys.stdout.isatty():
+        from optimizer.commands.status.live import watch_page
+
+        with suppress(KeyboardInterrupt):
+            watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC), with_loss=True), watch_s)
+        return
     while True:
         reading = read(names, datetime.now(UTC))
         ahead = forecast(file.plan, reading)
@@ -118,7 +131,7 @@ def _state_as_json(state: ControllerState) -> dict[str, Any]:
 
 
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], slow: list[str]) -> None:
-    click.echo("\n".join([*headline(plan, reading), *slow]) + "\n")
+    write_text("\n".join([*headline(plan, reading), *slow]) + "\n")
     write_table(measures, MEASURES)
     if reading.group is not None and reading.group.nodes:
         click.echo("")
@@ -126,9 +139,9 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
             asdict(node) | {"protected": "yes" if node.protected else "no", "launched_at": utc(node.launched_at)}
             for node in reading.group.nodes
         ]
-        write_table(rows, NODE_COLUMNS)
+        write_table(rows, NODE_COLUMNS, spare=("protected", "health", "launched_at"))
     for failure in reading.failures:
-        click.echo(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
+        write_text(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
 
 
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+    from optimizer.aws.loss import Loss
     from optimizer.aws.progress import TrainingProgress
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Reading:
     progress: TrainingProgress | None = None
     measured: MeasuredRow | None = None  # newest of the present run
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    loss: Loss | None = None  # only where it is asked for
     unread: dict[str, str] = field(default_factory=dict)
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
@@ -51,7 +53,7 @@ class Reading:
         return otherwise
 
 
-def read(names: Names, now: datetime) -> Reading:
+def read(names: Names, now: datetime, *, with_loss: bool = False) -> Reading:
     """Read each part of a stack; without group and state it is a DataMissingError."""
     from optimizer.aws import actuals, clients, control
     from optimizer.aws.progress import read_progress
@@ -85,6 +87,10 @@ def read(names: Names, now: datetime) -> Reading:
         lambda: actuals.read_metrics(clients.cloudwatch(region), names.metric_namespace, actuals.NODE_METRICS, now),
         {},
     )
+    if with_loss:
+        from optimizer.aws.loss import read_loss
+
+        reading.loss = reading.attempt("loss", lambda: read_loss(clients.logs(region), names.log_group, now), None)
     return reading
 
 

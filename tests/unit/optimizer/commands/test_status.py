@@ -12,9 +12,12 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
+from rich.console import Console
 
 from bootstrap.contract.measured import object_name
 from optimizer.aws import clients
+from optimizer.commands.status.live import changes, page, watch_page
+from optimizer.commands.status.reading import read
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -192,7 +195,7 @@ def test_failed_launches_are_shown_in_awss_words(
         monkeypatch.setattr(clients, "autoscaling", lambda region: client)
         code, out, _ = gpufleet("status", *deployed.arguments)
     assert code == 0
-    assert out.count(message) == 1 and "fine" not in out and "months ago" not in out
+    assert " ".join(out.split()).count(message) == 1 and "fine" not in out and "months ago" not in out
 
 
 def test_a_stack_that_is_not_deployed_ends_with_4(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
@@ -242,3 +245,72 @@ def test_watch_shows_it_again_until_it_is_interrupted(
     code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60")
     assert code == 0 and slept == [60, 60]
     assert out.count("running since") == 1 and out.count("draining since") == 1
+
+
+def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
+    console = Console(file=io.StringIO(), width=columns)
+    reading = read(deployed.names, datetime.now(UTC), with_loss=True)
+    console.print(page(sample_plan(), "dev", reading, events or [], 20))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [120, 80, 60])
+def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack, columns: int) -> None:
+    deployed.write_state(ceiling_usd=100.0)
+    write_ledger(deployed)
+    logs = boto3.client("logs", region_name="us-east-1")
+    logs.create_log_group(logGroupName=deployed.names.log_group)
+    logs.create_log_stream(logGroupName=deployed.names.log_group, logStreamName="train/i-1")
+    lines = ["step 990/2,000  loss 2.5000  lr 3e-4", "step 1,000/2,000  loss 2.4321  lr 3e-4", "loss of a disk"]
+    now_ms = int(time.time() * 1000)
+    logs.put_log_events(
+        logGroupName=deployed.names.log_group,
+        logStreamName="train/i-1",
+        logEvents=[{"timestamp": now_ms + i, "message": line} for i, line in enumerate(lines)],
+    )
+    text = live_page(deployed, columns, events=["12:00:00 running: both nodes are in service"])
+    assert max(map(len, text.splitlines())) <= columns
+    said = " ".join(text.replace("│", " ").split())
+    assert "running since" in said and "decision both nodes are in service" in said
+    assert "2 of 2 wanted in service" in said
+    assert "1,000 of 2,000, saved up to 988" in said
+    assert "44.00 USD, 22.50 an hour, ceiling 100.00" in said and "44%" in said
+    assert "2.4321 at step 1,000" in said and "tokens/s, planned" in said
+    assert "ABOVE its ceiling" in said and "12:00:00 running: both nodes" in said
+
+
+def test_changes_between_two_readings_are_events(deployed: DeployedStack) -> None:
+    deployed.write_state()
+    before = read(deployed.names, datetime.now(UTC))
+    assert changes(None, before)[0] == "running: both nodes are in service"
+    assert changes(before, before) == []
+    deployed.write_state(interruptions=2, phase="starting", reason="a node was taken back")
+    write_ledger(deployed)
+    assert before.group is not None
+    after = read(deployed.names, datetime.now(UTC))
+    lost = replace(before.group, nodes=before.group.nodes[:1])
+    after.group = lost
+    events = changes(before, after)
+    assert "starting: a node was taken back" in events and "1 nodes interrupted" in events
+    assert f"node {before.group.nodes[1].instance_id} left the group" in events
+    assert "checkpoint of step 988 is complete" in events
+
+
+def test_the_page_is_redrawn_until_ctrl_c(
+    deployed: DeployedStack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.write_state()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        deployed.write_state(phase="draining", reason="asked to stop")
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("optimizer.commands.status.live.time.sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        watch_page(sample_plan(), "dev", lambda: read(deployed.names, datetime.now(UTC)), 5)
+    assert slept == [5, 5]
+    assert "draining: asked to stop" in capsys.readouterr().out

@@ -1,0 +1,125 @@
+"""The live page of ``gpufleet status --watch``: a run at a glance in a terminal, redrawn until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from optimizer.commands.output import LEAST_WIDTH, output_width
+from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
+from optimizer.commands.status.reading import Reading
+from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVENTS_SHOWN = 8
+
+
+def watch_page(plan: FleetPlan, stack: str, read: Callable[[], Reading], every_s: float) -> None:
+    """Redraw the page every ``every_s`` seconds; Ctrl-C ends it and leaves the last page standing."""
+    from rich.console import Console
+    from rich.live import Live
+
+    events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    before: Reading | None = None
+    with Live(console=Console(width=output_width(), highlight=False), auto_refresh=False) as live:
+        while True:
+            reading = read()
+            events.extend(f"{reading.at:%H:%M:%S} {event}" for event in changes(before, reading))
+            before = reading
+            live.update(page(plan, stack, reading, list(events), every_s), refresh=True)
+            time.sleep(every_s)
+
+
+def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:
+    """Lay out one page: facts of the run, notices, and the last events."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts(plan, reading).items():
+        table.add_row(name, Text(value))
+    title = f"{stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region}"
+    parts: list[RenderableType] = [Panel(table, title=Text(title), title_align="left")]
+    parts += [Text(line, style="yellow") for line in notices(plan, forecast(plan, reading), stack)]
+    parts += [Text(f"{part} cannot be read: {reason}", style="red") for part, reason in reading.unread.items()]
+    parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
+    parts.append(Text(f"read at {utc(reading.at)}, again every {every_s:g} s; Ctrl-C ends the page, not the run"))
+    return Group(*parts)
+
+
+def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
+    """Describe a run: phase, decision, nodes, steps, speed, loss, dollars, end."""
+    state, group, progress = reading.state, reading.group, current_progress(reading)
+    ahead, job = forecast(plan, reading), plan.job
+    shown = {"job": job.model}
+    if state is not None:
+        after = f", then {state.after}" if state.after else ""
+        shown["phase"] = f"{state.phase}{after} since {utc(state.since)}"
+        shown["decision"] = state.reason
+        if state.next_attempt_at is not None:
+            shown["next"] = f"start at {utc(state.next_attempt_at)}"
+        if state.is_silent(reading.at):
+            shown["controller"] = (
+                f"SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
+            )
+    if group is not None:
+        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
+        shown["nodes"] = f"{serving} of {group.wanted} wanted in service"
+        kinds = sorted({f"{node.lifecycle} in {node.zone}" for node in group.nodes if node.lifecycle})
+        shown["nodes"] += f" ({', '.join(kinds)})" if kinds else ""
+    if progress is not None:
+        saved = "no checkpoint yet" if progress.saved_step is None else f"saved up to {progress.saved_step:,}"
+        shown["steps"] = f"{_bar(progress.step / job.steps)} {progress.step:,} of {job.steps:,}, {saved}"
+        if progress.steps_per_second:
+            speed = progress.steps_per_second * job.global_batch * job.seq_len
+            unit = "samples/s" if job.seq_len == 1 else "tokens/s"
+            shown["speed"] = f"{speed:,.0f} {unit}, planned {plan.tokens_per_second:,.0f}"
+    if reading.loss is not None:
+        shown["loss"] = f"{reading.loss.value:.4f} at step {reading.loss.step:,}"
+    if state is not None:
+        ceiling = state.ceiling_usd or job.budget_usd
+        spent = f"{state.spent_usd:,.2f} USD, {state.usd_per_hour:,.2f} an hour"
+        if ceiling:
+            spent = f"{_bar(state.spent_usd / ceiling)} {spent}, ceiling {ceiling:,.2f}"
+        shown["spent"] = spent
+    if ahead is not None:
+        cost = "" if ahead.cost_usd is None else f", {ahead.cost_usd:,.2f} USD (planned {plan.cost_usd.expected:,.2f})"
+        shown["ends"] = f"{utc(ahead.ends_at)}, in {ahead.hours_left:.1f} h{cost}"
+    return shown
+
+
+def changes(before: Reading | None, now: Reading) -> list[str]:
+    """Name what happened between two readings: phases, nodes, checkpoints, interruptions, failed launches."""
+    events = []
+    old, state = before and before.state, now.state
+    if state is not None and (
+        old is None or (old.phase, old.since, old.reason) != (state.phase, state.since, state.reason)
+    ):
+        events.append(f"{state.phase}: {state.reason}")
+    if state is not None and old is not None and state.interruptions > old.interruptions:
+        events.append(f"{state.interruptions - old.interruptions} nodes interrupted")
+    earlier = {node.instance_id for node in before.group.nodes} if before and before.group else set()
+    present = {node.instance_id for node in now.group.nodes} if now.group else set()
+    if before is not None and earlier != present:
+        events += [f"node {name} joined the group" for name in sorted(present - earlier)]
+        events += [f"node {name} left the group" for name in sorted(earlier - present)]
+    told = {failure.message for failure in before.failures} if before else set()
+    events += [f"launch failed: {failure.message}" for failure in now.failures if failure.message not in told]
+    progress, last = current_progress(now), before and current_progress(before)
+    if progress and progress.saved_step is not None and progress.saved_step != (last.saved_step if last else None):
+        events.append(f"checkpoint of step {progress.saved_step:,} is complete")
+    return events
+
+
+def _bar(share: float) -> str:
+    width = 10 if output_width() < 2 * LEAST_WIDTH else 20
+    done = round(width * min(max(share, 0.0), 1.0))
+    return f"[{'#' * done}{'.' * (width - done)}] {share:.0%}"

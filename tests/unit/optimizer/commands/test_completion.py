@@ -1,0 +1,45 @@
+"""What a shell completes, asked of click as its scripts ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from optimizer.catalog import load
+from optimizer.cli import cli
+from optimizer.commands.completion import SHELLS, VARIABLE
+
+
+def completed(*words: str, incomplete: str = "") -> list[str]:
+    found = ShellComplete(cli, {}, "gpufleet", VARIABLE).get_completions(list(words), incomplete)
+    return [item.value for item in found]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_gets_its_script(shell: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0 and f"{VARIABLE}={shell}_complete" in done.stdout
+
+
+def test_models_types_and_regions_are_completed() -> None:
+    assert {"llama-3.1-8b", "llama-3.1-70b"} <= set(completed("recommend", "--model", incomplete="llama-3.1"))
+    for command, flag in (("recommend", "--instance-type"), ("estimate", "--instance-type"), ("offers", "--type")):
+        names = completed(command, flag, incomplete="p5")
+        assert "p5.48xlarge" in names and all(name.startswith("p5") for name in names)
+    known = {offer.region for offer in load().offers}
+    assert set(completed("what-if", "--region")) == known
+    assert completed(incomplete="stat") == ["status"]
+
+
+def test_stacks_are_completed_and_a_broken_catalog_completes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Pulumi.yaml").touch()
+    (tmp_path / "Pulumi.dev.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed("status", "--stack") == ["dev"]
+    monkeypatch.setenv("GPUFLEET_CATALOG", str(tmp_path))
+    assert completed("recommend", "--region") == completed("recommend", "--instance-type") == []

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from optimizer.commands.progress import patience, steps
+
+
+def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with steps("prices of regions", 2) as advance:
+        advance("us-east-1: read")
+        advance("us-west-2: failed")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "prices of regions, 1 of 2: us-east-1: read",
+        "prices of regions, 2 of 2: us-west-2: failed",
+    ]
+
+
+def test_only_long_work_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with patience("searching", after_s=10):
+        pass
+    assert capsys.readouterr().err == ""
+    with patience("searching", after_s=0.01):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "searching ...\n"
