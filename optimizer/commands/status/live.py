@@ -99,7 +99,7 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
 def changes(before: Reading | None, now: Reading) -> list[str]:
     """Name what happened between two readings: phases, nodes, checkpoints, interruptions, failed launches."""
     events = []
-    old, state = before and before.state, now.state
+    old, state = before.state if before else None, now.state
     if state is not None and (
         old is None or (old.phase, old.since, old.reason) != (state.phase, state.since, state.reason)
     ):
