@@ -17,6 +17,7 @@ from PIL import Image, PngImagePlugin
 from optimizer.catalog import load
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
+from optimizer.report import facts
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
 from optimizer.request import read_request_file, request_from_dict
@@ -45,7 +46,8 @@ def example_answer() -> str:
 def main() -> None:
     """Write the pictures."""
     FOLDER.mkdir(exist_ok=True)
-    page = render(read_answer(example_answer()), origin="plans.json", now=datetime.now(UTC))
+    answer = read_answer(example_answer())
+    page = render(answer, now=datetime.now(UTC), commands=facts.plan_commands(answer, "plans.json"))
     about = PngImagePlugin.PngInfo()
     about.add_text(KEY, code_digest())
     with tempfile.TemporaryDirectory() as folder, start_browser() as browser:

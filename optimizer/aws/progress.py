@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.ledger import SEGMENT_PREFIX
+
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Beside the checkpoints; an object has a minute of events.
-LEDGER_FOLDER = "ledger/"
 SEGMENTS_READ = 15
+# Of a whole ledger, at once: a day has 1,440 objects of 30 ms each.
+DOWNLOADS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +33,31 @@ class TrainingProgress:
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
     """Read the ledger's newest quarter of an hour, if any."""
-    prefix = f"{checkpoint_prefix}/{LEDGER_FOLDER}"
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return parse_progress(_read_lines(client, bucket, _segments(client, bucket, checkpoint_prefix)[-SEGMENTS_READ:]))
+
+
+def read_ledger_lines(client: S3Client, bucket: str, checkpoint_prefix: str) -> list[str]:
+    """Read all lines of the ledger; none where no training ever ran."""
+    return list(_read_lines(client, bucket, _segments(client, bucket, checkpoint_prefix)))
+
+
+def _segments(client: S3Client, bucket: str, checkpoint_prefix: str) -> list[str]:
+    """Keys of the ledger's objects, the newest last."""
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket, Prefix=f"{checkpoint_prefix}/{SEGMENT_PREFIX}"
+    )
     segments = [item for page in pages for item in page.get("Contents", [])]
-    newest = sorted(segments, key=lambda item: item["LastModified"])[-SEGMENTS_READ:]
-    bodies = [client.get_object(Bucket=bucket, Key=segment["Key"])["Body"].read() for segment in newest]
-    return parse_progress(line for body in bodies for line in body.decode(errors="replace").splitlines())
+    return [item["Key"] for item in sorted(segments, key=lambda item: item["LastModified"])]
+
+
+def _read_lines(client: S3Client, bucket: str, keys: Iterable[str]) -> Iterator[str]:
+    def read(key: str) -> bytes:
+        return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
+    # A client serves many threads: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        for body in pool.map(read, keys):
+            yield from body.decode(errors="replace").splitlines()
 
 
 def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:

@@ -1,15 +1,20 @@
-"""``gpufleet report``: a plan and its rivals as one HTML page."""
+"""``gpufleet report``: a plan and its rivals, or a run, as one HTML page."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import parse_plan_argument, plan_arguments
+from optimizer.commands.options import directory_option, parse_plan_argument, plan_number_option
 from optimizer.commands.output import replace_file
-from optimizer.errors import GpufleetError
+from optimizer.errors import GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from optimizer.plan import FleetPlan
+    from optimizer.report.run import Run
 
 
 @click.command(
@@ -18,9 +23,12 @@ Example:
   gpufleet recommend request.yaml --save plans.json
   gpufleet report plans.json --out report.html
   gpufleet report plans.json --plan 2 --out second.html
+  gpufleet report dev --out dev.html
+  gpufleet report plans.json --ledger checkpoints --metrics out/metrics.jsonl --out run.html
 """
 )
-@plan_arguments
+@click.argument("plan", metavar="PLAN|STACK")
+@plan_number_option
 @click.option(
     "--out",
     metavar="FILE.html",
@@ -28,15 +36,31 @@ Example:
     required=True,
     help="File to write; an older one is replaced.",
 )
-def command(plan: str, plan_number: int, out: Path) -> None:
-    """Write PLAN as one HTML page to look at, print or send: cost against time, memory, step, dollars, sources.
+@click.option(
+    "--ledger",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Also show a run by its ledger: the file, or the folder of its checkpoints.  [default: a stack's, in S3]",
+)
+@click.option(
+    "--metrics",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also show the losses in the reference trainer's metrics.jsonl.",
+)
+@directory_option
+def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics: Path | None, directory: Path) -> None:
+    """Write PLAN, or the run of STACK, as one HTML page to look at, print or send.
 
     PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows too;
-    - reads standard input. The page loads nothing from anywhere, is light or dark as the reader's system is, and works
-    on a phone, on paper and with a keyboard (docs/report.md). Needs the extra: pip install 'gpufleet[report]'.
+    - reads standard input. STACK is the name of a Pulumi.STACK.yaml: the page adds predicted against actual, the steps,
+    and each second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from
+    anywhere, and works light or dark, on a phone, on paper and with a keyboard (docs/report.md). Needs the extra:
+    pip install 'gpufleet[report]'.
     """
     try:
-        from optimizer.report.answer import read_answer
+        from optimizer.report import facts
+        from optimizer.report.answer import answer_of, read_answer
         from optimizer.report.page import render
     except ImportError as error:
         raise GpufleetError(
@@ -44,10 +68,75 @@ def command(plan: str, plan_number: int, out: Path) -> None:
             why="only the page needs it, so it is an extra",
             next_step="pip install 'gpufleet[report]'",
         ) from error
-    answer = parse_plan_argument(plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin))
-    page = render(answer, origin=plan, now=datetime.now(UTC))
+    now = datetime.now(UTC)
+    run = None
+    if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
+        chosen, run = _read_stack(plan, directory, ledger, metrics, now)
+        answer, commands = answer_of(chosen), facts.stack_commands(plan)
+    else:
+        answer = parse_plan_argument(
+            plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
+        )
+        commands = facts.plan_commands(answer, plan)
+        if ledger or metrics:
+            run = _build_run(answer.plan, ledger, metrics)
+    page = render(answer, now=now, commands=commands, run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:
         raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
     click.echo(f"wrote {out}", err=True)
+
+
+def _build_run(plan: FleetPlan, ledger: Path | None, metrics: Path | None) -> Run:
+    """Build a run from local files."""
+    from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
+    from optimizer.report.run import read_run
+
+    if ledger is not None and ledger.is_dir():
+        ledger /= LEDGER_FILE
+    try:
+        return read_run(plan, _lines(ledger), losses=_lines(metrics))
+    except (LedgerError, OSError) as error:
+        raise InvalidInputError(
+            f"the run cannot be read: {error}",
+            limit=f"--ledger: the {LEDGER_FILE} beside a run's checkpoints; --metrics: the trainer's metrics.jsonl",
+            next_step="name the folder of the checkpoints, and the file in the trainer's --out folder",
+        ) from error
+
+
+def _read_stack(
+    stack: str, directory: Path, ledger: Path | None, metrics: Path | None, now: datetime
+) -> tuple[FleetPlan, Run]:
+    """Read a deployed stack's plan and run, as ``gpufleet status`` does."""
+    from bootstrap.contract.ledger import LedgerError
+    from optimizer.aws import clients
+    from optimizer.aws.progress import read_ledger_lines
+    from optimizer.commands.stack.file import read_stack, resolve_names
+    from optimizer.commands.status import headline
+    from optimizer.commands.status.forecast import forecast, notices
+    from optimizer.commands.status.measures import compare
+    from optimizer.commands.status.reading import read
+    from optimizer.report.run import read_run
+
+    file = read_stack(stack, directory)
+    names, _ = resolve_names(file)
+    reading = read(names, now)
+    lines = _lines(ledger)
+    if ledger is None:
+        s3 = clients.s3(names.region)
+        lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), [])
+    ahead = forecast(file.plan, reading)
+    words = [*headline(file.plan, reading), *notices(file.plan, ahead, stack)]
+    words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
+    measures = compare(file.plan, reading, ahead)
+    try:
+        run = read_run(file.plan, lines, losses=_lines(metrics), words=words, measures=measures)
+    except LedgerError as error:
+        words.append(f"the ledger cannot be used: {error}")
+        run = read_run(file.plan, [], losses=_lines(metrics), words=words, measures=measures)
+    return file.plan, run
+
+
+def _lines(path: Path | None) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []

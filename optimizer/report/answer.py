@@ -52,6 +52,11 @@ class Answer:
     searched_plans: int | None
 
 
+def answer_of(plan: FleetPlan) -> Answer:
+    """Return the answer that one plan alone is."""
+    return read_answer(plan.to_json())
+
+
 def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") -> Answer:
     """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
     chosen = read_plan(text, plan_number=plan_number, origin=origin)

@@ -12,9 +12,10 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.plan import PurchaseOption
+from optimizer.plan import FleetPlan, PurchaseOption
 from optimizer.report.answer import Answer, Candidate
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
+from optimizer.report.run import Run
 
 # Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
 SIZES = {"wide": (860, 430), "narrow": (272, 300)}
@@ -41,6 +42,7 @@ _CONFIG = {
 _HOURS_LABEL = "datum.value < 1 ? format(datum.value * 60, '.2~r') + ' min' : format(datum.value, ',.3~r') + ' h'"
 _USD_LABEL = "'$' + format(datum.value, ',.3~r')"
 _MINUTES_LABEL = "datum.value < 60 ? format(datum.value, ',~r') + ' min' : format(datum.value / 60, ',~r') + ' h'"
+_PLAIN_LABEL = "format(datum.value, ',~r')"
 _ROUND_MINUTES = (1, 2, 5, 10, 20, 30, *(60 * hours for hours in (1, 2, 3, 6, 12, 24, 48)))
 
 
@@ -119,12 +121,11 @@ def cost_against_time(answer: Answer, sizes: tuple[int, int]) -> dict[str, Any]:
         }
         for look in (halo, {"fill": "var(--ink)"})
     ]
-    return {"width": sizes[0], "height": sizes[1], "data": {"values": rows}, "layer": layers, "padding": 6}
+    return _chart(rows, layers, sizes)
 
 
-def lost_against_interval(answer: Answer, sizes: tuple[int, int]) -> dict[str, Any]:
+def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the time lost to checkpoints and interruptions against the checkpoint interval."""
-    plan = answer.plan
     interval_s = plan.interruption.checkpoint_interval_s
     curve = checkpoint_curve(plan)
     domain = (curve[0]["minutes"], curve[-1]["minutes"])
@@ -153,7 +154,41 @@ def lost_against_interval(answer: Answer, sizes: tuple[int, int]) -> dict[str, A
             "encoding": {"x": x, "y": y, "text": {"field": "words"}},
         },
     ]
-    return {"width": sizes[0], "height": sizes[1], "data": {"values": curve}, "layer": layers, "padding": 6}
+    return _chart(curve, layers, sizes)
+
+
+def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
+    x, y = _plain("hours", "hours since the first start", sizes[0] // 90), _plain("step", "steps done", 5)
+    planned = [{"hours": 0, "step": 0}, {"hours": plan.hours.expected, "step": plan.job.steps}]
+    actual_hours = max((point["hours"] for point in run.points), default=0.0)
+    if actual_hours < plan.hours.expected:  # as far as the run is
+        share = actual_hours / plan.hours.expected
+        planned[1] = {"hours": actual_hours, "step": plan.job.steps * share}
+    dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
+    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2.5, "strokeJoin": "round"}
+    layers: list[dict[str, Any]] = [
+        {"data": {"values": planned}, "mark": dashed, "encoding": {"x": x, "y": y}},
+        {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
+    ]
+    return _chart(list(run.points), layers, sizes)
+
+
+def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Specify the chart of the loss."""
+    x, y = _plain("step", "step", sizes[0] // 90), _plain("loss", "loss", 5) | {"scale": {"zero": False}}
+    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75}
+    return _chart(list(run.losses), [{"mark": line, "encoding": {"x": x, "y": y}}], sizes)
+
+
+def _plain(field: str, title: str, ticks: int) -> dict[str, Any]:
+    """Specify a linear axis."""
+    axis = {"labelExpr": _PLAIN_LABEL, "tickCount": ticks}
+    return {"field": field, "type": "quantitative", "title": title, "axis": axis}
+
+
+def _chart(rows: list[Any], layers: list[dict[str, Any]], sizes: tuple[int, int]) -> dict[str, Any]:
+    return {"width": sizes[0], "height": sizes[1], "data": {"values": rows}, "layer": layers, "padding": 6}
 
 
 def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:

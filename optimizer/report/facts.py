@@ -201,17 +201,36 @@ def both_markets(candidates: Sequence[Candidate]) -> list[Market]:
     ]
 
 
-def commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
-    """Return the commands to go on with, each with its purpose."""
+def plan_commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
+    """Return the commands to go on with from a plan, each with its purpose; ``origin`` is the plan's file, or -."""
     file = shlex.quote("plans.json" if origin == "-" else origin)
     words = file if answer.number == 1 else f"{file} --plan {answer.number}"
     return [
         ("See every resource and its cost an hour; nothing is created", f"gpufleet preview {words}"),
-        ("Write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
+        (
+            "All that follows in one command, with a question before it costs anything",
+            f"gpufleet up {words} --stack demo",
+        ),
+        ("Or step by step: write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
         (
             "Check quotas, zones, capacity, image and budget with your account",
             f"gpufleet preflight {words} --stack demo",
         ),
         ("Create it; the controller starts the nodes a minute later", "pulumi up --stack demo"),
         ("Watch it: nodes, progress, dollars, predicted against actual", "gpufleet status --stack demo"),
+    ]
+
+
+def stack_commands(stack: str) -> list[tuple[str, str]]:
+    """Return the commands to go on with from a deployed stack, each with its purpose."""
+    name = shlex.quote(stack)
+    return [
+        ("See it now: nodes, progress, dollars, forecast", f"gpufleet status --stack {name}"),
+        ("Compare with the bill, by tag", f"gpufleet costs --stack {name}"),
+        (
+            "Teach the speed model what this run measured",
+            f"gpufleet calibrate --from-stack --stack {name} --out mine.json",
+        ),
+        ("Save a checkpoint and end all nodes", f"gpufleet stop --stack {name}"),
+        ("End every hourly cost; checkpoints and their key stay", f"pulumi destroy --exclude-protected --stack {name}"),
     ]

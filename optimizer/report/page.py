@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -13,41 +14,53 @@ from markupsafe import Markup
 
 from optimizer.catalog.ttl import age_days
 from optimizer.plan import FleetPlan
-from optimizer.report import facts
+from optimizer.report import charts, facts
 from optimizer.report.answer import Answer
-from optimizer.report.charts import SIZES, SMALL_SIZES, cost_against_time, draw, lost_against_interval
+from optimizer.report.run import Run
 from optimizer.training_code import describe_demands
 
 _FOLDER = Path(__file__).parent
 
 
-def render(answer: Answer, *, origin: str, now: datetime) -> str:
-    """Return the page as HTML; ``origin`` is the file of the plan as it was named, ``now`` the page's date."""
+def render(answer: Answer, *, now: datetime, commands: Sequence[tuple[str, str]], run: Run | None = None) -> str:
+    """Return the page as HTML; ``now`` is its date, ``commands`` are those to go on with, each with its purpose."""
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    return (
-        _environment(now.date())
-        .get_template("page.html.j2")
-        .render(
-            answer=answer,
-            plan=answer.plan,
-            facts=facts,
-            usd=usd,
-            hours=hours,
-            now=now,
-            commands=facts.commands(answer, origin),
-            demands=describe_demands(answer.plan),
-            charts={
-                name: {size: Markup(draw(chart(answer, sizes[size]))) for size in sizes}  # noqa: S704 - escaped by Vega
-                for name, chart, sizes in (
-                    ("cost", cost_against_time, SIZES),
-                    ("checkpoints", lost_against_interval, SMALL_SIZES),
-                )
-            },
-            style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
-            script=Markup(script),  # noqa: S704 - our own file
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    template = _environment(now.date()).get_template("page.html.j2")
+    return template.render(
+        answer=answer,
+        plan=answer.plan,
+        run=run,
+        facts=facts,
+        usd=usd,
+        hours=hours,
+        now=now,
+        commands=commands,
+        demands=describe_demands(answer.plan),
+        charts=_draw_charts(answer, run),
+        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _draw_charts(answer: Answer, run: Run | None) -> dict[str, dict[str, Markup]]:
+    """Draw each chart in both sizes."""
+    plan = answer.plan
+    drawings: dict[str, Callable[[tuple[int, int]], dict[str, Any]]] = {
+        "cost": lambda size: charts.cost_against_time(answer, size),
+        "checkpoints": lambda size: charts.lost_against_interval(plan, size),
+    }
+    if run is not None and len(run.points) > 1:
+        drawings["steps"] = lambda size: charts.steps_against_time(plan, run, size)
+    if run is not None and len(run.losses) > 1:
+        drawings["loss"] = lambda size: charts.loss_by_step(run, size)
+    return {
+        name: {
+            size: Markup(charts.draw(specify(pixels)))  # noqa: S704 - Vega escapes what it is given
+            for size, pixels in (charts.SIZES if name == "cost" else charts.SMALL_SIZES).items()
+        }
+        for name, specify in drawings.items()
+    }
 
 
 def _environment(today: date) -> Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,8 +13,10 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
+from optimizer.report import facts
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
+from optimizer.report.run import read_run
 from tests.pages.browser import Scheme, open_page, start_browser
 from tests.plans import sample_plan
 from tools.report_image import KEY, PICTURES, code_digest, example_answer
@@ -21,6 +24,19 @@ from tools.report_image import KEY, PICTURES, code_digest, example_answer
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 # WCAG 2.1, 1.4.3: https://www.w3.org/TR/WCAG21/#contrast-minimum
 LEAST_CONTRAST = 4.5
+# A run that lost 10 of 60 steps to a kill.
+LEDGER = [
+    json.dumps(event)
+    for event in (
+        {"event": "start", "t": 0, "writer": "a", "boot": "x", "price_usd_per_hour": 36.0},
+        {"event": "train", "t": 60, "writer": "a", "step": 0},
+        {"event": "progress", "t": 660, "writer": "a", "step": 60},
+        {"event": "start", "t": 760, "writer": "b", "boot": "x", "price_usd_per_hour": 36.0},
+        {"event": "train", "t": 800, "writer": "b", "step": 50},
+        {"event": "done", "t": 1800, "writer": "b", "step": 150},
+    )
+]
+METRICS = [json.dumps({"step": step, "loss": 10 / (step + 1)}) for step in range(1, 150)]
 HOSTILE = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -36,7 +52,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = example_answer()
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.with_name("plans.json").write_text(text, encoding="utf-8")
-    path.write_text(render(read_answer(text), origin="plans.json", now=NOW), encoding="utf-8")
+    answer = read_answer(text)
+    page = render(answer, now=NOW, commands=facts.plan_commands(answer, "plans.json"))
+    path.write_text(page, encoding="utf-8")
     return path
 
 
@@ -121,11 +139,16 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
+def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Path) -> None:
     plan = sample_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
     path = tmp_path / "report.html"
-    path.write_text(render(read_answer(plan.to_json()), origin=f"{HOSTILE}.json", now=NOW), encoding="utf-8")
-    with open_page(browser, path) as opened:
+    answer = read_answer(plan.to_json())
+    run = read_run(plan, LEDGER, losses=METRICS, words=[HOSTILE])
+    page = render(answer, now=NOW, commands=facts.plan_commands(answer, f"{HOSTILE}.json"), run=run)
+    path.write_text(page, encoding="utf-8")
+    with open_page(browser, path, width=400) as opened:
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert opened.page.locator(".chart svg:visible").count() == 4  # steps and loss too
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("script").count() == 1
         assert opened.page.locator("img").count() == 0

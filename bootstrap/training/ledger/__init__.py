@@ -14,6 +14,4 @@ Each event closes the time since the event before it, so the categories add up t
 A killed process writes no last event; its work after its last mark (a second or one step) counts as restart.
 """
 
-LEDGER_FILE = "ledger.jsonl"
-SEGMENT_PREFIX = "ledger/"
 PRICE_VARIABLE = "GPUFLEET_PRICE_USD_PER_HOUR"

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from bootstrap.contract.ledger import LEDGER_FILE, SEGMENT_PREFIX
 from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import TrainingError
-from bootstrap.training.ledger import LEDGER_FILE, PRICE_VARIABLE, SEGMENT_PREFIX
+from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import LocalStore, Store
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.contract.ledger import CATEGORIES, read_lines, summarize
 from bootstrap.training.errors import ConfigurationError, TrainingError
 from bootstrap.training.ledger.__main__ import main
-from bootstrap.training.ledger.summary import CATEGORIES, read_ledger, read_lines, summarize, table
+from bootstrap.training.ledger.summary import read_ledger, table
 from bootstrap.training.ledger.writer import FileSink, Ledger, SegmentSink, process_started_at
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET

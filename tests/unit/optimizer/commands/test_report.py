@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.commands.test_status import write_ledger
+from tests.unit.optimizer.deployed import DeployedStack
 
 
 def test_a_plan_of_standard_input_becomes_a_page(
@@ -38,3 +41,45 @@ def test_without_the_extra_it_names_it(gpufleet: Gpufleet, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     code, _, error = gpufleet("report", "plan.json", "--out", str(tmp_path / "report.html"))
     assert code == 1 and "needs vl_convert" in error and "pip install 'gpufleet[report]'" in error
+
+
+def test_a_deployed_stack_becomes_a_page_of_its_run(
+    gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path
+) -> None:
+    deployed.write_state()
+    write_ledger(deployed)
+    out = tmp_path / "run.html"
+    _, stack, *directory = deployed.arguments
+    assert gpufleet("report", stack, *directory, "--out", str(out)) == (0, "", f"wrote {out}\n")
+    page = out.read_text(encoding="utf-8")
+    for words in (
+        "What happened",
+        "running",
+        "training that was kept",
+        "cost so far",
+        f"gpufleet costs --stack {stack}",
+    ):
+        assert words in page, words
+    assert "cannot be read" not in page
+    # A ledger of another kind of file is named, and the rest is shown.
+    deployed.put("checkpoints/ledger/w-000001.jsonl", "no event")
+    assert gpufleet("report", stack, *directory, "--out", str(out))[0] == 0
+    assert "the ledger cannot be used: the ledger holds no start event" in out.read_text(encoding="utf-8")
+
+
+def test_a_local_run_is_read_from_its_checkpoints(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    plan, out, checkpoints = tmp_path / "plan.json", tmp_path / "run.html", tmp_path / "checkpoints"
+    plan.write_text(sample_plan().to_json(), encoding="utf-8")
+    checkpoints.mkdir()
+    arguments = ("report", str(plan), "--ledger", str(checkpoints), "--out", str(out))
+    code, _, error = gpufleet(*arguments)
+    assert code == 2 and "ledger.jsonl" in error and not out.exists()
+    events = [
+        {"event": "start", "t": 0},
+        {"event": "train", "t": 60, "step": 0},
+        {"event": "progress", "t": 660, "step": 90},
+    ]
+    lines = "".join(json.dumps(event | {"writer": "w"}) + "\n" for event in events)
+    (checkpoints / "ledger.jsonl").write_text(lines, encoding="utf-8")
+    assert gpufleet(*arguments)[0] == 0
+    assert "90 of 2,000 steps are done, after 1 start;" in out.read_text(encoding="utf-8")

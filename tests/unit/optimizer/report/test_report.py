@@ -10,11 +10,13 @@ from html import unescape
 
 import pytest
 
+from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
 from optimizer.plan import PlanError
 from optimizer.report import facts
-from optimizer.report.answer import Answer, read_answer
+from optimizer.report.answer import Answer, answer_of, read_answer
 from optimizer.report.page import age, hours, number, price, render, usd
+from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
 from tests.plans import sample_plan
 
@@ -67,7 +69,7 @@ def test_other_json_is_refused_with_its_place() -> None:
 
 
 def test_the_page_has_every_reason_price_source_and_age() -> None:
-    page = unescape(render(_answer(), origin="my plans.json", now=NOW))
+    page = unescape(render(_answer(), now=NOW, commands=[]))
     for entry in REJECTED:
         assert entry.instance_type in page
     for words in (
@@ -89,7 +91,7 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
 
 
 def test_the_page_names_no_address_to_load() -> None:
-    page = render(_answer(), origin="plans.json", now=NOW)
+    page = render(_answer(), now=NOW, commands=[])
     loads = re.findall(r'(?:src|href|action)="([^"]*)"|url\(|@import', page)
     assert all(address.startswith("#") for address in loads)
     assert len(page) < 300_000
@@ -97,9 +99,9 @@ def test_the_page_names_no_address_to_load() -> None:
 
 def test_commands_are_ones_that_gpufleet_takes() -> None:
     answer = read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")] * 2}), plan_number=2)
-    lines = [line for _, line in facts.commands(answer, "my plans.json")]
+    lines = [line for _, line in facts.plan_commands(answer, "my plans.json")]
     assert lines[0] == "gpufleet preview 'my plans.json' --plan 2"
-    for line in lines:
+    for line in [*lines, *(line for _, line in facts.stack_commands("my-stack"))]:
         program, *words = shlex.split(line)
         if program == "gpufleet":
             command: object = cli
@@ -149,3 +151,41 @@ def test_numbers_as_people_read_them() -> None:
     assert (number(34), number(0.0123), number(4123.4)) == ("34.0", "0.0123", "4,123")
     assert age(date(2026, 11, 22), NOW.date()) == "1 day"
     assert age(date(2020, 12, 1), NOW.date()) == "6.0 years"
+
+
+def _event(event: str, t: float, writer: str = "a", **facts: object) -> str:
+    return json.dumps({"event": event, "t": t, "writer": writer, **facts})
+
+
+def test_a_run_is_read_from_its_ledger() -> None:
+    lines = [
+        _event("start", 0, boot="x", price_usd_per_hour=36.0),
+        _event("train", 360, step=0),
+        _event("progress", 3960, step=60),
+        _event("start", 3960, "b", boot="x", price_usd_per_hour=36.0),
+        _event("train", 4320, "b", step=50),
+        _event("done", 10320, "b", step=150),
+        "{torn",
+    ]
+    losses = [json.dumps({"step": 1, "loss": 3.0}), json.dumps({"step": 1, "loss": 2.0}), "{torn", '{"step": 2}']
+    run = read_run(PLAN, lines, losses=losses)
+    assert {name: round(value, 3) for name, value, *_ in run.ledger_rows} == {
+        "training that was kept": 0.833,
+        "training that was repeated": 0.167,
+        "saving checkpoints": 1.667,
+        "starts and restarts": 0.2,
+    }
+    assert [(point["process"], point["step"]) for point in run.points] == [(1, 0), (1, 60), (2, 50), (2, 150)]
+    assert run.losses == ({"step": 1, "loss": 2.0},)
+    actual = {row["measure"]: row["actual"] for row in run.measures}
+    assert actual["starts after the first"] == 1 and actual["cost so far, nodes"] == pytest.approx(36.0 * 10320 / 3600)
+    page = unescape(render(answer_of(PLAN), now=NOW, commands=facts.stack_commands("dev"), run=run))
+    for words in ("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"):
+        assert words in page
+    assert "Loss by step" not in page, "one loss is no curve"
+
+
+def test_a_ledger_without_a_start_is_refused() -> None:
+    with pytest.raises(LedgerError, match="no start event"):
+        read_run(PLAN, [_event("train", 1, step=0)])
+    assert read_run(PLAN, [], words=["a stack without training"]).summary is None

@@ -1,0 +1,140 @@
+"""``Run``: what a training did, from its ledger, its losses and the controller's account."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, summarize
+from optimizer.plan import FleetPlan
+
+# Marks of one line of a chart.
+MOST_POINTS = 400
+
+# What a category of the ledger is, for readers.
+CATEGORY_WORDS = {
+    "useful": "training that was kept",
+    "lost": "training that was repeated",
+    "checkpoint": "saving checkpoints",
+    "restart": "starts and restarts",
+    "idle": "no machine",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A training so far.
+
+    Attributes:
+        words: lines on its state, the first the most important.
+        measures: rows of predicted against actual, as in ``gpufleet status``.
+        summary: seconds and dollars of the ledger; None without one.
+        points: steps done by hour and process, for a chart; a fall is training that was repeated.
+        losses: loss by step; empty where nobody gave them.
+    """
+
+    words: tuple[str, ...] = ()
+    measures: tuple[Mapping[str, Any], ...] = ()
+    summary: Summary | None = None
+    points: tuple[Mapping[str, float], ...] = ()
+    losses: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def ledger_rows(self) -> list[tuple[str, float, float, float | None]]:
+        """Category, hours, percent and USD of each category that has time."""
+        if self.summary is None:
+            return []
+        usd = self.summary.usd or {}
+        total = self.summary.wall_seconds or 1.0
+        return [
+            (CATEGORY_WORDS[name], seconds / 3600, 100 * seconds / total, usd.get(name))
+            for name in CATEGORIES
+            if (seconds := self.summary.seconds[name])
+        ]
+
+
+def read_run(
+    plan: FleetPlan,
+    ledger: Iterable[str],
+    *,
+    losses: Iterable[str] = (),
+    words: Sequence[str] = (),
+    measures: Sequence[Mapping[str, Any]] = (),
+) -> Run:
+    """Build a run from the lines of its ledger and of the trainer's metrics.jsonl.
+
+    Raises:
+        LedgerError: the ledger is not empty, and no process ever ran with it.
+    """
+    events, skipped = read_lines(ledger)
+    if not events and not skipped:
+        return Run(words=tuple(words), measures=tuple(measures), losses=_losses(losses))
+    summary = summarize(events, skipped_lines=skipped)
+    return Run(
+        words=tuple(words) or (_words(plan, summary),),
+        measures=tuple(measures) or tuple(_measures(plan, summary)),
+        summary=summary,
+        points=_points(in_order(events)),
+        losses=_losses(losses),
+    )
+
+
+def _words(plan: FleetPlan, summary: Summary) -> str:
+    state = "It ended well" if summary.finished else "It has not ended"
+    return (
+        f"{state}: {summary.steps:,} of {plan.job.steps:,} steps are done, after {summary.starts:,} "
+        f"start{'s' * (summary.starts > 1)}; "
+        f"{summary.lost_steps:,} steps were repeated."
+    )
+
+
+def _measures(plan: FleetPlan, summary: Summary) -> list[dict[str, Any]]:
+    """Predicted against actual, as far as a ledger knows."""
+    job, useful_s = plan.job, summary.seconds["useful"]
+    step_s = useful_s / summary.steps if summary.steps else None
+    per_step = job.global_batch * job.seq_len
+    spent_usd = sum(summary.usd.values()) if summary.usd else None
+    rows: list[tuple[str, str, float | None, float | None]] = [
+        ("steps", "steps", job.steps, summary.steps),
+        ("step time", "s", plan.step_time_s, step_s),
+        (
+            "speed",
+            "samples/s" if job.seq_len == 1 else "tokens/s",
+            plan.tokens_per_second,
+            step_s and per_step / step_s,
+        ),
+        ("hours", "h", plan.hours.expected, summary.wall_seconds / 3600),
+        ("cost so far, nodes", "USD", plan.cost_usd.breakdown.compute, spent_usd),
+        ("starts after the first", "", plan.interruption.expected_count, summary.starts - 1),
+    ]
+    return [dict(zip(("measure", "unit", "predicted", "actual", "note"), (*row, ""), strict=True)) for row in rows]
+
+
+def _points(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], ...]:
+    begin = float(events[0]["t"])
+    points, process = [], 0
+    for event in events:
+        process += event["event"] == "start"
+        if event["event"] in ("train", "progress", "stall", "stop", "done") and event.get("step") is not None:
+            hours = (float(event["t"]) - begin) / 3600
+            points.append({"hours": hours, "step": int(event["step"]), "process": process})
+    ends = [  # of each process, which a thinned line keeps
+        i for i, point in enumerate(points) if i + 1 == len(points) or points[i + 1]["process"] != point["process"]
+    ]
+    kept = sorted({*range(0, len(points), max(1, len(points) // MOST_POINTS)), *ends})
+    return tuple(points[i] for i in kept)
+
+
+def _losses(lines: Iterable[str]) -> tuple[dict[str, float], ...]:
+    """Loss by step; of a repeated step the last."""
+    by_step: dict[int, float] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            by_step[int(row["step"])] = float(row["loss"])
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that a killed process did not finish, or an evaluation
+    rows = [{"step": step, "loss": loss} for step, loss in sorted(by_step.items())]
+    return tuple(rows[:: max(1, len(rows) // MOST_POINTS)])
