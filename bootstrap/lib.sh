@@ -131,6 +131,14 @@ assert_may_install() {
     "(gpufleet:amiName), or one of your own (gpufleet:amiId) in subnets that reach the internet"
 }
 
+# skip_where_training_needs_none NAME VERSION MINIMUM: warn and exit well on a Deep Learning AMI, as the training
+# environment brings its own; only an image of one's own gets it installed.
+skip_where_training_needs_none() {
+  [[ ${GPUFLEET_AMI_KIND:-} == custom ]] && return 0
+  log "WARN $1 is ${2:-absent} on this image, at least $3 is tested: training uses that of torch's environment"
+  exit 0
+}
+
 # Xid errors after which NVIDIA asks for a reset of the GPU or a restart of the machine; 154 is the driver's own summary
 # of the needed action: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21).
 FATAL_XIDS='46|48|62|64|74|79|95|109|110|119|120|136|140|143|158'

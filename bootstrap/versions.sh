@@ -15,8 +15,8 @@ CUDA_MIN=12.8
 CUDA_TOOLKIT_PACKAGE=cuda-toolkit-13-0
 CUDA_PIN=13.0.2-1
 
-# NCCL on the host, for programs outside torch (nccl-tests): the version of torch's environment, which
-# requirements-node.txt pins.
+# NCCL on the host, for programs outside torch (nccl-tests), without which a node trains: the version of torch's
+# environment, which requirements-torch.txt pins.
 NCCL_PIN=2.28.9-1+cuda13.0
 
 # EFA installer (driver, libfabric, aws-ofi-nccl plugin), of
@@ -45,6 +45,6 @@ declare -A CUDA_KEYRING_SHA256=(
   ["ubuntu2404/sbsa"]=6ea7d2737648936820e85677177957a0f6521b840d98eb0bbae0a4f003fa7249
 )
 
-# torch and its NCCL, in the environment that trains; requirements-node.txt has the hash of every wheel.
+# torch, and the NCCL that it was tested with, in the environment that trains: the image's, or requirements-torch.txt.
 TORCH_MIN=2.11.0
 TORCH_NCCL_MIN=2.28.9

@@ -34,7 +34,7 @@ def main(*, starts_nodes: bool = True) -> None:
         partition=aws.get_partition().partition,
     )
     stack = Stack(settings=settings, names=names, tags=tags(settings.stack, plan.job.model, settings.tags))
-    archive = bundle.build()
+    archive = bundle.build(requirements=settings.requirements)
 
     network = Network(stack)
     security = Security(

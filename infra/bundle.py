@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +30,14 @@ def _require(file: Path) -> None:
         raise FileNotFoundError(f"{file} is missing: install gpufleet with its bootstrap package")
 
 
-def build(source: Path = SOURCE) -> Bundle:
-    """Pack the nodes' part of the bootstrap package; a new controller or README.md changes no node."""
+def build(source: Path = SOURCE, *, requirements: Path | None = None) -> Bundle:
+    """Pack the nodes' part of the bootstrap package; a new controller or README.md changes no node.
+
+    ``requirements`` (gpufleet:requirements) goes along, so that the bundle's digest vouches for its hashes.
+    """
     _require(source / "node_init.sh")
-    return pack(source, "bootstrap", without=("controller", "README.md"))
+    own = {"requirements-own.txt": requirements} if requirements else {}
+    return pack(source, "bootstrap", without=("controller", "README.md"), more=own)
 
 
 def files_of(source: Path) -> list[Path]:
@@ -45,16 +50,16 @@ def files_of(source: Path) -> list[Path]:
     ]
 
 
-def pack(source: Path, root: str, *, without: tuple[str, ...] = ()) -> Bundle:
-    """Pack a folder's files under ``root/``, except files and folders named in ``without``, byte for byte the same."""
+def pack(source: Path, root: str, *, without: tuple[str, ...] = (), more: Mapping[str, Path] | None = None) -> Bundle:
+    """Pack a folder's files under ``root/``, byte for byte the same: without some files and folders, with ``more``."""
+    files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
+    files = {name: path for name, path in files.items() if set(without).isdisjoint(name.split("/"))}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in files_of(source):
-            if not set(without).isdisjoint(path.relative_to(source).parts):
-                continue
+        for name, path in (files | dict(more or {})).items():
             data = path.read_bytes()
             # TarInfo's defaults make the archive reproducible: no owner, no times.
-            entry = tarfile.TarInfo(f"{root}/{path.relative_to(source).as_posix()}")
+            entry = tarfile.TarInfo(f"{root}/{name}")
             entry.size = len(data)
             entry.mode = 0o755 if data.startswith(b"#!") else 0o644
             archive.addfile(entry, io.BytesIO(data))

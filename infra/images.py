@@ -1,32 +1,65 @@
-"""The machine image that a plan's nodes boot, by exact name.
-
-AWS's SSM parameters name only the newest release: a node that is replaced weeks later would run another driver.
-"""
+"""The machine image that a plan's nodes boot: a Deep Learning AMI by instance type, or the user's own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pulumi_aws as aws
 
 from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
-from infra.settings import ConfigError, Platform, Settings
+from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan
 
-# Released 2026-10-08 with driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python 3.12; arm64's
-# notes, read 2026-11-21:
-# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
-PINNED = {
-    "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
-    "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006",
-}
 ImageKind = Literal["dlami", "custom", "eks"]
+# Images that boot the steps: Ubuntu with the AWS CLI and NVIDIA's driver, which Deep Learning AMIs bring.
+DLAMI_NAME = "Deep Learning "
+# Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+CANONICAL = "099720109477"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dlami:
+    """One of AWS's Deep Learning AMIs, in all its releases."""
+
+    type: str
+    architecture: str
+    torch: bool
+    families: frozenset[str] = frozenset()
+
+    @property
+    def parameter(self) -> str:
+        """SSM parameter with the id of the newest release in each region."""
+        # Named after the image: https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
+        return f"/aws/service/deeplearning/ami/{self.architecture}/{self.type}/latest/ami-id"
+
+
+_PYTORCH, _BASE = "oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04", "base-oss-nvidia-driver-gpu-ubuntu-24.04"
+# With torch 2.11 in /opt/pytorch. The families are "supported_ec2_instances" of the release notes, read 2026-11-23; a
+# family that the notes do not name (G7, G7e, P6-B300) boots the base image.
+# Driver 595.91.07, EFA 1.47.0, aws-ofi-nccl 1.18.0:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
+# Driver 595.91.07; P6e-GB200 is named too, but no EFA version, so it boots the base image:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211ossarm64-ul2404-2026-10-09.html
+WITH_TORCH = {
+    "x86_64": Dlami(
+        type=_PYTORCH,
+        architecture="x86_64",
+        torch=True,
+        families=frozenset(["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]),
+    ),
+    "arm64": Dlami(type=_PYTORCH, architecture="arm64", torch=True, families=frozenset({"g5g"})),
+}
+# With driver, CUDA and EFA, without torch. Driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python
+# 3.12 by arm64's notes: .../aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html. P6-B300 is named in
+# .../aws-deep-learning-ami-gpubasesinglecuda-ul2204-2026-01-02.html; no page that was read names G7 and G7e, so
+# their nodes prove themselves by the driver's step and the smoke test.
+WITHOUT_TORCH = {name: Dlami(type=_BASE, architecture=name, torch=False) for name in ("x86_64", "arm64")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A machine image. A "custom" one may lack driver, CUDA, NCCL and EFA, which the bootstrap then installs."""
+    """A machine image. A "custom" one, derived from a Deep Learning AMI, may have other versions."""
 
     id: str
     name: str
@@ -34,34 +67,59 @@ class Image:
     root_device: str
 
 
-def pinned_name(plan: FleetPlan, platform: Platform = "ec2") -> str:
-    """Name of the image for ``plan`` when neither amiId nor amiName is set."""
+def eks_name(plan: FleetPlan) -> str:
+    """Name of EKS's image of the cluster's version."""
+    date = EKS_RELEASE_VERSION.rpartition("-")[2]
+    return f"amazon-eks-node-al2023-{plan.node.cpu_architecture}-nvidia-{KUBERNETES_VERSION}-v{date}"
+
+
+def dlami_of(plan: FleetPlan) -> Dlami:
+    """Deep Learning AMI for ``plan`` when neither amiId nor amiName is set.
+
+    Raises:
+        ConfigError: none drives the plan's GPUs.
+    """
     node = plan.node
-    if platform == "eks":
-        date = EKS_RELEASE_VERSION.rpartition("-")[2]
-        return f"amazon-eks-node-al2023-{node.cpu_architecture}-nvidia-{KUBERNETES_VERSION}-v{date}"
     other = "name an image that drives it in gpufleet:amiName, or give your own in gpufleet:amiId"
     if node.gpu == "V100":
         # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
         raise ConfigError(
-            f"{plan.instance_type} has V100 GPUs; the pinned Deep Learning AMI has NVIDIA's open driver, "
+            f"{plan.instance_type} has V100 GPUs; the Deep Learning AMIs have NVIDIA's open driver, "
             f"which starts with Turing; {other}"
         )
     if node.gpu_count < 1:
         raise ConfigError(
             f"{plan.instance_type} has {node.gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU "
-            f"(GRID) driver, which the pinned Deep Learning AMI does not have "
+            f"(GRID) driver, which the Deep Learning AMIs do not have "
             f"(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html); {other}"
         )
-    return PINNED[node.cpu_architecture]
+    with_torch = WITH_TORCH[node.cpu_architecture]
+    types = (plan.instance_type, *plan.purchase.spot_types)
+    if all(name.partition(".")[0] in with_torch.families for name in types):
+        return with_torch
+    return WITHOUT_TORCH[node.cpu_architecture]
+
+
+def brings_torch(settings: Settings) -> bool:
+    """True if the nodes' image has torch; amiId is taken for a child of AWS's image for the type."""
+    if settings.platform == "eks":
+        return True  # the container does
+    if settings.ami_name:
+        return "PyTorch" in settings.ami_name
+    try:
+        return dlami_of(settings.plan).torch
+    except ConfigError:
+        return False
 
 
 def look_up(settings: Settings) -> Image:
-    """Find the image of the plan in its region."""
+    """Find the image of the plan in its region.
+
+    Raises:
+        ConfigError: the image does not fit the plan, or cannot boot the steps.
+    """
     plan = settings.plan
-    by, wanted = "image-id", settings.ami_id
-    if not wanted:
-        by, wanted = "name", settings.ami_name or pinned_name(plan, settings.platform)
+    by, wanted = _wanted(settings)
     # Without most_recent, two images of one name are an error. A running stack must find its image once deprecated.
     ami = aws.ec2.get_ami(
         owners=None if settings.ami_id else ["amazon"],
@@ -81,4 +139,37 @@ def look_up(settings: Settings) -> Image:
                 f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
             )
     kind: ImageKind = "eks" if settings.platform == "eks" else "custom" if settings.ami_id else "dlami"
+    if kind != "eks":
+        _refuse_stock(ami)
     return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)
+
+
+def _wanted(settings: Settings) -> tuple[str, str]:
+    """Filter of DescribeImages, and its value."""
+    if settings.ami_id:
+        return "image-id", settings.ami_id
+    if settings.ami_name:
+        return "name", settings.ami_name
+    if settings.platform == "eks":
+        return "name", eks_name(settings.plan)
+    plan, pinned = settings.plan, settings.dlami
+    parameter = dlami_of(plan).parameter
+    if pinned is None:
+        return "image-id", str(aws.ssm.get_parameter(name=parameter).value)
+    if (pinned.region, pinned.parameter) != (plan.region, parameter):
+        raise ConfigError(
+            f"gpufleet:dlami is {pinned.id} of {pinned.parameter} in {pinned.region}, and the plan's nodes need "
+            f"{parameter} in {plan.region}: `gpufleet stack set PLAN --stack {settings.stack}` writes both"
+        )
+    return "image-id", pinned.id
+
+
+def _refuse_stock(ami: Any) -> None:
+    """Refuse an image on which no step would run: without the AWS CLI user data cannot even fetch the bundle."""
+    own = ami.image_owner_alias != "amazon" and ami.owner_id != CANONICAL
+    if not own and not ami.name.startswith(DLAMI_NAME):
+        raise ConfigError(
+            f"AMI {ami.name!r} ({ami.id}) is no Deep Learning AMI: a stock image has no AWS CLI, and Ubuntu's archives "
+            "are plain HTTP, which the nodes' security group forbids. Name a Deep Learning AMI for Ubuntu in "
+            "gpufleet:amiName, or build your own from one (EC2 Image Builder, CreateImage) and set gpufleet:amiId"
+        )

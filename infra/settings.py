@@ -103,6 +103,15 @@ class EksSettings(_Model):
     """Subnets of an existing VPC, in two zones at least, for the cluster's control plane."""
 
 
+class DlamiSettings(_Model):
+    """Value of gpufleet:dlami."""
+
+    id: str = Field(pattern=r"^ami-[0-9a-f]{8,17}$")
+    parameter: str
+    """SSM parameter that named the image."""
+    region: str
+
+
 class Settings(_Model):
     """Checked configuration of a stack; a value of nothing ("", 0, false, [], {}) means the default."""
 
@@ -120,14 +129,20 @@ class Settings(_Model):
     zone_id: str = ""
     """Zone to run in (use1-az6); the default is the zone of the plan's spot price (which `gpufleet stack set` writes),
     else the plan's first. Set it to the zone of an existing capacity reservation."""
+    dlami: DlamiSettings | None = None
+    """Deep Learning AMI of the nodes, {id, parameter, region}: `gpufleet stack set` writes the newest release that AWS
+    has for the plan's type, and keeps it until --new-image. Unset, each `pulumi up` takes the newest."""
     ami_name: str = ""
-    """Exact name of an AMI by Amazon; the default is the pinned Deep Learning Base AMI of the plan's CPU
-    architecture."""
+    """Exact name of a Deep Learning AMI by Amazon, in place of the one for the plan's type."""
     ami_id: str = ""
-    """AMI of your own; the bootstrap installs on it what it lacks. Excludes amiName."""
+    """AMI of your own, derived from a Deep Learning AMI for Ubuntu. Excludes amiName."""
     wheels: LocalPath | None = None
-    """wheels.tar with the wheels of bootstrap/requirements-node.txt, uploaded for the nodes, which reach no package
-    index. Not needed for an image with torch 2.11 (amiName, amiId) or in an existing VPC that reaches one."""
+    """Archive that `gpufleet wheels` packs, uploaded for the nodes, which reach no package index: what the trainer or
+    gpufleet:requirements need and the image lacks. Not needed for your own command without requirements on an image
+    with torch, for an image that has all (amiName, amiId), or in an existing VPC that reaches an index."""
+    requirements: LocalPath | None = None
+    """Packages of your own beside torch, locked with hashes (`pip-compile --generate-hashes`, `uv pip compile
+    --generate-hashes`), installed on every node; `gpufleet wheels` packs them."""
     train_dir: LocalPath | None = None
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
     for an image that has the code."""

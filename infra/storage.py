@@ -58,7 +58,7 @@ class Storage(Component):
             self.train_archive = uploaded.key
             self.node_files.append(uploaded)
         if self._settings.wheels:
-            # Each node's pip accepts a wheel only with the SHA-256 in the bundle's requirements-node.txt.
+            # Each node's pip accepts a wheel only with the SHA-256 in the bundle's lists of requirements.
             wheels = self._object(
                 f"{self._prefix}-wheels",
                 self._names.wheels_key,

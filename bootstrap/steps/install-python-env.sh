@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Order: 90
-# Makes sure there is a Python with the pinned torch; writes its path to runtime.env. Unpacks wheels on the NVMe disks.
+# Makes sure there is a Python with torch and what the command imports; writes its path to runtime.env.
+#
+# The image's torch is used where it is new enough. What is missing comes as wheels from the stack's bucket into an
+# environment beside it, without an index: private subnets reach none. Wheels are unpacked on the NVMe disks.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 source "$BOOTSTRAP_DIR/versions.sh"
@@ -8,47 +11,88 @@ load_node_env
 require_env GPUFLEET_BUCKET GPUFLEET_REGION
 
 venv=$ROOT/opt/gpufleet/venv
-# Prints the versions of torch and its NCCL, and whether torch sees a GPU; checkpoints in S3 need boto3.
-PROBE='import torch, boto3; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
+# The environment of a Deep Learning AMI with PyTorch:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
+image=$ROOT/opt/pytorch/bin/python3
+own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
+node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
+# Prints the versions of torch and its NCCL, and whether torch sees a GPU.
+PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
+# The reference trainer's libraries; its checkpoints in S3 need boto3.
+modules="boto3, transformers, torchvision"
+[[ ${GPUFLEET_TRAIN_COMMAND:-} == "-m bootstrap.trainer" ]] || modules=""
 
-probe() {
+has_torch() {
   local torch nccl gpu
   [[ -x $1 ]] || return 1
   read -r torch nccl gpu < <("$1" -c "$PROBE" 2>/dev/null) || return 1
-  version_at_least "$torch" "$TORCH_MIN" && version_at_least "$nccl" "$TORCH_NCCL_MIN" && [[ $gpu == True ]] || return 1
-  # The reference trainer's libraries, which a PyTorch image may lack.
-  [[ ${GPUFLEET_TRAIN_COMMAND:-} != "-m bootstrap.trainer" ]] ||
-    "$1" -c 'import transformers, torchvision' 2>/dev/null || return 1
+  version_at_least "$torch" "$TORCH_MIN" && [[ $gpu == True ]] || return 1
   log "${1#"$ROOT"} has torch $torch with NCCL $nccl and sees the GPU"
+  # Older ones train too; smoke test and training use the same library.
+  version_at_least "$nccl" "$TORCH_NCCL_MIN" || log "WARN torch's NCCL $nccl is older than the tested $TORCH_NCCL_MIN"
+}
+
+imports() {
+  [[ -z $modules ]] || "$1" -c "import $modules"
 }
 
 # use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
+  "$1" -c 'import boto3' 2>/dev/null ||
+    log "WARN ${1#"$ROOT"} has no boto3: bootstrap.training cannot save into S3 (gpufleet wheels --stack NAME packs it)"
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }
 
-# Our own environment, then a PyTorch Deep Learning AMI's.
-for python in "$venv/bin/python3" "$ROOT/opt/pytorch/bin/python3"; do
-  if probe "$python"; then use "$python"; fi
-done
+wanted=$(cat "$node_list" "$torch_list" "$own" 2>/dev/null || true)
+if [[ $(cat "$venv/requirements" 2>/dev/null || true) == "$wanted" ]] && has_torch "$venv/bin/python3"; then
+  use "$venv/bin/python3"
+fi
+torch_of=""
+if has_torch "$image"; then
+  torch_of=$image
+  if [[ ! -e $own ]] && imports "$image" 2>/dev/null; then use "$image"; fi
+fi
 
-# Private subnets reach the stack's bucket and no package index, which is the fallback. pip takes a wheel only with its
-# SHA-256 of requirements-node.txt.
 work=$(mktemp --directory --tmpdir="$([[ -d $NVME_MOUNT ]] && echo "$NVME_MOUNT" || echo "${TMPDIR:-/tmp}")")
 trap 'rm -rf "$work"' EXIT
 wheels=s3://$GPUFLEET_BUCKET/$WHEELS_KEY
-source_arguments=(--timeout 15 --retries 2)
+rm -rf "$venv"
 if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$work/wheels.tar"; then
-  tar --extract --file "$work/wheels.tar" --directory "$work"
-  source_arguments=(--no-index --find-links "$work")
+  tar --extract --file "$work/wheels.tar" --directory "$work" --no-same-owner
+  rm "$work/wheels.tar"
+  # pip comes along: Ubuntu's python3 makes an environment with pip only where python3-venv is installed.
+  "${torch_of:-python3}" -m venv --without-pip "$venv" || die "${torch_of:-python3} cannot make an environment"
+  pip=$(find "$work" -name 'pip-*.whl')
+  [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet wheels"
+  assert_sha256 "$pip" "$(grep --after-context=1 '^pip==' "$node_list" | sed --silent 's/.*sha256:\([0-9a-f]*\).*/\1/p')"
+  install=("$venv/bin/python3" "$pip/pip" install --no-index --find-links "$work")
 else
   log "$wheels cannot be read: trying a package index"
+  "${torch_of:-python3}" -m venv "$venv" ||
+    die "${torch_of:-python3} cannot make an environment (Ubuntu's package is python3-venv)"
+  install=("$venv/bin/python3" -m pip install --timeout 15 --retries 2)
 fi
-rm -rf "$venv"
-python3 -m venv "$venv" || die "python3 cannot make an environment (Ubuntu's package is python3-venv)"
-TMPDIR=$work "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check --no-cache-dir --require-hashes \
-  "${source_arguments[@]}" --requirement "$BOOTSTRAP_DIR/requirements-node.txt" ||
-  die "torch cannot be installed: put them into $wheels (docs/bootstrap.md, 'Wheels for private subnets')"
-probe "$venv/bin/python3" || die "the new environment's torch does not see the GPU, or is not $TORCH_MIN"
+# Each list is complete, and pip takes a file only with the SHA-256 that the list in the bundle has.
+install+=(--quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes)
+lists=(--requirement "$node_list")
+if [[ -n $torch_of ]]; then
+  # A directory after the environment's own, so its packages win over the image's.
+  PURELIB='import sysconfig; print(sysconfig.get_path("purelib"))'
+  printf 'import site; site.addsitedir("%s")\n' "$("$torch_of" -c "$PURELIB")" \
+    >"$("$venv/bin/python3" -c "$PURELIB")/image.pth"
+else
+  lists+=(--requirement "$torch_list")
+fi
+next="pack the wheels again (gpufleet wheels --stack NAME; docs/bootstrap.md, 'Wheels')"
+TMPDIR=$work "${install[@]}" "${lists[@]}" || die "the trainer's packages cannot be installed: $next"
+if [[ -e $own ]]; then
+  # Last, so that their versions stay; torch is the image's, or that of our list.
+  PYTHONPATH=${BOOTSTRAP_DIR%/*} python3 -m bootstrap.contract.requirements "$torch_list" "$own" >"$work/own.txt" ||
+    die "gpufleet:requirements cannot be read"
+  TMPDIR=$work "${install[@]}" --requirement "$work/own.txt" || die "gpufleet:requirements cannot be installed: $next"
+fi
+has_torch "$venv/bin/python3" || die "the new environment's torch does not see the GPU, or is not $TORCH_MIN"
+imports "$venv/bin/python3" || die "the new environment cannot import $modules"
+printf '%s' "$wanted" >"$venv/requirements"
 use "$venv/bin/python3"

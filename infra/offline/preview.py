@@ -15,6 +15,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
+from infra.images import DLAMI_NAME
 from infra.offline.resource_types import TYPES
 from optimizer.plan import FleetPlan
 
@@ -120,12 +121,18 @@ class Answers(mocks.Mocks):
                 return {"availabilityZone": f"{plan.region}a"}
             case "getAddonVersion":
                 return {"version": "v0.0.0-eksbuild.0"}
+            case "getParameter":
+                return {"value": self._known.image}
             case "getAmi":
                 (filter_,) = given["filters"]
                 (wanted,) = filter_["values"]
+                by_id = filter_["name"] == "image-id"
                 return {
-                    "id": wanted if filter_["name"] == "image-id" else self._known.image,
-                    "name": wanted,
+                    "id": wanted if by_id else self._known.image,
+                    "name": DLAMI_NAME + wanted if by_id else wanted,
+                    # Without owners it is the user's.
+                    "imageOwnerAlias": (given.get("owners") or [""])[0],
+                    "ownerId": self._known.account,
                     "architecture": plan.node.cpu_architecture,
                     "rootDeviceName": "/dev/sda1",
                     "blockDeviceMappings": [],

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from infra.bundle import files_of
 from infra.s3_uri import read_s3_prefix
+from infra.settings import ConfigError
+from infra.wheels import Wanted, wheel_names
 
 # The archive travels inside the stack's state, which Pulumi reads and writes whole.
 TRAIN_DIR_LIMIT_MIB = 10
@@ -38,27 +40,18 @@ def prefix_refusals(key: str, uri: str) -> Iterator[str]:
     )
 
 
-def wheels_refusals(file: Path | None, cpu_architecture: str) -> Iterator[str]:
-    """Problems of gpufleet:wheels on nodes of a CPU architecture."""
-    if file is None:
-        return
+def wheels_refusals(file: Path | None, wanted: Wanted) -> Iterator[str]:
+    """Problems of gpufleet:requirements, and of gpufleet:wheels for nodes that need ``wanted``."""
     try:
-        with tarfile.open(file, "r:") as archive:
-            wheels = [name.removeprefix("./") for name in archive.getnames() if name.endswith(".whl")]
+        missing = wanted.missing_from(wheel_names(file) if file else ())
+    except ConfigError as error:
+        yield str(error)
     except (OSError, tarfile.TarError) as error:
-        yield f"gpufleet:wheels {file} cannot be read as an uncompressed tar: {error}"
-        return
-    # The nodes look for the wheels at the top of the archive.
-    torch = next((name for name in wheels if name.startswith("torch-")), None)
-    # A wheel's last tag is its platform: https://packaging.python.org/en/latest/specifications/binary-distribution-format/
-    machine = {"arm64": "aarch64"}.get(cpu_architecture, cpu_architecture)
-    if torch is None:
-        yield (
-            f"gpufleet:wheels is {file}, with {len(wheels)} wheels and none of torch at its top: it must hold every "
-            "wheel of bootstrap/requirements-node.txt (docs/bootstrap.md, 'Wheels for private subnets')"
-        )
-    elif not torch.endswith(f"{machine}.whl"):
-        yield (
-            f"gpufleet:wheels has {torch}, and the plan's nodes are {machine}: get the wheels of that platform "
-            "(docs/bootstrap.md, 'Wheels for private subnets')"
-        )
+        yield f"gpufleet:wheels {file} cannot be read as an uncompressed tar: {error}; pack it with `gpufleet wheels`"
+    else:
+        if file and missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            yield (
+                f"gpufleet:wheels {file} has no wheel of {', '.join(missing[:3])}{more} for {wanted.machine}, "
+                "which the plan's nodes need: pack it again with `gpufleet wheels`"
+            )

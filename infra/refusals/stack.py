@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from infra import clock
 from infra.control_settings import node_prices
+from infra.images import brings_torch
 from infra.naming import slug
 from infra.refusals.files import prefix_refusals, train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
@@ -15,6 +16,7 @@ from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
 from infra.secret_text import secrets_in
 from infra.settings import ConfigError, Settings
+from infra.wheels import Wanted, wheels_needed
 
 
 def refusals(settings: Settings, *, region: str) -> Iterator[str]:
@@ -43,7 +45,12 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
     yield from prefix_refusals("baseWeights", settings.base_weights)
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
-    yield from wheels_refusals(settings.wheels, plan.node.cpu_architecture)
+    wanted = Wanted(
+        image_torch=brings_torch(settings),
+        cpu_architecture=plan.node.cpu_architecture,
+        own=settings.requirements,
+    )
+    yield from wheels_refusals(settings.wheels, wanted)
     yield from train_dir_refusals(settings.train_dir)
     yield from tag_refusals(settings.tags)
     try:
@@ -65,12 +72,18 @@ def start_refusals(settings: Settings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
     ec2 = settings.platform == "ec2"
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
-    if ec2 and not (settings.wheels or settings.ami_name or settings.ami_id or settings.vpc_id or settings.nat):
+    image_torch = brings_torch(settings)
+    reaches_index = settings.vpc_id or settings.nat
+    # What an image of the user's own has, only its nodes tell.
+    covered = settings.wheels or reaches_index or ((settings.ami_name or settings.ami_id) and not settings.requirements)
+    if ec2 and not covered and wheels_needed(settings, image_torch=image_torch):
+        lacks = "the trainer's libraries" if image_torch else "torch"
+        lacks = "the packages of gpufleet:requirements" if settings.requirements else lacks
         yield (
-            "gpufleet:wheels is not set: the pinned image has no torch and the private subnets reach no package index, "
-            "so every node would fail its set-up, be paid for and be replaced. Get the wheels once (docs/bootstrap.md, "
-            "'Wheels for private subnets') and `pulumi config set gpufleet:wheels wheels.tar`, name an image with "
-            "torch 2.11 in gpufleet:amiName, or let the nodes reach an index: `pulumi config set gpufleet:nat true`"
+            f"gpufleet:wheels is not set: the nodes' image lacks {lacks} and the private subnets reach no package "
+            "index, so every node would fail its set-up, be paid for and be replaced. Pack them: "
+            f"`gpufleet wheels --stack {settings.stack}`, name an image that has them in gpufleet:amiId, or let the "
+            "nodes reach an index: `pulumi config set gpufleet:nat true`"
         )
     if reservation and not settings.zone_id and not settings.subnet_ids and len(zones) != 1:
         yield (

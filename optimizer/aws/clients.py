@@ -58,6 +58,7 @@ lambda_: Callable[[str], Any] = partial(_client, "lambda")
 logs: Callable[[str], Any] = partial(_client, "logs")
 s3: Callable[[str], S3Client] = partial(_client, "s3")
 service_quotas: Callable[[str], Any] = partial(_client, "service-quotas")
+ssm: Callable[[str], Any] = partial(_client, "ssm")
 sts: Callable[[str], STSClient] = partial(_client, "sts")
 # Services with one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html. The Price List API has three:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-query-api.html

@@ -26,7 +26,7 @@ CODES = {
     # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
     "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
     "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidSubnetID.NotFound "
-    "InvalidVpcID.NotFound NoSuchBucket NoSuchEntity NoSuchResourceException NotFoundException "
+    "InvalidVpcID.NotFound ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException NotFoundException "
     "ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
     # The bucket exists, the object does not.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -85,7 +85,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
-    from infra.images import pinned_name
+    from infra.images import dlami_of, eks_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.settings import ConfigError, keys
     from optimizer.preflight.model import Target
@@ -96,12 +96,18 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         return str(config.get(f"gpufleet:{key}") or default)
 
     eks = text("platform") == "eks"
-    ami_id, ami_name, ami_problem = text("amiId"), text("amiName"), ""
-    if not (ami_id or ami_name):
+    ami_id, ami_name, ami_parameter, ami_problem = text("amiId"), text("amiName"), "", ""
+    own_image = bool(ami_id)
+    pinned = config.get("gpufleet:dlami")
+    if eks:
+        ami_name = ami_name or ("" if ami_id else eks_name(plan))
+    elif not (ami_id or ami_name):
         try:
-            ami_name = pinned_name(plan, "eks" if eks else "ec2")
+            ami_parameter = dlami_of(plan).parameter
         except ConfigError as error:
             ami_problem = str(error)
+        if isinstance(pinned, Mapping):
+            ami_id = str(pinned.get("id") or "")
     subnets = config.get("gpufleet:subnetIds") or []
     ceiling_usd = plan.job.budget_usd
     with suppress(ValueError):  # reported by _check_configuration
@@ -120,7 +126,10 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,
+        ami_parameter=ami_parameter,
         ami_problem=ami_problem,
+        steps_boot=not eks,
+        own_image=own_image,
         ceiling_usd=ceiling_usd,
     )
 

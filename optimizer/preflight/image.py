@@ -7,11 +7,26 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, warning
+from optimizer.aws import errors
+from optimizer.aws.images import ancestors, newest
+from optimizer.preflight.model import (
+    UNREADABLE,
+    Context,
+    Finding,
+    Unknown,
+    explain,
+    failure,
+    find,
+    passed,
+    problems_or,
+    warning,
+)
 
 _OTHER_IMAGE = (
     "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
 )
+# Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+CANONICAL = "099720109477"
 _failure = partial(failure, "image", next_step=_OTHER_IMAGE)
 _warning = partial(warning, "image")
 
@@ -22,11 +37,14 @@ def check_image(context: Context) -> Iterator[Finding]:
     if target.ami_problem:
         yield _failure(target.ami_problem, why="no node could be made")
         return
-    images = _describe_images(context)
+    wanted = _wanted(context)
+    if isinstance(wanted, Finding):
+        yield wanted
+        return
+    images = _describe_images(context, wanted)
     if len(images) != 1:
         yield _failure(
-            f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {target.ami_id or target.ami_name!r} "
-            f"in {context.region}",
+            f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {wanted!r} in {context.region}",
             value=len(images),
             limit=1,
             why="the program takes exactly one, by name or id, and never the newest",
@@ -41,13 +59,53 @@ def check_image(context: Context) -> Iterator[Finding]:
     )
 
 
-def _describe_images(context: Context) -> list[Any]:
+def _wanted(context: Context) -> str | Finding:
+    """Id or name of the image, or why AWS does not tell it."""
     target = context.target
-    wanted: dict[str, Any] = {"ImageIds": [target.ami_id]}
-    if not target.ami_id:
-        wanted = {"Owners": ["amazon"], "Filters": [{"Name": "name", "Values": [target.ami_name]}]}
-    images = find(lambda: list(context.ec2.describe_images(IncludeDeprecated=True, **wanted)["Images"]))
+    if target.ami_id or target.ami_name:
+        return target.ami_id or target.ami_name
+    parameter = target.ami_parameter
+    try:
+        return newest(context.region, parameter)
+    except UNREADABLE as error:
+        if errors.is_not_found(error):
+            return _failure(
+                f"no parameter {parameter} in {context.region}",
+                value=parameter,
+                why="AWS has no Deep Learning AMI for the plan's nodes in this region",
+            )
+        return explain(error).finding("image", about=f"the newest image of {parameter} is not known")
+
+
+def _describe_images(context: Context, wanted: str) -> list[Any]:
+    chosen: dict[str, Any] = {"ImageIds": [wanted]}
+    if not wanted.startswith("ami-"):
+        chosen = {"Owners": ["amazon"], "Filters": [{"Name": "name", "Values": [wanted]}]}
+    images = find(lambda: list(context.ec2.describe_images(IncludeDeprecated=True, **chosen)["Images"]))
     return [] if isinstance(images, Unknown) else images
+
+
+def _origin_problems(context: Context, image: Any) -> Iterator[Finding]:
+    """An image without the AWS CLI and NVIDIA's driver boots no step; Deep Learning AMIs bring both."""
+    *_, first = ancestors(context.ec2, image)
+    if first["Name"].startswith("Deep Learning "):
+        return
+    why = (
+        "a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group forbids: "
+        "every node would fail, be paid for and be replaced"
+    )
+    text = f"{image['Name']!r} comes from {first['Name']!r}, no Deep Learning AMI"
+    # Whoever sees a public stock image at its root knows; a private or deregistered source says nothing.
+    if first.get("ImageOwnerAlias") == "amazon" or first.get("OwnerId") == CANONICAL:
+        yield _failure(text if first is not image else f"{image['Name']!r} is no Deep Learning AMI", why=why)
+    else:
+        yield _warning(
+            f"AWS does not show that {image['Name']!r} is derived from a Deep Learning AMI",
+            value=image["ImageId"],
+            why=why,
+            next_step="build it from a Deep Learning AMI for Ubuntu (EC2 Image Builder, CreateImage), or drop "
+            "gpufleet:amiId",
+        )
 
 
 def _problems(context: Context, image: Any) -> Iterator[Finding]:
@@ -67,6 +125,8 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             limit="available",
             why="no instance can be launched from it",
         )
+    if context.target.steps_boot:
+        yield from _origin_problems(context, image)
     volumes = image.get("BlockDeviceMappings", ())
     roots = [volume for volume in volumes if volume.get("DeviceName") == image.get("RootDeviceName")]
     needed_gib = max((int(volume.get("Ebs", {}).get("VolumeSize", 0)) for volume in roots), default=0)
@@ -93,7 +153,7 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html)",
             next_step=_OTHER_IMAGE,
         )
-    if context.target.ami_id and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
+    if context.target.own_image and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
         yield _warning(
             f"the snapshots of {name!r} are encrypted",
             value="encrypted",

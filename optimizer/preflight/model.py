@@ -93,7 +93,10 @@ class Target:
         vpc_id, subnet_ids: an existing network; empty for the stack's own, with ``vpc_cidr`` and ``nat`` gateway.
         endpoints: services ("ec2") that nodes reach by an interface endpoint.
         system_nodes: number of a cluster's on-demand system nodes, by type.
-        ami_id, ami_name: the image, by one of the two; ``ami_problem`` says why there is none.
+        ami_id, ami_name, ami_parameter: the image, by the first that is set; the last is an SSM parameter.
+            ``ami_problem`` says why there is none.
+        own_image: the user's; else AWS's.
+        steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
     plan: FleetPlan
@@ -108,7 +111,10 @@ class Target:
     system_nodes: Mapping[str, int]
     ami_id: str
     ami_name: str
+    ami_parameter: str
     ami_problem: str
+    own_image: bool
+    steps_boot: bool
     ceiling_usd: float | None
 
     @property
@@ -151,6 +157,7 @@ ACTIONS = {
     "GetCallerIdentity": "sts:GetCallerIdentity",
     "GetKeyPolicy": "kms:GetKeyPolicy",
     "GetKeyRotationStatus": "kms:GetKeyRotationStatus",
+    "GetParameter": "ssm:GetParameter",
     "GetProducts": "pricing:GetProducts",
     "GetServiceQuota": "servicequotas:GetServiceQuota",
     "HeadBucket": "s3:ListBucket",

@@ -82,7 +82,8 @@ class Node:
             if tool not in (*real, *absent):
                 (self._bin / tool).symlink_to(HERE / "fake.sh")
         for tool in (*REAL, *real):
-            program = shutil.which(tool)
+            # Not a version manager's shim, which needs more tools.
+            program = os.path.realpath(sys.executable) if tool == "python3" else shutil.which(tool)
             assert program, f"these tests need {tool}"
             (self._bin / tool).symlink_to(program)
 
@@ -91,7 +92,7 @@ class Node:
         for path in BOOTSTRAP.iterdir():
             if path.is_file():
                 shutil.copy(path, self.bootstrap)
-        for name in ("steps", "checks", "training"):
+        for name in ("contract", "steps", "checks", "training"):
             shutil.copytree(BOOTSTRAP / name, self.bootstrap / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.replace("launch.sh", "exit 0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,27 +12,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import patch
 
 import yaml
 from click.testing import CliRunner
 
-from infra.images import PINNED, pinned_name
-from infra.settings import Platform
+from bootstrap.contract.requirements import read_pins
+from infra.images import WITH_TORCH, WITHOUT_TORCH, eks_name
+from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.plan import FleetPlan
 from tests.engine import pulumi_cli
-from tests.engine.emulated_aws import emulated_aws
+from tests.engine.emulated_aws import dlami_name, emulated_aws
 from tests.engine.inventory import Client, clients
 from tests.engine.pulumi_cli import REPOSITORY, Stack
 from tests.plans import sample_plan
 
 REGION = "us-east-1"
 IMAGES = {
-    pinned_name(sample_plan(node={"cpu_architecture": architecture}), platform): architecture
-    for architecture in PINNED
-    for platform in get_args(Platform)
+    **{dlami_name(one.parameter): one.architecture for one in (*WITH_TORCH.values(), *WITHOUT_TORCH.values())},
+    **{eks_name(sample_plan(node={"cpu_architecture": name})): name for name in WITH_TORCH},
 }
 """Machine images that are published: CPU architecture by name."""
 
@@ -62,7 +63,8 @@ class Deployment:
         arguments = ["stack", "set", str(file), "--stack", self.stack.name, "--accept-stale-prices"]
         arguments += ["--directory", str(self.stack.project)]
         # The tests' plans are made up; the audit has tests of its own.
-        with _ALONE, patch("optimizer.audit.run.audit", return_value=[]):
+        endpoint = {"AWS_ENDPOINT_URL": self.stack.env["AWS_ENDPOINT_URL"]}
+        with _ALONE, patch("optimizer.audit.run.audit", return_value=[]), patch.dict(os.environ, endpoint):
             result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
 
@@ -131,7 +133,8 @@ def write_project(scratch: Path, name: str) -> None:
         shutil.copytree(REPOSITORY / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
     # Only the upload is tested; no node installs it.
     with tarfile.open(wheels, "w") as archive:
-        archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
+        for pin in read_pins(TRAINER_LIST.read_text(encoding="utf-8")):
+            archive.addfile(tarfile.TarInfo(f"{pin.name}-{pin.version}-py3-none-any.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
     assert "virtualenv: .venv" in text
     # Read by newer language hosts than the pinned one, which takes python3 from PATH.

@@ -72,6 +72,12 @@ def amazon_image(name: str, architecture: str) -> dict[str, Any]:
     }
 
 
+def dlami_name(parameter: str) -> str:
+    """Name of the emulated image whose id is in an SSM parameter of Deep Learning AMIs."""
+    _, _, architecture, image, _, _ = parameter.removeprefix("/aws/service/").split("/")
+    return f"Deep Learning {architecture} {image} 20261009"
+
+
 def main() -> None:
     """Serve until standard input closes."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app

@@ -13,6 +13,7 @@ from infra import clock, images
 from infra.configuration import load as load_configuration
 from infra.offline.preview import Answers, stand_in
 from infra.settings import ConfigError, Settings
+from infra.wheels import Wanted
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import (
     EXISTING_VPC,
@@ -212,22 +213,31 @@ def test_nodes_do_not_wait_in_another_zone_than_their_reservations(option: dict[
     assert deploy(elsewhere).all("Group")
 
 
-def test_a_fleet_whose_nodes_could_not_get_torch_is_refused_before_it_costs_money(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="gpufleet:wheels is not set"):
-        load({})
+LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
+
+
+def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_money(tmp_path: Path) -> None:
+    trained = {"job": {"architecture": LLAMA}}
+    with pytest.raises(ConfigError, match=r"image lacks the trainer's libraries .* `gpufleet wheels --stack dev`"):
+        load({}, **trained)
+    # No release note of an image with torch names the type.
+    with pytest.raises(ConfigError, match="image lacks torch"):
+        load({}, instance_type="g7e.48xlarge", purchase={"spot_types": []})
+    (tmp_path / "own.txt").write_text(f"numpy==2.5.5 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(ConfigError, match=r"image lacks the packages of gpufleet:requirements"):
+        load({"gpufleet:requirements": str(tmp_path / "own.txt")})
     with tarfile.open(tmp_path / "wheels.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl"))
+        for name in Wanted(image_torch=True, cpu_architecture="x86_64", own=None).missing_from(()):
+            archive.addfile(tarfile.TarInfo(f"{name.replace('-', '_').replace('==', '-')}-py3-none-any.whl"))
     for way_out in (
         {"gpufleet:wheels": str(tmp_path / "wheels.tar")},
+        {"gpufleet:trainCommand": "train.py"},
         {"gpufleet:nat": "true"},
         {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},
         {"gpufleet:amiId": "ami-0123456789abcdef0"},
         EXISTING_VPC,
     ):
-        assert load(way_out).stack == "dev"
-
-
-LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
+        assert load(way_out, **trained).stack == "dev"
 
 
 def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
@@ -259,12 +269,29 @@ def test_pulumi_yaml_has_the_keys_of_the_settings(repository: Path) -> None:
     assert load({**defaults, **EXISTING_VPC}) == load(EXISTING_VPC)
 
 
-def test_the_pinned_image_is_exact_and_of_the_plans_architecture() -> None:
-    assert images.PINNED.keys() == {"x86_64", "arm64"}
-    assert all(name[-8:].isdigit() and "*" not in name for name in images.PINNED.values())
-    stand_in(sample_plan(node={"cpu_architecture": "arm64"}), stack="dev")
-    image = images.look_up(load_configuration(starts_nodes=False))
-    assert (image.name, image.kind) == (images.PINNED["arm64"], "dlami")
+@pytest.mark.parametrize(
+    ("instance_type", "architecture", "torch"),
+    [
+        ("p4d.24xlarge", "x86_64", True),
+        ("g6e.48xlarge", "x86_64", True),
+        ("g5g.16xlarge", "arm64", True),
+        ("p6-b300.48xlarge", "x86_64", False),
+        ("g7e.48xlarge", "x86_64", False),
+        ("p6e-gb200.36xlarge", "arm64", False),
+    ],
+)
+def test_the_image_has_torch_where_aws_supports_the_type_on_it(
+    instance_type: str, architecture: str, torch: bool
+) -> None:
+    plan = sample_plan(
+        instance_type=instance_type, node={"cpu_architecture": architecture}, purchase={"spot_types": []}
+    )
+    image = images.dlami_of(plan)
+    assert image.torch is torch
+    assert image.parameter.startswith(f"/aws/service/deeplearning/ami/{architecture}/")
+    assert ("-pytorch-2.11-" in image.parameter) is torch
+    mixed = sample_plan(purchase={"spot_types": ["p6-b300.48xlarge"]})
+    assert not images.dlami_of(mixed).torch, "every type of the group must be supported"
 
 
 class _Image(Answers):
@@ -276,7 +303,8 @@ class _Image(Answers):
         self.asked: dict[str, Any] = {}
 
     def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
-        self.asked = given
+        if token.endswith("getAmi"):
+            self.asked = given
         return {**super()._answer(token, given), **self._changes}
 
 
@@ -287,16 +315,51 @@ def look_up(changes: dict[str, Any], settings: dict[str, str]) -> tuple[images.I
     return images.look_up(load_configuration(starts_nodes=False)), answers.asked
 
 
-def test_the_image_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:
-    image, asked = look_up({}, {"gpufleet:amiName": "Some image 20260101"})
+PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
+
+
+def dlami(**changes: str) -> dict[str, str]:
+    pinned = {"id": "ami-0123456789abcdef0", "parameter": PARAMETER, "region": "us-east-1", **changes}
+    return {"gpufleet:dlami": json.dumps(pinned)}
+
+
+def test_the_pinned_image_is_asked_for_by_id_else_the_newest_of_its_parameter() -> None:
+    image, asked = look_up({}, dlami())
+    assert (asked["owners"], image.id, image.kind) == (["amazon"], "ami-0123456789abcdef0", "dlami")
+    assert look_up({}, {})[0].id == "ami-00000000000000000", "as the parameter says at this up"
+
+
+@pytest.mark.parametrize("changes", [{"region": "eu-west-1"}, {"parameter": PARAMETER.replace("2.11", "2.9")}])
+def test_an_image_pinned_for_another_plan_is_refused(changes: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"gpufleet:dlami is ami-.* `gpufleet stack set PLAN --stack dev`"):
+        look_up({}, dlami(**changes))
+
+
+def test_an_image_named_by_the_user_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:
+    image, asked = look_up({}, {"gpufleet:amiName": "Deep Learning Some image 20260101", **dlami()})
     assert asked["owners"] == ["amazon"]
-    assert asked["filters"] == [{"name": "name", "values": ["Some image 20260101"]}]
+    assert asked["filters"] == [{"name": "name", "values": ["Deep Learning Some image 20260101"]}]
     assert not asked.get("mostRecent")
     assert image.kind == "dlami"
 
 
-def test_an_own_image_is_asked_for_by_id_and_left_to_the_bootstrap_to_complete() -> None:
-    image, asked = look_up({}, {"gpufleet:amiId": "ami-0123456789abcdef0"})
+@pytest.mark.parametrize(
+    ("facts", "settings"),
+    [
+        ({"imageOwnerAlias": "amazon", "name": "al2023-ami-2023.9"}, {"gpufleet:amiName": "al2023-ami-2023.9"}),
+        (
+            {"ownerId": images.CANONICAL, "name": "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261001"},
+            {"gpufleet:amiId": "ami-0123456789abcdef0"},
+        ),
+    ],
+)
+def test_a_stock_image_on_which_no_step_would_run_is_refused(facts: dict[str, str], settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"is no Deep Learning AMI: a stock image has no AWS CLI"):
+        look_up(facts, settings)
+
+
+def test_an_own_image_is_asked_for_by_id() -> None:
+    image, asked = look_up({"name": "ours", "imageOwnerAlias": ""}, {"gpufleet:amiId": "ami-0123456789abcdef0"})
     assert asked["filters"] == [{"name": "image-id", "values": ["ami-0123456789abcdef0"]}]
     assert "owners" not in asked
     assert (image.id, image.kind) == ("ami-0123456789abcdef0", "custom")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.contract.requirements import read_pins
 from infra.bundle import ENTRY_POINT, build, pack
 from infra.naming import Names
 from infra.settings import ConfigError
+from infra.wheels import TRAINER_LIST, Wanted
 from tests.infra.deployed import Deployed, deploy
 
 GUARDS = ("BucketServerSideEncryptionConfiguration", "BucketVersioning", "BucketPolicy", "BucketPublicAccessBlock")
@@ -116,10 +118,16 @@ def test_a_bundle_without_an_entry_point_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def wheels(folder: Path, name: str) -> Path:
+def wheels(folder: Path, *lists: Path, machine: str = "any", top: str = "", without: str = "") -> Path:
+    """An archive with a wheel for each package of ``lists``."""
     path = folder / "wheels.tar"
     with tarfile.open(path, "w") as archive:
-        archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+        for text in (file.read_text() for file in lists):
+            for pin in read_pins(text):
+                if pin.name != without:
+                    archive.addfile(
+                        tarfile.TarInfo(f"{top}{pin.name.replace('-', '_')}-{pin.version}-py3-none-{machine}.whl")
+                    )
     return path
 
 
@@ -156,7 +164,7 @@ def test_training_code_that_is_absent_empty_or_too_large_is_refused(tmp_path: Pa
 
 @pytest.mark.parametrize("top", ["", "./"], ids=["plain", "dot"])
 def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repository: Path, top: str) -> None:
-    path = wheels(tmp_path, f"{top}torch-2.11.0-cp312-none-linux_x86_64.whl")
+    path = wheels(tmp_path, TRAINER_LIST, top=top)
     stack = deploy(config={"gpufleet:wheels": str(path)})
     assert stack.one("BucketObjectv2", "-wheels")["key"] == Names.wheels_key
     assert f"WHEELS_KEY:={Names.wheels_key}}}" in (repository / "bootstrap/lib.sh").read_text()
@@ -164,16 +172,56 @@ def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repos
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("made", "message"),
     [
-        ("numpy-2.5.5.whl", "1 wheels and none of torch"),
-        ("wheels/torch-2.11.0.whl", "none of torch at its top"),
-        ("torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl", "the plan's nodes are x86_64"),
+        ({"without": "transformers"}, r"has no wheel of transformers==[\d.]+ for x86_64"),
+        ({"top": "wheels/"}, r"no wheel of accelerate==.* and 45 more"),
+        ({"machine": "manylinux_2_28_aarch64"}, "for x86_64, which the plan's nodes need"),
     ],
 )
-def test_wheels_that_nodes_cannot_use_are_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_wheels_that_nodes_cannot_use_are_refused(tmp_path: Path, made: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        deploy(config={"gpufleet:wheels": str(wheels(tmp_path, name))})
+        deploy(config={"gpufleet:wheels": str(wheels(tmp_path, TRAINER_LIST, **made))})
+
+
+def test_where_the_image_has_no_torch_the_wheels_have_it() -> None:
+    lists = [Wanted(image_torch=there, cpu_architecture="x86_64", own=None).missing_from(()) for there in (True, False)]
+    assert ["torch==2.11.0" in missing for missing in lists] == [False, True]
+    assert all("transformers==5.17.0" in missing for missing in lists)
+
+
+HASHES = f"--hash=sha256:{'0' * 64}"
+
+
+def test_own_requirements_travel_in_the_bundle_and_their_wheels_in_the_archive(tmp_path: Path) -> None:
+    own = tmp_path / "requirements.txt"
+    own.write_text(f"# locked\nMy_Package==1.0 \\\n    {HASHES}\ntorch==2.11.0+cu130 {HASHES}\n")
+    config = {"gpufleet:requirements": str(own)}
+    content = base64.b64decode(deploy(config=config).one("BucketObjectv2", "-bootstrap")["contentBase64"])
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        packed = archive.extractfile("bootstrap/requirements-own.txt")
+        assert packed is not None and packed.read() == own.read_bytes()
+    with pytest.raises(ConfigError, match=r"no wheel of my-package==1\.0 for"):
+        deploy(config={**config, "gpufleet:wheels": str(wheels(tmp_path, TRAINER_LIST))})
+    assert deploy(config={**config, "gpufleet:wheels": str(wheels(tmp_path, TRAINER_LIST, own))}).all("Group")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("numpy==2.5.5\n", r"'numpy==2\.5\.5' is no name==version with --hash"),
+        (f"numpy>=2 {HASHES}\n", "is no name==version"),
+        ("--index-url https://example.com/simple\n", "is no name==version"),
+        (f"torch==2.9.0 {HASHES}\n", r"locks torch 2\.9\.0, and the nodes have 2\.11\.0"),
+    ],
+)
+def test_requirements_that_are_not_locked_or_of_another_torch_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    own = tmp_path / "requirements.txt"
+    own.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        deploy(config={"gpufleet:requirements": str(own)})
 
 
 def test_an_absent_or_broken_archive_is_refused(tmp_path: Path) -> None:

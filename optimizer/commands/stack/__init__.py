@@ -10,7 +10,14 @@ import click
 
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
-from optimizer.commands.stack.file import REGION_KEY, ZONE_KEY, check_name, write_stack_file
+from optimizer.commands.stack.file import (
+    IMAGE_KEY,
+    REGION_KEY,
+    ZONE_KEY,
+    change_stack_file,
+    check_name,
+    write_stack_file,
+)
 from optimizer.errors import DataStaleError, InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.training_code import describe_demands
@@ -33,20 +40,27 @@ Example:
 @plan_arguments
 @stack_options
 @click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
-def set_plan(plan: str, stack: str, plan_number: int, directory: Path, accept_stale_prices: bool) -> None:
+@click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
+def set_plan(
+    plan: str, stack: str, plan_number: int, directory: Path, accept_stale_prices: bool, new_image: bool
+) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
-    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region and, for a plan
-    at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. Nothing is written when the plan is
-    wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no
-    Pulumi CLI.
+    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region, gpufleet:dlami
+    and, for a plan at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. With AWS credentials
+    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image. Nothing is
+    written when the plan is wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older
+    than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
-    put_plan(read_plan_argument(plan, plan_number), stack, directory, accept_stale_prices=accept_stale_prices)
+    chosen = read_plan_argument(plan, plan_number)
+    put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image)
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
-def put_plan(chosen: FleetPlan, stack: str, directory: Path, *, accept_stale_prices: bool) -> None:
+def put_plan(
+    chosen: FleetPlan, stack: str, directory: Path, *, accept_stale_prices: bool, new_image: bool = False
+) -> None:
     """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
 
     Raises:
@@ -90,8 +104,9 @@ def put_plan(chosen: FleetPlan, stack: str, directory: Path, *, accept_stale_pri
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
         )
+    click.echo(_pin_image(path, chosen, before, new=new_image))
     click.echo(describe_demands(chosen))
-    for line in _missing_settings(chosen, before):
+    for line in _missing_settings(stack, chosen, before):
         click.echo(f"once: {line}")
 
 
@@ -108,11 +123,56 @@ def _refuse_stale_prices(plan: FleetPlan) -> None:
             )
 
 
-def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
-    has_torch = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
+def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: bool) -> str:
+    """Write the image's id beside the plan, unless the user names one; return what was done."""
+    from infra.images import dlami_of
+    from infra.settings import ConfigError
+    from optimizer.aws import errors, images
+
+    own = next((f"gpufleet:{key}" for key in ("amiId", "amiName") if before.get(f"gpufleet:{key}")), "")
+    if own or before.get("gpufleet:platform") == "eks":
+        change_stack_file(path, {IMAGE_KEY: None})
+        return f"image: {before[own]} ({own})" if own else "image: EKS's for the cluster's version"
+    try:
+        parameter = dlami_of(plan).parameter
+    except ConfigError as error:
+        change_stack_file(path, {IMAGE_KEY: None})
+        return f"image: none; {error}"
+    place = {"parameter": parameter, "region": plan.region}
+    had = before.get(IMAGE_KEY)
+    if not new and isinstance(had, Mapping) and place.items() <= had.items():
+        return f"image: {had.get('id')} stays (--new-image takes the newest of {parameter})"
+    try:
+        pinned = {"id": images.newest(plan.region, parameter), **place}
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        change_stack_file(path, {IMAGE_KEY: None})
+        return (
+            f"image: the newest of {parameter} at each pulumi up; gpufleet stack set pins it once AWS answers "
+            f"({errors.reason(error)})"
+        )
+    change_stack_file(path, {IMAGE_KEY: pinned})
+    return f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
+
+
+def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
+    from infra.images import dlami_of
+    from infra.settings import ConfigError
+
+    try:
+        torch = dlami_of(plan).torch
+    except ConfigError:
+        return False
+    own_code = plan.beyond_trainer or config.get("gpufleet:trainCommand") or config.get("gpufleet:trainDir")
+    return not (torch and own_code) or bool(config.get("gpufleet:requirements"))
+
+
+def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
+    covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
     reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
-    if not (has_torch or reaches_an_index or config.get("gpufleet:platform") == "eks"):
-        yield "pulumi config set gpufleet:wheels wheels.tar (docs/infrastructure.md, 'Before the first up')"
+    if not (covered or reaches_an_index or config.get("gpufleet:platform") == "eks") and _needs_wheels(plan, config):
+        yield f"gpufleet wheels --stack {stack} packs what the nodes' image lacks"
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 if TYPE_CHECKING:
     from infra.naming import Names
 
-PLAN_KEY, REGION_KEY, ZONE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId"
+PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,10 +99,40 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
 
     A zone that the replaced plan brought goes with it. In an existing VPC the subnets decide on the zone.
 
+    Raises as ``change_stack_file``.
+    """
+
+    def change(config: dict[str, Any]) -> None:
+        config[REGION_KEY] = plan.region
+        if plan.purchase.zone_id and not config.get("gpufleet:subnetIds"):
+            config[ZONE_KEY] = plan.purchase.zone_id
+        elif ZONE_KEY in config and config[ZONE_KEY] == _planned_zone(config):
+            del config[ZONE_KEY]
+        # An absent field means the same as null, which Pulumi's configuration does not know.
+        config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
+
+    return _change(path, change)
+
+
+def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Set keys, or remove those whose value is None; keep all else, comments too; return the old configuration.
+
     Raises:
         InvalidInputError: the file there is not YAML, or not a stack's configuration.
         GpufleetError: it cannot be written.
     """
+
+    def change(config: dict[str, Any]) -> None:
+        for key, value in changes.items():
+            if value is not None:
+                config[key] = value
+            else:
+                config.pop(key, None)
+
+    return _change(path, change)
+
+
+def _change(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -122,13 +152,7 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
             next_step="repair it",
         )
     before = dict(config)
-    config[REGION_KEY] = plan.region
-    if plan.purchase.zone_id and not config.get("gpufleet:subnetIds"):
-        config[ZONE_KEY] = plan.purchase.zone_id
-    elif ZONE_KEY in config and config[ZONE_KEY] == _planned_zone(config):
-        del config[ZONE_KEY]
-    # An absent field means the same as null, which Pulumi's configuration does not know.
-    config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
+    change(config)
     try:
         replace_file(path, lambda file: yaml.dump(data, file))
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ import click
 from bootstrap.contract.codec import to_json
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack.file import IMAGE_KEY, StackFile, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.measures import MEASURES, compare
 from optimizer.commands.status.reading import Reading, read
@@ -76,10 +77,10 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
             watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC), with_loss=True), watch_s)
         return
     while True:
-        reading = read(names, datetime.now(UTC))
+        reading = read(names, datetime.now(UTC), image_id(file))
         ahead = forecast(file.plan, reading)
         measures = compare(file.plan, reading, ahead)
-        slow = notices(file.plan, ahead, stack)
+        slow = [*notices(file.plan, ahead, stack), *image_notices(reading, file)]
         if output_format == "json":
             write_json(as_json(names, file.plan, reading, measures, ahead) | {"notices": slow})
         elif output_format == "csv":
@@ -95,6 +96,30 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
         except KeyboardInterrupt:
             return
         click.echo("")
+
+
+def image_id(file: StackFile) -> str:
+    """Return the image that the stack's configuration names by id, or ""."""
+    pinned = file.config.get(IMAGE_KEY)
+    return str(file.config.get("gpufleet:amiId") or (pinned.get("id") if isinstance(pinned, Mapping) else "") or "")
+
+
+def image_notices(reading: Reading, file: StackFile) -> list[str]:
+    """Warn of an old image: it lacks the fixes since, and its owner may withdraw it."""
+    from optimizer.aws.images import MAX_AGE_DAYS
+
+    image = reading.image
+    if image is None or not image.old:
+        return []
+    newer = f"gpufleet stack set PLAN --stack {file.stack} --new-image"
+    if file.config.get("gpufleet:amiId"):
+        newer = "build a newer one, pulumi config set gpufleet:amiId ID"
+    elif file.config.get("gpufleet:amiName"):
+        newer = "pulumi config set gpufleet:amiName NAME of a newer one"
+    return [
+        f"the image {image.id} is {image.days} days old (limit {MAX_AGE_DAYS}) and lacks the fixes since: {newer}, "
+        "then pulumi up; a gang boots it at its next start"
+    ]
 
 
 def as_json(
@@ -117,6 +142,7 @@ def as_json(
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": progress and asdict(progress),
         "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
+        "image": reading.image and asdict(reading.image),
         "measured_run": reading.measured and to_json(reading.measured),
         "forecast": ahead and asdict(ahead) | {"slow": ahead.slow, "late": ahead.late},
         "measures": measures,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+    from optimizer.aws.images import ImageAge
     from optimizer.aws.loss import Loss
     from optimizer.aws.progress import TrainingProgress
 
@@ -34,6 +35,7 @@ class Reading:
     failures: tuple[LaunchFailure, ...] = ()
     progress: TrainingProgress | None = None
     measured: MeasuredRow | None = None  # newest of the present run
+    image: ImageAge | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     loss: Loss | None = None  # only where it is asked for
     unread: dict[str, str] = field(default_factory=dict)
@@ -53,9 +55,13 @@ class Reading:
         return otherwise
 
 
-def read(names: Names, now: datetime, *, with_loss: bool = False) -> Reading:
-    """Read each part of a stack; without group and state it is a DataMissingError."""
+def read(names: Names, now: datetime, image_id: str = "", *, with_loss: bool = False) -> Reading:
+    """Read each part of a stack; without group and state it is a DataMissingError.
+
+    ``image_id`` is the configured image; by default the image of a node.
+    """
     from optimizer.aws import actuals, clients, control
+    from optimizer.aws.images import read_age
     from optimizer.aws.progress import read_progress
 
     reading = Reading(at=now)
@@ -78,6 +84,7 @@ def read(names: Names, now: datetime, *, with_loss: bool = False) -> Reading:
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, ids), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
+        reading.image = reading.attempt("image", lambda: read_age(ec2, image_id, ids, now), None)
         since = now - FAILURES_WINDOW
         reading.failures = reading.attempt(
             "failed launches", lambda: actuals.read_failures(autoscaling, names.group, since=since), ()

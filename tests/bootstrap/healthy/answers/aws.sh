@@ -3,8 +3,8 @@ case "$*" in
   "s3 cp "*) # the wheels, as one archive
     destination=${*: -1}
     scratch=$(mktemp --directory)
-    touch "$scratch/torch-2.11.0.whl"
-    tar --create --file "$destination" --directory "$scratch" torch-2.11.0.whl
+    touch "$scratch/torch-2.11.0.whl" "$scratch/pip-26.3-py3-none-any.whl"
+    tar --create --file "$destination" --directory "$scratch" .
     exit 0
     ;;
   "logs put-log-events "*) # keep what was sent

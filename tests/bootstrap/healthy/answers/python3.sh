@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 if [[ $1 == -m && $2 == venv ]]; then
-  mkdir -p "$3/bin"
-  cp "$FAKE_HEALTHY/venv-python3" "$3/bin/python3"
+  mkdir -p "${*: -1}/bin"
+  cp "$FAKE_HEALTHY/venv-python3" "${*: -1}/bin/python3"
   exit 0
 fi
 # The watcher of notices is the real one where a test has a metadata service. This one sees what the group does with a

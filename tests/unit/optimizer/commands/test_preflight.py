@@ -28,7 +28,9 @@ from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,
+    IMAGE,
     NOW,
+    PARAMETER,
     THROTTLED,
     FakeAws,
     Refusal,
@@ -90,7 +92,7 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
         "Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}]}]
     }
     aws.answers["DescribeBudgets"] = DENIED
-    write_stack(tmp_path, amiName="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006")
+    write_stack(tmp_path, amiName=IMAGE)
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 24 ok\n")
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
@@ -154,6 +156,19 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, aws: FakeAws, plan:
     assert rows["VPC range"]["level"] == "warning"
     assert rows["quota EC2-VPC Elastic IPs"]["level"] == "ok"
     assert aws.asked("DescribeImages")[0]["Filters"] == [{"Name": "name", "Values": ["my image"]}]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_the_stacks_pinned_image_is_looked_at_else_the_newest(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path, pinned: bool
+) -> None:
+    image = {"id": "ami-00000000000000001", "parameter": PARAMETER, "region": "us-east-1"}
+    write_stack(tmp_path, trainCommand="train.py", dlami=image if pinned else {})
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    assert rows_of(out)["image"]["level"] == "ok"
+    asked = "ami-00000000000000001" if pinned else "ami-0123456789abcdef0"
+    assert aws.asked("DescribeImages")[0]["ImageIds"] == [asked]
+    assert bool(aws.asked("GetParameter")) is not pinned
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from optimizer.aws import images
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -76,28 +77,79 @@ def test_other_keys_and_comments_stay(project: Path) -> None:
     assert "ask Ada" in path.read_text()
 
 
-def test_a_move_to_another_region_and_missing_wheels_are_said(project: Path) -> None:
+def test_a_move_to_another_region_is_said(project: Path) -> None:
     path = project / "Pulumi.dev.yaml"
     path.write_text(EXISTING)
     done = run(project, write(project, SPOT_P4D))
     assert "aws:region was eu-west-1: resources do not move" in done.stderr
-    assert "once: pulumi config set gpufleet:wheels" in done.stdout
     assert "once: pulumi config set gpufleet:trainCommand" not in done.stdout
     assert "The reference trainer does not carry out this plan" in done.stdout
-    path.write_text(
-        path.read_text().replace("  gpufleet:trainCommand", "  gpufleet:amiName: x\n  gpufleet:trainCommand")
-    )
-    done = run(project, write(project, SPOT_P4D))
-    assert done.stderr == ""
-    assert "gpufleet:wheels" not in done.stdout
+    assert run(project, write(project, SPOT_P4D)).stderr == ""
+
+
+LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("nat: true", False), ("nat: 'true'", False), ("nat: false", True), ("platform: eks", False)]
+    ("key", "said"),
+    [
+        ("nat: true", False),
+        ("nat: 'true'", False),
+        ("nat: false", True),
+        ("platform: eks", False),
+        ("amiName: x", False),
+        ("trainCommand: train.py", False),
+        ("trainCommand: train.py\n  gpufleet:requirements: own.txt", True),
+    ],
 )
 def test_wheels_are_asked_for_where_nodes_need_them(project: Path, key: str, said: bool) -> None:
     (project / "Pulumi.dev.yaml").write_text(f"config:\n  gpufleet:{key}\n")
-    assert ("gpufleet:wheels" in run(project, write(project, SPOT_P4D)).stdout) is said
+    plan = write(project, merged(SPOT_P4D, LLAMA))
+    assert ("once: gpufleet wheels --stack dev" in run(project, plan).stdout) is said
+
+
+PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the releases that AWS's parameter had, the newest last."""
+    releases = ["ami-00000000000000001"]
+
+    def newest(region: str, parameter: str) -> str:
+        assert (region, parameter) == ("us-east-1", PARAMETER)
+        return releases[-1]
+
+    monkeypatch.setattr(images, "newest", newest)
+    return releases
+
+
+def test_the_newest_image_is_pinned_once_and_stays_until_asked(project: Path, published: list[str]) -> None:
+    plan = write(project, SPOT_P4D)
+
+    def pinned() -> Any:
+        return yaml.safe_load((project / "Pulumi.dev.yaml").read_text())["config"].get("gpufleet:dlami")
+
+    assert f"image: {published[0]}, the newest of {PARAMETER}" in run(project, plan).stdout
+    first = {"id": published[0], "parameter": PARAMETER, "region": "us-east-1"}
+    assert pinned() == first
+    published.append("ami-00000000000000002")
+    assert f"image: {published[0]} stays" in run(project, plan).stdout
+    assert pinned() == first
+    assert f"image: {published[1]}" in run(project, plan, "--new-image").stdout
+    assert pinned() == {**first, "id": published[1]}
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(path.read_text() + "  gpufleet:amiId: ami-0123456789abcdef0\n")
+    assert "image: ami-0123456789abcdef0 (gpufleet:amiId)" in run(project, plan).stdout
+    assert pinned() is None
+
+
+def test_without_an_answer_of_aws_the_parameter_decides_at_each_up(project: Path) -> None:
+    # The emulated AWS has no such parameter.
+    done = run(project, write(project, SPOT_P4D))
+    assert done.exit_code == 0
+    assert f"image: the newest of {PARAMETER} at each pulumi up" in done.stdout
+    assert "gpufleet:dlami" not in (project / "Pulumi.dev.yaml").read_text()
 
 
 def test_the_zone_of_a_reservation_is_asked_for(project: Path) -> None:

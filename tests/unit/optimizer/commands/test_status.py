@@ -132,6 +132,31 @@ def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: Depl
     assert "0123456789ab-torn.json is not JSON" in err
 
 
+@pytest.mark.parametrize(("days", "said"), [(59, False), (60, True)])
+def test_an_image_of_two_months_gets_a_notice(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, days: int, said: bool
+) -> None:
+    """No image is pinned, so it is the nodes' own, which moto dates when it is asked for."""
+    deployed.write_state()
+    node = deployed.group.nodes[0].instance_id
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    used = ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]["ImageId"]
+    real = clients.ec2
+
+    def dated(region: str) -> Any:
+        client = real(region)
+        created = (datetime.now(UTC) - timedelta(days=days, hours=1)).isoformat()
+        stub = {"Images": [{"ImageId": used, "CreationDate": created}]}
+        monkeypatch.setattr(client, "describe_images", lambda ImageIds, **_: stub if ImageIds == [used] else {})  # noqa: N803
+        return client
+
+    monkeypatch.setattr(clients, "ec2", dated)
+    _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
+    assert json.loads(out)["image"] == {"id": used, "days": days}
+    notice = f"the image {used} is 60 days old (limit 60)"
+    assert any(line.startswith(notice) and "--new-image" in line for line in json.loads(out)["notices"]) is said
+
+
 def test_csv_is_predicted_against_actual(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     deployed.write_state()
     code, out, _ = gpufleet("status", *deployed.arguments, "--format", "csv")

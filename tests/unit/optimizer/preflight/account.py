@@ -33,7 +33,8 @@ ROLE = (
     f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_dev-useast1"
 )
 WHO = Account(id=ACCOUNT, arn=ARN)
-IMAGE = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261006"
+IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20261009"
+PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,7 @@ def healthy() -> dict[str, Answer]:
         "GetAccountSettings": {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}},
         "GetSpotPlacementScores": {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az2", "Score": 9}]},
         "DescribeImages": {"Images": [image()]},
+        "GetParameter": {"Parameter": {"Name": PARAMETER, "Value": "ami-0123456789abcdef0"}},
         "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},
         "GetKeyRotationStatus": {"KeyRotationEnabled": True},
         "GetKeyPolicy": {"Policy": key_policy()},
@@ -278,8 +280,11 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "endpoints": INTERFACE_ENDPOINTS,
         "system_nodes": {},
         "ami_id": "",
-        "ami_name": IMAGE,
+        "ami_name": "",
+        "ami_parameter": PARAMETER,
         "ami_problem": "",
+        "own_image": False,
+        "steps_boot": True,
         "ceiling_usd": plan.job.budget_usd,
     }
     return Target(**{**given, **changes})

@@ -26,6 +26,7 @@ from tests.unit.optimizer.preflight.account import (
     DENIED,
     DENIED_EC2,
     IMAGE,
+    PARAMETER,
     ROLE,
     FakeAws,
     Refusal,
@@ -42,8 +43,8 @@ __all__ = ["aws"]
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
 
 
-def test_the_pinned_image_is_there(aws: FakeAws) -> None:
-    row = only(check_image(context()))
+def test_an_image_is_asked_for_by_name_from_amazon(aws: FakeAws) -> None:
+    row = only(check_image(context(ami_name=IMAGE)))
     assert (row.level, row.value) == ("ok", "ami-0123456789abcdef0")
     (asked,) = aws.asked("DescribeImages")
     assert asked == {
@@ -56,6 +57,41 @@ def test_the_pinned_image_is_there(aws: FakeAws) -> None:
 def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
     assert only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name=""))).level == "ok"
     assert aws.asked("DescribeImages") == [{"ImageIds": ["ami-0123456789abcdef0"], "IncludeDeprecated": True}]
+
+
+def test_without_a_pinned_image_the_parameter_names_it(aws: FakeAws) -> None:
+    assert only(check_image(context())).level == "ok"
+    assert aws.asked("GetParameter") == [{"Name": PARAMETER}]
+    aws.answers["GetParameter"] = Refusal("ParameterNotFound")
+    row = only(check_image(context()))
+    assert (row.level, row.text) == ("error", f"no parameter {PARAMETER} in us-east-1")
+    aws.answers["GetParameter"] = DENIED
+    row = only(check_image(context()))
+    assert row.level == "unknown" and "ssm:GetParameter" in row.text
+
+
+UBUNTU = image(ImageId="ami-u", Name="ubuntu/images/hvm-ssd-gp3/ubuntu-noble", OwnerId="099720109477")
+OWN = {"ImageId": "ami-0123456789abcdef0", "Name": "ours", "OwnerId": ACCOUNT}
+
+
+@pytest.mark.parametrize(
+    ("chain", "level", "says"),
+    [
+        ([image(**OWN, SourceImageId="ami-d"), image(ImageId="ami-d")], "ok", "'ours'"),
+        ([image(**OWN, SourceImageId="ami-1"), image(**OWN, SourceImageId="ami-d"), image()], "ok", "'ours'"),
+        ([UBUNTU], "error", "is no Deep Learning AMI"),
+        ([image(**OWN, SourceImageId="ami-u"), UBUNTU], "error", "'ours' comes from 'ubuntu/"),
+        ([image(**OWN)], "warning", "AWS does not show that 'ours' is derived from a Deep Learning AMI"),
+        ([image(**OWN, SourceImageId="ami-x", SourceImageRegion="eu-west-1")], "warning", "does not show"),
+    ],
+)
+def test_an_image_that_no_step_could_boot_is_said_before_up(
+    aws: FakeAws, chain: list[dict[str, Any]], level: str, says: str
+) -> None:
+    left = iter(chain)
+    aws.answers["DescribeImages"] = lambda asked: {"Images": [next(left)]}
+    row = only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name="", own_image=True)))
+    assert row.level == level and says in row.text
 
 
 def volume(device: str = "/dev/sda1", gib: int = 75, **changes: Any) -> dict[str, Any]:
@@ -79,7 +115,7 @@ def volume(device: str = "/dev/sda1", gib: int = 75, **changes: Any) -> dict[str
 )
 def test_an_image_that_does_not_fit(aws: FakeAws, changes: dict[str, Any], level: str, says: str) -> None:
     aws.answers["DescribeImages"] = {"Images": [image(**changes)]}
-    row = only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name="")))
+    row = only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name="", own_image=True)))
     assert row.level == level and says in row.text and row.next_step
 
 

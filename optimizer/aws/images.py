@@ -1,0 +1,70 @@
+"""What AWS knows of a machine image: the newest of a Deep Learning AMI, its age, and the images it is derived from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+# Age of an image at which `status` warns. AWS patches its images nightly, and lists drivers and kernels by release:
+# https://docs.aws.amazon.com/dlami/latest/devguide/dlami-release-archive-ubuntu.html
+MAX_AGE_DAYS = 60
+# An image of an image of an image: more copies than people make.
+_MAX_COPIES = 8
+
+
+def newest(region: str, parameter: str) -> str:
+    """Return the image id in a public SSM parameter (ssm:GetParameter); raises boto3's errors."""
+    from optimizer.aws import clients
+
+    return str(clients.ssm(region).get_parameter(Name=parameter)["Parameter"]["Value"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageAge:
+    """An image and its age in days."""
+
+    id: str
+    days: int
+
+    @property
+    def old(self) -> bool:
+        """True from MAX_AGE_DAYS on."""
+        return self.days >= MAX_AGE_DAYS
+
+
+def read_age(ec2: EC2Client, image_id: str, instance_ids: Sequence[str], now: datetime) -> ImageAge | None:
+    """Return the age of an image, by default the first instance's; None without either, or where AWS has no date.
+
+    Raises boto3's errors.
+    """
+    if not image_id and instance_ids:
+        reservations = ec2.describe_instances(InstanceIds=list(instance_ids[:1]))["Reservations"]
+        image_id = next((one["Instances"][0].get("ImageId", "") for one in reservations), "")
+    if not image_id:
+        return None
+    images = ec2.describe_images(ImageIds=[image_id], IncludeDeprecated=True)["Images"]
+    created = next((one.get("CreationDate", "") for one in images), "")
+    return ImageAge(id=image_id, days=(now - datetime.fromisoformat(created)).days) if created else None
+
+
+def ancestors(ec2: EC2Client, image: Any) -> Iterator[Any]:
+    """Yield the image, its source, the source's source, as far as AWS shows them; raises boto3's errors.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify-source-ami-used-to-create-new-ami.html
+    """
+    for _ in range(_MAX_COPIES):
+        yield image
+        # A copy from another region keeps the source's id, which this region does not know.
+        source = image.get("SourceImageId")
+        if not source or image.get("SourceImageRegion", ec2.meta.region_name) != ec2.meta.region_name:
+            return
+        filters: Any = [{"Name": "image-id", "Values": [source]}]
+        sources = ec2.describe_images(Filters=filters, IncludeDeprecated=True)["Images"]
+        if not sources:
+            return
+        image = sources[0]

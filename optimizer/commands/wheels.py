@@ -1,0 +1,64 @@
+"""``gpufleet wheels``: pack the Python packages that a stack's nodes install offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import stack_options
+from optimizer.errors import GpufleetError, InvalidInputError
+
+WHEELS_KEY = "gpufleet:wheels"
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet wheels --stack dev
+  pulumi config set gpufleet:requirements requirements.txt --stack dev && gpufleet wheels --stack dev
+"""
+)
+@stack_options
+@click.option("--force", is_flag=True, help="Pack also where the image has all that the nodes need.")
+def command(stack: str, directory: Path, force: bool) -> None:
+    """Download the wheels that a stack's nodes need beyond their image, and name the archive in gpufleet:wheels.
+
+    Nodes in private subnets reach no package index: they install the reference trainer's libraries and the packages of
+    gpufleet:requirements from this archive, which `pulumi up` uploads, each wheel by its hash. torch comes with the
+    image of most types; where it does not, its CUDA libraries are packed too (gigabytes). Needs a package index and
+    pip, and no account. Run again after a change of gpufleet:requirements, of the instance type or of gpufleet.
+    """
+    from infra.configuration import load
+    from infra.images import brings_torch
+    from infra.offline.preview import stand_in
+    from infra.settings import ConfigError
+    from infra.wheels import Wanted, pack, wheels_needed
+    from optimizer.commands.stack.file import change_stack_file, read_stack
+
+    file = read_stack(stack, directory)
+    # The archive of before may not suit the plan of now.
+    config = {key: text for key, text in file.config_texts.items() if key != WHEELS_KEY}
+    stand_in(file.plan, stack=stack, config=config)
+    try:
+        settings = load(starts_nodes=False)
+        image_torch = brings_torch(settings)
+        if not (force or wheels_needed(settings, image_torch=image_torch)):
+            click.echo("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
+            return
+        wanted = Wanted(
+            image_torch=image_torch, cpu_architecture=file.plan.node.cpu_architecture, own=settings.requirements
+        )
+        out = directory / f"wheels-{stack}.tar"
+        pack(wanted, out)
+    except ConfigError as error:
+        raise InvalidInputError(str(error)) from error
+    except OSError as error:
+        raise GpufleetError(f"the wheels cannot be packed: {error}") from error
+    change_stack_file(file.path, {WHEELS_KEY: str(out.resolve())})
+    torch = "the image has torch" if image_torch else "torch included"
+    click.echo(
+        f"{out}: {out.stat().st_size / 2**20:,.0f} MiB for Python {' and '.join(wanted.pythons)} on {wanted.machine}, "
+        f"{torch}; {file.path} names it in {WHEELS_KEY}"
+    )
+    click.echo(f"next: pulumi up --stack {stack}")
