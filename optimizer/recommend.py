@@ -15,7 +15,13 @@ from optimizer.performance.setups import positions_note
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest
-from optimizer.search.advice import describe_capacity, describe_knee, describe_network, describe_passed_over
+from optimizer.search.advice import (
+    describe_capacity,
+    describe_input,
+    describe_knee,
+    describe_network,
+    describe_passed_over,
+)
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
@@ -117,7 +123,11 @@ def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration)
         if request.objective == "time":
             fastest = ranking.pareto[-1]
             advice += describe_knee(best, (feasible[fastest.table], fastest.row))
-        advice += [*describe_network(best), *describe_capacity(best)]
+        advice += [
+            *describe_network(best),
+            *describe_capacity(best),
+            *describe_input(best, problem.recipe.samples_per_vcpu_s),
+        ]
     return Recommendation(
         problem=problem,
         plans=tuple(plans[position] for position in chosen),

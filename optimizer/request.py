@@ -107,6 +107,11 @@ class Workload(_Model):
         "trainer; what it does not train is estimated as torch.",
     )
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
+    samples_per_vcpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Samples a second that a vCPU prepares, 0 for no bound; default: 250 for a CNN's images, else 0.",
+    )
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
         default="none",
         exclude_if=lambda value: value == "none",

@@ -24,6 +24,8 @@ CHECKPOINTINGS = ("none", "selective", "full")
 # Compression of the gradients that DistributedDataParallel reduces: 16 bits on the wire, or PowerSGD's matrices of a
 # rank from 1 to 999 (powersgd-4).
 GRADIENT_COMPRESSION = r"^(none|bf16|fp16|powersgd-[1-9][0-9]{0,2})$"
+# Processes that decode images for one rank, at most: a GPU trains at most some 3,000 images/s.
+MAX_LOADER_WORKERS = 16
 # Shares of the global batch: given or equal, or set by the speed of each rank in the first steps.
 BALANCES = ("none", "measured")
 # Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
@@ -69,6 +71,11 @@ class TrainerJob:
     shares: str = ""
     balance: str = "none"
     tuning: FineTuning = FULL_TRAINING
+
+
+def loader_workers(cores: int, ranks: int) -> int:
+    """Processes that decode images for one rank: its part of the node's cores, one left for the training process."""
+    return max(1, min(MAX_LOADER_WORKERS, cores // ranks - 1))
 
 
 def unsupported(job: TrainerJob) -> list[str]:

@@ -81,6 +81,7 @@ class Inputs:
     compiled: Number
     half_gradients: Number
     powersgd_rank: Number
+    load_s_per_sample: Number  # of one rank's loader
     # Fine-tuning: share of parameters with gradients; flags of what trains, and of adapters (fine_tuning.py)
     trained: Number
     frozen_layers: Number

@@ -121,6 +121,7 @@ def build_inputs(
         compiled=float(recipe.compiled),
         half_gradients=float(recipe.gradient_compression in ("bf16", "fp16")),
         powersgd_rank=float(powersgd_rank(recipe.gradient_compression)),
+        load_s_per_sample=1.0 / rate if (rate := recipe.samples_per_vcpu_s * hardware.loader_workers) else 0.0,
         trained=1.0,
         frozen_layers=0.0,
         trains_layers=1.0,

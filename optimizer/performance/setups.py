@@ -32,6 +32,10 @@ from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
 USUAL_GPUS_PER_NODE = 8
+# Images of ImageNet's size (500 x 375, 110 kB) that the trainer's loader prepares a second on one vCPU. Measured on a
+# whole EPYC core: 390 (tests/benchmarks/results/images_202611.md); two vCPUs share a core. Users report 190 with Pillow
+# and 250 with Pillow-SIMD for each of ten workers (https://github.com/huggingface/pytorch-image-models/issues/1491).
+IMAGES_PER_VCPU_S = 250.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +73,12 @@ def build_recipe(
     gradient_compression: str = "none",
     tuning: FineTuning = FULL_TRAINING,
     shardings: tuple[str, ...] = SHARDINGS,
+    samples_per_vcpu_s: float | None = None,
 ) -> Recipe:
     """Build the recipe of training ``model``, or raise InvalidInputError.
 
-    ``seq_len`` None is the usual one; without ``gpu`` the precision is not checked (a search rejects GPU by GPU).
+    ``seq_len`` None is the usual one, ``samples_per_vcpu_s`` None that of images for a CNN; without ``gpu`` the
+    precision is not checked (a search rejects GPU by GPU).
     """
     framework = framework_name(framework, cnn=model.convolutional)
     check_framework(framework, model)
@@ -96,6 +102,9 @@ def build_recipe(
         pure=precision == PURE,
         tuning=tuning,
         shardings=shardings,
+        samples_per_vcpu_s=(IMAGES_PER_VCPU_S if model.convolutional else 0.0)
+        if samples_per_vcpu_s is None
+        else samples_per_vcpu_s,
     )
     check_fine_tuning(model, recipe)
     return recipe

@@ -1,4 +1,4 @@
-"""Time of one optimizer step: computation, exposed communication, pipeline bubble, host and optimizer."""
+"""Time of one optimizer step: computation, exposed communication, pipeline bubble, host, optimizer, input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         per_step = per_step + _hook_seconds(x)
     busy = micro_batches * share
 
-    return {
+    parts = {
         "matmul": work.layer_matmul * busy,
         "attention": work.layer_attention * busy,
         "elementwise": work.layer_elementwise * busy + work.weights * micro_batches,
@@ -72,6 +72,9 @@ def step_seconds(x: Inputs) -> dict[str, Number]:
         "bubble": bubble,
         "optimizer": optimizer_time(x),
     }
+    # Loader processes work while the GPU does; a step lasts at least as long as its samples take to prepare.
+    load = x.load_s_per_sample * x.micro_batch * micro_batches
+    return parts | {"input": np.maximum(0.0, load - sum(parts.values()))}
 
 
 def always_shown(x: Inputs) -> Number:

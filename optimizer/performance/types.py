@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
+from bootstrap.contract.trainer import loader_workers
 from optimizer.hardware import Gpu, InstanceType, Interconnect, Precision
 
 Floats = npt.NDArray[np.float64]
@@ -42,6 +43,7 @@ class Recipe:
     Attributes:
         precision: arithmetic of the products.
         pure: parameters, gradients and moments are in ``precision`` too.
+        samples_per_vcpu_s: samples a second that one loader process prepares; 0 for data that is there at no cost.
     """
 
     seq_len: int
@@ -55,6 +57,7 @@ class Recipe:
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS
+    samples_per_vcpu_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,7 @@ class Hardware:
         network_gbit_per_s: one direction.
         efa: EFA or InfiniBand, not TCP.
         gpudirect: the network reads and writes GPU memory; False without EFA.
+        loader_workers: processes that prepare samples for one GPU; 0 where the host is not known.
     """
 
     gpu: Gpu
@@ -74,6 +78,7 @@ class Hardware:
     efa: bool
     gpudirect: bool
     gpu_memory_gib: float | None = None
+    loader_workers: int = 0
 
     @classmethod
     def from_instance_type(cls, instance: InstanceType) -> Self:
@@ -93,6 +98,7 @@ class Hardware:
             efa=instance.efa_cards > 0,
             gpudirect=instance.gpudirect,
             gpu_memory_gib=instance.gpu_memory_gib,
+            loader_workers=loader_workers(instance.vcpus, instance.ranks),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bootstrap.contract.trainer import loader_workers
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable
 
@@ -54,6 +55,20 @@ def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[
         f"{hours:,.3g} h instead of {plan.hours.expected:,.3g} for {usd:,.2f} USD instead of "
         f"{plan.cost_usd.expected:,.2f}, {(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved; "
         "--objective pareto lists all"
+    ]
+
+
+def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
+    """Say that a step waits for its samples, where it does."""
+    workers = loader_workers(plan.node.vcpus, plan.node.ranks)
+    rate = samples_per_vcpu_s * workers
+    samples = plan.parallelism.micro_batch * plan.parallelism.grad_accum
+    if not rate or plan.step_time_s > samples / rate * 1.005:
+        return []
+    return [
+        f"the GPUs wait for their input: {workers} of the {plan.node.vcpus} vCPUs prepare {rate:,.0f} samples/s for "
+        f"each GPU, at {samples_per_vcpu_s:,.0f} a vCPU (docs/data.md); smaller files or decoding on the GPU help; the "
+        "request's samples_per_vcpu_s says how fast your own loader is"
     ]
 
 

@@ -102,9 +102,10 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
         if not tables[shape].size:
             results[instance.name] = reject_batch(instance, problem.amount.global_batch)
             continue
-        # Estimates depend on GPU, links and network, not on host and disks.
+        # Estimates depend on GPU, links and network, not on disks, and on vCPUs only where they prepare samples.
         hardware = Hardware.from_instance_type(instance)
-        facts = (getattr(hardware, field.name) for field in fields(Hardware) if field.name != "gpu")
+        other = {"gpu"} if recipe.samples_per_vcpu_s else {"gpu", "loader_workers"}
+        facts = (getattr(hardware, field.name) for field in fields(Hardware) if field.name not in other)
         alike.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
     if alike:
         space = SearchSpace(problem, [group[0] for group in alike.values()], [tables[key[1]] for key in alike])

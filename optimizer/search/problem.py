@@ -83,6 +83,7 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         gradient_compression=work.gradient_compression,
         tuning=work.tuning,
         shardings=reach.shardings,
+        samples_per_vcpu_s=work.samples_per_vcpu_s,
     )
 
 

@@ -13,12 +13,11 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader
 
+from bootstrap.contract.trainer import loader_workers
 from bootstrap.trainer.data.dataset import Batch, Dataset
 
 # Micro-batches on the device beside the one in use: one hides the copy, the second evens out slow reads.
 DEPTH = 2
-# Decoding a 500 × 375 JPEG and cropping it takes about 4 ms of a core; a GPU trains at most some 3,000 images/s.
-MAX_WORKERS = 16
 WORKER_BATCHES = 4
 
 Work = tuple[int, torch.Tensor]
@@ -122,9 +121,8 @@ class Loader:
 
 
 def default_workers() -> int:
-    """The rank's part of the CPU cores, one left for the training process."""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MAX_WORKERS, cores - 1))
+    """Worker processes of this rank on this node."""
+    return loader_workers(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class _Background:

@@ -27,6 +27,19 @@ def test_useful_flops_are_six_a_parameter_and_token_plus_attention() -> None:
     assert flops == pytest.approx(6 * matrices + 6 * m.layers * m.hidden_size * 8192, rel=0.001)
 
 
+def test_a_step_lasts_as_long_as_its_images_take_to_decode() -> None:
+    recipe = Recipe(seq_len=1, samples_per_vcpu_s=250.0)
+    alone = of(RESNET, micro_batch=256, grad_accum=2, recipe=Recipe(seq_len=1), hardware=node(loader_workers=4))
+    fed, starved = (
+        of(RESNET, micro_batch=256, grad_accum=2, recipe=recipe, hardware=node(loader_workers=workers))
+        for workers in (100, 4)
+    )
+    assert float(alone.time_s["input"]) == float(fed.time_s["input"]) == 0
+    assert float(fed.step_time_s) == float(alone.step_time_s)
+    assert float(starved.step_time_s) == pytest.approx(2 * 256 / (250 * 4))
+    assert float(starved.time_s["input"]) == pytest.approx(2 * 256 / (250 * 4) - float(alone.step_time_s))
+
+
 def test_a_cnn_takes_three_times_its_published_forward_flops() -> None:
     estimates = of(RESNET, gpu="h200-141gb", sharding=DDP, micro_batch=256)
     peak = 989.5e12 * 8

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.plan import read_plan
+from optimizer.recommend import Recommendation
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
@@ -135,3 +136,19 @@ def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() ->
     best, other = answer("llama-3.1-8b", **limits).plans
     assert other.calibration.rows and not best.calibration.rows
     assert best.cost_usd.p95 < other.cost_usd.p95 and best.passed_over is None
+
+
+def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
+    """The two types have the same GPU; the smaller one's loader is slower than ResNet-18."""
+    work = {"samples": 10_000_000, "global_batch": 512, "seq_len": None}
+    limits: dict[str, Any] = {"regions": ["us-east-1"], "purchase_options": ["on-demand"], "max_nodes": 1}
+
+    def best(name: str, **more: Any) -> Recommendation:
+        return answer("resnet18", work=work | more, instance_types=[name], **limits)
+
+    small, large = best("g6e.2xlarge"), best("g6e.4xlarge")
+    assert small.plans[0].tokens_per_second == pytest.approx(7 * 250)
+    assert large.plans[0].tokens_per_second > 1.5 * small.plans[0].tokens_per_second
+    assert any("the GPUs wait for their input: 7 of the 8 vCPUs prepare 1,750" in note for note in small.notes)
+    assert not any("wait for their input" in note for note in large.notes)
+    assert best("g6e.2xlarge", samples_per_vcpu_s=0).plans[0].tokens_per_second == large.plans[0].tokens_per_second
