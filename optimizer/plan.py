@@ -426,6 +426,8 @@ class FleetPlan(_Model):
             )
         if p.data % p.expert:
             problems.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
+        if p.expert > 1 and job.architecture and not trainer.is_mixture(job.architecture):
+            problems.append(f"parallelism.expert is {p.expert}, and job.architecture has no experts")
         if p.virtual_stages > 1 and p.pipeline == 1:
             problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
         names = ("sharding", "tensor", "pipeline", "expert")

@@ -198,6 +198,11 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
     return str(architecture.get(TORCHVISION) or architecture.get("model_type") or "")
 
 
+def is_mixture(architecture: Mapping[str, Any]) -> bool:
+    """True for the config of a mixture of experts."""
+    return any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
 def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     if architecture is None:
         return "the trainer builds a model from a config.json, architecture fields or a preset, and the plan has none"
@@ -205,7 +210,7 @@ def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     if TORCHVISION in architecture:
         return "" if kind in CNNS else f"model {kind} is not one of {', '.join(CNNS)}"
     if kind not in DECODERS + ENCODERS:
-        if any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+        if is_mixture(architecture):
             return f"{kind} is a mixture of experts, which the trainer does not train"
         return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}"
     return ""

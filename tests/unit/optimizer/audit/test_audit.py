@@ -138,6 +138,7 @@ def test_a_changed_number_is_refused_or_harmless(data: st.DataObject) -> None:
         (("memory", "limit_gib"), 2),
         (("memory", "breakdown", "activations"), 0.5),
         (("volumes", "root_gib"), 5),
+        (("parallelism", "expert"), 2),
         (("job", "architecture", "hidden_size"), 0.5),
     ],
 )
