@@ -13,6 +13,7 @@ import numpy as np
 
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_rows, write_table
+from optimizer.commands.plot import check_plot, plot_option, save_plot
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.replay import NAMES, Result, replay
@@ -116,6 +117,7 @@ Example:
 )
 @click.option("--starts", type=click.IntRange(min=1), default=300, show_default=True, help="Starts a trace, at random.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of starts and delays.")
+@plot_option
 @format_option
 def command(
     first_traces: tuple[Path, ...],
@@ -128,6 +130,7 @@ def command(
     pool_price_ratios: tuple[float, ...],
     try_minutes: float,
     move_hours: float,
+    plot: Path | None,
     output_format: str,
     **job: Any,
 ) -> None:
@@ -135,10 +138,20 @@ def command(
 
     Cost is a share of on-demand's from start to end; a run ends with its work or at its deadline. on_demand and
     spot_only pay one way only; greedy waits for spot until the deadline allows it no more; uniform_progress is the
-    policy of "Can't Be Late" (NSDI'24); omniscient is the lower bound of all policies, with the trace known beforehand.
-    With --together a policy knows a pool by its own launches only: it tries one pool at a time, for all nodes.
-    A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of nodes available in each tick.
+    policy of "Can't Be Late" (NSDI'24); adaptive is gpufleet's own, which learns how long the pool's capacity stays
+    and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of all
+    policies, with the trace known beforehand. With --together a policy knows a pool by its own launches only: it tries
+    one pool at a time, for all nodes. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
+    nodes available in each tick.
     """
+    if plot:
+        check_plot(plot)
+        if together:
+            raise InvalidInputError(
+                f"--plot {plot} is given with --together",
+                why="a plot has a place a trace, and together they are one",
+                next_step="leave one of the two out",
+            )
     paths = (*first_traces, *more_traces)
     if not paths:
         raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
@@ -186,6 +199,29 @@ def command(
     if output_format == "table" and len(paths) > 1:
         click.echo()
         write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces")
+    if plot:
+        _draw(plot, results)
+
+
+def _draw(path: Path, results: Sequence[Result]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    policies = list(dict.fromkeys(result.policy for result in results))
+    by_trace = [results[place : place + len(policies)] for place in range(0, len(results), len(policies))]
+    # From the pool with the most capacity to that with the least, as the last policy's cost has it.
+    by_trace.sort(key=lambda of_trace: of_trace[-1].mean_normalised_cost)
+    for number, policy in enumerate(policies):
+        costs = [of_trace[number].mean_normalised_cost for of_trace in by_trace]
+        axes.plot(range(len(costs)), costs, "o-", markersize=3, label=policy)
+    axes.set_xticks(range(len(by_trace)), [of_trace[0].trace.removesuffix(".json") for of_trace in by_trace])
+    axes.tick_params("x", labelrotation=90, labelsize=6)
+    axes.set_ylabel("mean cost (on-demand = 1)")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save_plot(figure, path)
 
 
 def _row(result: Result) -> dict[str, Any]:

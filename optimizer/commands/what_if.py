@@ -11,6 +11,7 @@ import click
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_rows
+from optimizer.commands.plot import check_plot, plot_option, save_plot
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
@@ -86,12 +87,7 @@ Example:
     show_default=True,
     help="Points of a curve without values, from the fastest plan to the cheapest.",
 )
-@click.option(
-    "--plot",
-    metavar="FILE.png|svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also draw the curves (needs the extra: pip install 'gpufleet[plot]').",
-)
+@plot_option
 @calibration_option
 @format_option
 def command(
@@ -113,7 +109,7 @@ def command(
     budget. Limits bind the 95th percentile. Exit status 3: no point has a plan.
     """
     if plot:
-        _check_plot(plot)
+        check_plot(plot)
     values: dict[Axis, list[float]] = {"deadline": deadlines, "nodes": node_counts, "budget": budgets}
     wanted = against or tuple(name for name, given in values.items() if given) or tuple(values)
     request = read_request(request_file, flags)
@@ -150,7 +146,6 @@ def command(
     )
     if plot:
         _draw(plot, curve_points)
-        click.echo(f"wrote {plot}", err=True)
 
 
 # The request's own parameters have one definition, recommend's.
@@ -178,22 +173,6 @@ def _row(point: CurvePoint) -> dict[str, Any]:
     }
 
 
-def _check_plot(path: Path) -> None:
-    """Refuse a plot that cannot be drawn, before the search."""
-    if path.suffix not in (".png", ".svg"):
-        raise InvalidInputError(
-            f"--plot is {path}", limit="a name that ends in .png or .svg", next_step="--plot curves.svg"
-        )
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise GpufleetError(
-            f"--plot {path} needs matplotlib, which is not installed",
-            why="only plots need it, so it is an extra",
-            next_step="pip install 'gpufleet[plot]', or --format csv and a program of your own",
-        ) from error
-
-
 def _draw(path: Path, curve_points: Sequence[CurvePoint]) -> None:
     from matplotlib.figure import Figure
 
@@ -203,10 +182,7 @@ def _draw(path: Path, curve_points: Sequence[CurvePoint]) -> None:
     figure = Figure(figsize=(4.5 * len(axes), 4), layout="constrained")
     for place, name in enumerate(axes, start=1):
         _draw_curve(figure.add_subplot(1, len(axes), place), name, [p for p in curve_points if p.against == name])
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as error:
-        raise GpufleetError(f"--plot {path} cannot be written: {error}", next_step="name another file") from error
+    save_plot(figure, path)
 
 
 def _draw_curve(axes: Axes, against: Axis, curve_points: Sequence[CurvePoint]) -> None:

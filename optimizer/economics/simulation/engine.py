@@ -7,11 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from bootstrap.contract.adaptive import IDLE, ON_DEMAND, SPOT
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.traces import Windows
 from optimizer.performance.types import Bools, Floats, Ints
-
-IDLE, ON_DEMAND, SPOT = range(3)
 
 # Launches of a run that draw a delay of their own; later ones use the draws again.
 _DRAWS = 64

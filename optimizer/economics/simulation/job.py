@@ -10,8 +10,8 @@ import numpy as np
 from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Floats
 
-# Quantile of the restart that a deadline margin covers, in standard deviations: one launch in 3.5 million is slower.
-_TAIL_Z = 5.0
+# Quantile of the restart that a deadline margin covers, in standard deviations: one launch in 300,000 is slower.
+_TAIL_Z = 4.5
 _Z95 = 1.6448536269514722
 
 

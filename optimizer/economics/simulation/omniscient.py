@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.economics.simulation.engine import IDLE, ON_DEMAND, SPOT, Runs
+from bootstrap.contract.adaptive import IDLE, ON_DEMAND, SPOT
+from optimizer.economics.simulation.engine import Runs
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.traces import Windows
 from optimizer.performance.types import Bools, Floats

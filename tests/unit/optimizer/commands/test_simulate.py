@@ -46,6 +46,13 @@ def test_a_row_a_trace_and_policy_with_designs_fields(trace: str, tmp_path: Path
     assert "Means over 2 traces" in simulate("--trace", trace, "--trace", str(second))
 
 
+def test_the_plot_has_a_line_a_policy(trace: str, tmp_path: Path) -> None:
+    simulate(trace, "--policy", "greedy", "--policy", "adaptive", "--plot", str(tmp_path / "costs.svg"))
+    drawn = (tmp_path / "costs.svg").read_bytes()
+    assert drawn.startswith(b"<?xml") and drawn.count(b"<!-- uniform_progress -->") == 0
+    assert drawn.count(b"<!-- greedy -->") == drawn.count(b"<!-- adaptive -->") == 1
+
+
 def test_errors_of_the_user(trace: str) -> None:
     with pytest.raises(InvalidInputError, match="no trace is given"):
         simulate()

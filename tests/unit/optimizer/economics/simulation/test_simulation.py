@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.economics.simulation.engine import IDLE, ON_DEMAND, SPOT, View, simulate
+from bootstrap.contract.adaptive import IDLE, ON_DEMAND, SPOT
+from optimizer.economics.simulation.engine import View, simulate
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
@@ -69,7 +70,7 @@ def test_on_demand_costs_one_and_the_mean_of_the_restarts_is_as_asked() -> None:
     drawn = job(4, 6, restart_p95_hours=1.2).draw_restarts(np.random.default_rng(0), (200_000,))
     assert drawn.mean() == pytest.approx(0.5, rel=0.01)
     assert np.quantile(drawn, 0.95) == pytest.approx(1.2, rel=0.01)
-    assert drawn.max() < job(4, 6, restart_p95_hours=1.2).restart_bound_hours
+    assert (drawn > job(4, 6, restart_p95_hours=1.2).restart_bound_hours).sum() <= 3  # of 200,000: 0.7 expected
 
 
 def published(name: str, row: str, **changes: float) -> str:
@@ -106,15 +107,18 @@ def test_uniform_progress_follows_its_rules() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     ticks=st.lists(st.booleans(), min_size=24, max_size=24),
-    work=st.floats(2, 17),
-    restart=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
-    ratio=st.floats(1.1, 8),
+    asked=st.sampled_from(
+        [
+            job(2.5, 24, restart_hours=0.0, price_ratio=8),
+            job(11, 24, restart_hours=1.7, price_ratio=1.1),
+            job(17, 24, restart_hours=1.0),
+            job(16.7, 24, restart_hours=0.3, price_ratio=3),
+        ]
+    ),
 )
-def test_no_policy_beats_the_lower_bound_nor_misses_a_deadline(
-    ticks: list[bool], work: float, restart: float, ratio: float
-) -> None:
+def test_no_policy_beats_the_lower_bound_nor_misses_a_deadline(ticks: list[bool], asked: Job) -> None:
     window = Windows(gap_s=3600, available=np.array([ticks]))
-    asked = job(work, 24, restart_hours=restart, price_ratio=ratio)
+    ratio = asked.price_ratio
     bound = lower_bound(window, asked)
     assert bound.on_demand_hours[0] + bound.spot_hours[0] / ratio == pytest.approx(bound.cost[0])
     for name, policy in POLICIES.items():
@@ -123,6 +127,26 @@ def test_no_policy_beats_the_lower_bound_nor_misses_a_deadline(
             assert not runs.late[0], name
         if not runs.late[0]:
             assert bound.cost[0] <= runs.cost[0] + 1e-6, name
+
+
+def heavy_tailed(seed: int, ticks: int) -> Ints:
+    """A pool whose stretches have Pareto lengths, as published traces have; a tick is ten minutes."""
+    draw = np.random.default_rng(seed)
+    lengths = np.minimum(np.ceil(6 * 0.45 * draw.pareto(1.0, ticks)), 200).astype(int) + 1
+    return np.repeat(np.arange(ticks) % 2, lengths)[:ticks]
+
+
+def test_adaptive_is_cheaper_than_the_published_policies_and_never_late() -> None:
+    traces = [Trace(name=str(seed), gap_s=600, nodes=heavy_tailed(seed, 2000)) for seed in range(6)]
+    for deadline in (57.6, 72.0):
+        asked = job(48, deadline, price_ratio=3.3, restart_hours=0.2)
+        rows = replay(traces, asked, NAMES, starts=40, seed=0, processes=1)
+        cost = {name: np.mean([row.mean_normalised_cost for row in rows if row.policy == name]) for name in NAMES}
+        assert cost["omniscient"] < cost["adaptive"] < 0.98 * min(cost["greedy"], cost["uniform_progress"])
+    uncertain = job(48, 57.6, price_ratio=3.3, restart_hours=0.2, restart_p95_hours=0.3, checkpoint_hours=0.5)
+    rows = replay(traces, uncertain, ["greedy", "adaptive"], starts=150, seed=0, processes=1)
+    missed = {name: sum(row.missed_fraction for row in rows if row.policy == name) for name in ("greedy", "adaptive")}
+    assert missed["adaptive"] == 0 < missed["greedy"]
 
 
 def cheapest(row: str, asked: Job) -> float:
