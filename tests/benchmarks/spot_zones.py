@@ -148,7 +148,7 @@ def main(folder: str) -> None:
     for name, pattern, gang in (*FITTED, ("all of AWS", "", 0), *JUDGED):
         cells, count = [], 0
         for up in (True, False):
-            measured = stays(read[pattern], gang, up=up) if pattern else together[up]
+            measured: tuple[list[Any], ...] = stays(read[pattern], gang, up=up) if pattern else together[up]
             if (name, pattern, gang) in FITTED:
                 for column, values in zip(together[up], measured, strict=True):
                     column.extend(values)
