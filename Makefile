@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
-.PHONY: help demo demo-training test engine-tools checkov browser lint docs benchmark clean
+.PHONY: help demo demo-training test engine-tools checkov browser lint docs site wheel benchmark clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -57,7 +57,7 @@ browser: ## Install Chromium, which the tests open reports in
 test: $(VENV)/.dev engine-tools checkov browser ## Run every test that needs no GPU and no AWS account
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: $(VENV)/.dev ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift
+lint: $(VENV)/.dev site ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift, links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -72,6 +72,13 @@ docs: $(VENV)/.core ## Write docs/cli.md from the commands' help, docs/request.m
 	$(BIN)/python -m tools.cli_reference
 	$(BIN)/python -m tools.request_reference
 	$(BIN)/python -m tools.pulumi_keys
+
+# Strict: a link, an anchor or a page of the navigation that is not there fails the build.
+site: $(VENV)/.dev ## Build the pages of docs/ as a site into out/site, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file tools/site/mkdocs.yml
+
+wheel: $(VENV)/.core ## Build the wheel into dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 benchmark: $(VENV)/.dev ## Measure speed and accuracy; results land in tests/benchmarks/results
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks

@@ -29,9 +29,11 @@ class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
-def _from_checkout(path: Path) -> Path:
-    # Pulumi runs the program in infra/, and a user names files from the checkout.
-    return Path(__file__).resolve().parents[1] / path.expanduser()
+def _from_project(path: Path) -> Path:
+    # A user names files from the folder of Pulumi.yaml; Pulumi runs the program in its `main`, which may be below it.
+    here = Path.cwd()
+    project = next((folder for folder in (here, *here.parents) if (folder / "Pulumi.yaml").is_file()), here)
+    return project / path.expanduser()
 
 
 def _boolean(value: Any) -> Any:
@@ -54,7 +56,7 @@ def _texts(value: Any) -> Any:
 
 
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
-LocalPath = Annotated[Path, AfterValidator(_from_checkout)]
+LocalPath = Annotated[Path, AfterValidator(_from_project)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 

@@ -1,1 +1,6 @@
-"""From a model, a budget and a deadline to a FleetPlan."""
+"""From a model, a budget and a deadline to a FleetPlan: ``from optimizer import recommend`` (docs/python.md)."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optimizer.recommend import recommend as recommend

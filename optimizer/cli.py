@@ -22,6 +22,7 @@ from optimizer.errors import GpufleetError
 
 # In the order of a user's work; a command that is not named here is listed last.
 ORDER = (
+    "init",
     *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
     *("report", "up", "stack", "preview", "manifest", "launch-config", "preflight", "status", "logs", "ssh"),
     *("port-forward", "costs", "stop", "resume", "down", "completion"),

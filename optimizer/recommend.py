@@ -1,20 +1,29 @@
-"""``recommend``: from a FleetRequest to its answer."""
+"""``recommend``: from a FleetRequest to its answer.
+
+``from optimizer import recommend`` gives this module, which is called as its function: the first import of a submodule
+binds its name in the package, whatever else had it.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract import trainer
-from optimizer.catalog import Catalog
+from optimizer.catalog import Catalog, load
 from optimizer.mixed import find_mixed
+from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import fp8_note
 from optimizer.performance.setups import positions_note
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.request import FleetRequest
+from optimizer.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.search.advice import (
     describe_capacity,
     describe_input,
@@ -31,6 +40,9 @@ from optimizer.search.problem import Problem
 from optimizer.search.ranking import purchase_at, rank, rank_first
 from optimizer.search.reach import AXES, find_reach
 from optimizer.search.rejections import Rejection
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +93,42 @@ class Recommendation:
             "elapsed_s": round(self.elapsed_s, 4),
         }
 
+    def to_frame(self, plans: Sequence[FleetPlan] | None = None) -> pd.DataFrame:
+        """One row a plan, by default of ``plans``; the index is its number.
 
-def recommend(request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Recommendation:
-    """Find the best fleets for a request; raises InvalidInputError, or DataMissingError without a unit price."""
+        A column is a field of the plan, named by its path: ``node_count``, ``cost_usd.expected``.
+        """
+        import pandas as pd  # here: recommend's command line does without
+
+        chosen = self.plans if plans is None else plans
+        frame = pd.json_normalize([plan.model_dump(mode="json") for plan in chosen])
+        frame.index = pd.RangeIndex(1, len(chosen) + 1, name="plan")
+        return frame
+
+
+def recommend(
+    request: FleetRequest | Mapping[str, Any] | str | Path,
+    catalog: Catalog | None = None,
+    calibration: Calibration | None = None,
+) -> Recommendation:
+    """Find the best fleets for a request.
+
+    Args:
+        request: also a mapping with the keys of docs/request.md, or the path of a YAML file with them.
+        catalog: by default the newer of the shipped one and the user's.
+        calibration: by default the shipped one.
+
+    Raises:
+        InvalidInputError: the request is wrong.
+        DataMissingError: a unit price is missing.
+    """
     started = time.perf_counter()
+    if isinstance(request, str | Path):
+        request = request_from_dict(read_request_file(Path(request)), origin=str(request))
+    elif not isinstance(request, FleetRequest):
+        request = request_from_dict(request)
+    catalog = catalog or load()
+    calibration = calibration or calibrations.load()
     problem = Problem.resolve(request, catalog, calibration)
     limits = request.constraints
     searched: list[CandidateTable] = []
@@ -221,3 +265,11 @@ def _reservation_notes(problem: Problem) -> list[str]:
         elif owned.instance_type not in types:
             notes.append(f"{unused}: instance_types ({', '.join(limits.instance_types)}) leave it out")
     return notes
+
+
+class _CallableModule(ModuleType):
+    __call__ = staticmethod(recommend)
+
+
+# https://docs.python.org/3/reference/datamodel.html#customizing-module-attribute-access
+sys.modules[__name__].__class__ = _CallableModule

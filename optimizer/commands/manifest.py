@@ -108,7 +108,7 @@ def _outputs(stack: str | None, file: Path | None) -> Any:
     if answer.returncode != 0:
         raise GpufleetError(
             f"`{' '.join(arguments)}` ended with {answer.returncode}: {answer.stderr.strip()}",
-            next_step="run it by itself in the checkout's folder",
+            next_step="run it by itself in the folder of Pulumi.yaml",
         )
     return json.loads(answer.stdout)
 

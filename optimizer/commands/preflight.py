@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +180,9 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
     finding = passed("configuration", "the Pulumi program takes plan and configuration")
     try:
-        load(starts_nodes=file is not None)
+        # Files that keys name are searched from Pulumi.yaml's folder.
+        with chdir(file.path.parent if file else Path()):
+            load(starts_nodes=file is not None)
     except (ConfigError, RunError) as error:  # RunError: a value is no number
         finding = failure(
             "configuration",

@@ -90,7 +90,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(tools: Tools, scratch: Path, name: str, *, attached: bool = True) -> Iterator[Deployment]:
+def deployment(
+    tools: Tools, scratch: Path, name: str, *, attached: bool = True, packages: Path | None = None
+) -> Iterator[Deployment]:
     """Start an emulated AWS and create the stack ``name`` of the project in ``scratch/project``.
 
     Args:
@@ -98,6 +100,7 @@ def deployment(tools: Tools, scratch: Path, name: str, *, attached: bool = True)
         scratch: a folder of its own; what is in ``project`` there is the program.
         name: of the stack.
         attached: whether one plugin serves all runs; else each run starts its own from PATH, as a user's does.
+        packages: folder of the program's packages; by default the project's.
     """
     plugins = scratch / "plugins"
     plugins.mkdir()
@@ -110,8 +113,8 @@ def deployment(tools: Tools, scratch: Path, name: str, *, attached: bool = True)
             pulumi_cli.attached_plugin(env) if attached else nullcontext({})
         )
         with served as plugin:
-            # The copied packages come before the installed ones.
-            env = env | plugin | {"PYTHONPATH": str(scratch / "project")}
+            # These packages come before the checkout's.
+            env = env | plugin | {"PYTHONPATH": str(packages or scratch / "project")}
             stack = Stack(project=scratch / "project", name=name, env=env)
             stack.init()
             yield Deployment(stack=stack, aws=clients(endpoint, REGION))

@@ -12,6 +12,7 @@ import yaml
 from infra import clock, images
 from infra.configuration import load as load_configuration
 from infra.offline.preview import Answers, stand_in
+from infra.project import project_file
 from infra.settings import ConfigError, Settings
 from infra.wheels import Wanted
 from optimizer.plan import FleetPlan
@@ -27,7 +28,6 @@ from tests.infra.deployed import (
     workers,
 )
 from tests.plans import SPOT_P4D, sample_plan
-from tools.pulumi_keys import project
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,18 @@ def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_mone
         assert load(way_out, **trained).stack == "dev"
 
 
+def test_files_are_searched_from_the_folder_of_pulumi_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a program's folder below it too, as in this repository."""
+    (tmp_path / "Pulumi.yaml").touch()
+    (tmp_path / "program").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    for folder in (tmp_path, tmp_path / "program"):
+        monkeypatch.chdir(folder)
+        config = {**EXISTING_VPC, "gpufleet:trainDir": "code", "gpufleet:trainCommand": "train.py"}
+        assert load(config).train_dir == tmp_path / "code"
+
+
 def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
     unlimited = {"job": {"budget_usd": None}}
     with pytest.raises(ConfigError, match=r"trainer does not carry out the plan .* and nothing limits the spend"):
@@ -254,7 +266,7 @@ def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
 
 def test_pulumi_yaml_has_the_keys_of_the_settings(repository: Path) -> None:
     text = (repository / "Pulumi.yaml").read_text()
-    assert project(text) == text
+    assert project_file(program="infra/", virtualenv=".venv") == text
     # Pulumi refuses a project with any other type, and has none for a number with a fraction.
     types = {None, "string", "integer", "boolean", "array", "object"}
     entries = yaml.safe_load(text)["config"]

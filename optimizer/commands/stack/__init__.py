@@ -79,7 +79,7 @@ def put_plan(
         raise InvalidInputError(
             f"{directory}/Pulumi.yaml is missing",
             why="the stack's configuration belongs next to the project it configures",
-            next_step="run in gpufleet's checkout, or give it with --directory",
+            next_step="gpufleet init lays one out; or run in its folder, or name that with --directory",
         )
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)

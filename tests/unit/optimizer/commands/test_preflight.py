@@ -192,6 +192,12 @@ def test_a_configuration_the_program_refuses_is_one_error_of_many(
     assert rows["hardware of p4d.24xlarge"]["level"] == "ok"
 
 
+def test_files_are_searched_from_the_stacks_folder(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    write_stack(tmp_path, wheels="absent.tar")
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    assert f"{tmp_path / 'absent.tar'} cannot be read" in rows_of(out)["configuration"]["found"]
+
+
 def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
     """Even one for another region: `stack set` writes plan and region together."""
     other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"})

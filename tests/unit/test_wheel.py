@@ -1,0 +1,58 @@
+"""A newcomer's first commands, run by the wheel in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.wheel import REPOSITORY, install_wheel, run_shell
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_has_every_tracked_file_of_the_packages(site: Path) -> None:
+    listed = ["git", "ls-files", "infra", "optimizer", "bootstrap"]
+    tracked = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    missing = [name for name in tracked if not (site / name).is_file()]
+    assert tracked and not missing
+
+
+def test_a_folder_of_init_goes_from_a_request_to_a_stack(site: Path, tmp_path: Path) -> None:
+    """The commands of "Choose a fleet" in the README that init lays out."""
+    run_shell("gpufleet init fleet", site=site, folder=tmp_path)
+    project = tmp_path / "fleet"
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    script = readme.split("## Choose a fleet")[1].split("```sh\n")[1].split("```")[0]
+    assert "recommend" in script and "stack set" in script and "preview" in script
+    shown = run_shell(script, site=site, folder=project)
+    assert f"{site}/bootstrap/requirements-node.txt" in readme, "the checkout ran, not the wheel"
+    config = yaml.safe_load((project / "Pulumi.dev.yaml").read_text(encoding="utf-8"))["config"]
+    plan = config["gpufleet:plan"]
+    assert plan["job"]["model"] == "llama-3.1-8b" and plan["instance_type"] in shown.partition("\n")[2]
+
+
+@pytest.mark.parametrize("name", ["quick-start", "example-lora", "example-spot", "example-resnet"])
+def test_a_pages_offline_commands_run(site: Path, tmp_path: Path, name: str) -> None:
+    """All commands of gpufleet before the page's heading "On AWS", on the files that the page shows."""
+    page = (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8").split("\n## On AWS\n")[0]
+    for file, text in re.findall(r"^`([\w.-]+)`:\n\n```yaml\n(.*?)```", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    lines = "".join(re.findall(r"^```sh\n(.*?)```", page, re.MULTILINE | re.DOTALL)).splitlines(keepends=True)
+    script = [line for line in lines if line.startswith(("gpufleet ", "cd "))]
+    assert {"init", "recommend", "preview", "stack"} <= {line.split()[1] for line in script}
+    run_shell("".join(script), site=site, folder=tmp_path)
+
+
+def test_the_python_page_runs(site: Path, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL))
+    (tmp_path / "page.py").write_text(code, encoding="utf-8")
+    run_shell(f'"{sys.executable}" page.py && gpufleet preview plan.json', site=site, folder=tmp_path)
