@@ -43,6 +43,7 @@ def _this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.delenv("GPUFLEET_CATALOG", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist's, 80
     # A user's own refreshed catalog must not change what a test sees.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
