@@ -56,10 +56,10 @@ def command(
     """Stand up a fleet for a request or a plan, and follow its run.
 
     The steps are those of the single commands: recommend (of a REQUEST; its answer is kept as plans.NAME.json, and
-    --plan picks from it), a question, stack set, preflight, pulumi up (by Pulumi's Automation API; needs the Pulumi
-    CLI), and a line for each change of the run. A step that fails ends the command with its own error and exit status.
-    Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is YAML, a PLAN is JSON; - reads a PLAN from
-    standard input.
+    --plan picks from it), a question, stack set, wheels (where the stack names none), preflight, pulumi up (by
+    Pulumi's Automation API; needs the Pulumi CLI), and a line for each change of the run. A step that fails ends the
+    command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
+    YAML, a PLAN is JSON; - reads a PLAN from standard input.
 
     Exit status of a run that was followed to its end: 0 for a run that is done or stopped, else 1.
     """
@@ -131,8 +131,11 @@ def _prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept
     """Write the plan into the stack's configuration and check that the account can carry it out."""
     from optimizer.commands.preflight import check, write_findings
     from optimizer.commands.stack import put_plan
+    from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
 
     put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
+    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
+        pack_wheels(stack, directory)
     report = check(plan, stack, directory)
     write_findings([finding for finding in report.findings if finding.level != "ok"])
     counts = report.counts()

@@ -29,6 +29,14 @@ def command(stack: str, directory: Path, force: bool) -> None:
     image of most types; where it does not, its CUDA libraries are packed too (gigabytes). Needs a package index and
     pip, and no account. Run again after a change of gpufleet:requirements, of the instance type or of gpufleet.
     """
+    if not pack_wheels(stack, directory, force=force):
+        click.echo("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
+        return
+    click.echo(f"next: pulumi up --stack {stack}")
+
+
+def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
+    """Pack and name the archive; False where the stack's nodes need none."""
     from infra.configuration import load
     from infra.images import brings_torch
     from infra.offline.preview import stand_in
@@ -44,8 +52,7 @@ def command(stack: str, directory: Path, force: bool) -> None:
         settings = load(starts_nodes=False)
         image_torch = brings_torch(settings)
         if not (force or wheels_needed(settings, image_torch=image_torch)):
-            click.echo("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
-            return
+            return False
         wanted = Wanted(
             image_torch=image_torch, cpu_architecture=file.plan.node.cpu_architecture, own=settings.requirements
         )
@@ -61,4 +68,4 @@ def command(stack: str, directory: Path, force: bool) -> None:
         f"{out}: {out.stat().st_size / 2**20:,.0f} MiB for Python {' and '.join(wanted.pythons)} on {wanted.machine}, "
         f"{torch}; {file.path} names it in {WHEELS_KEY}"
     )
-    click.echo(f"next: pulumi up --stack {stack}")
+    return True

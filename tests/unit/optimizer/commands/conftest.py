@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bootstrap.contract.requirements import read_pins
 from optimizer.cli import main
 
 # Arguments in; exit status, standard output and standard error out.
@@ -30,3 +34,23 @@ def gpufleet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return code, out, err
 
     return call
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines of pip, which puts a wheel of each requirement into its folder."""
+    seen: list[list[str]] = []
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        if command[:4] != [sys.executable, "-m", "pip", "download"]:
+            return real(command, **options)
+        seen.append(command)
+        into = Path(command[command.index("--dest") + 1])
+        into.mkdir(exist_ok=True)
+        for pin in read_pins(Path(command[command.index("--requirement") + 1]).read_text()):
+            (into / f"{pin.name.replace('-', '_')}-{pin.version}-py3-none-any.whl").touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -130,10 +131,22 @@ def test_the_plan_is_set_and_carried_out(
     assert pulumi.ran("up")
 
 
+def test_a_stack_without_wheels_gets_them(
+    pulumi: Pulumi, up: Up, deployed: DeployedStack, checked: None, plan: str, downloads: list[list[str]]
+) -> None:
+    llama = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
+    Path(plan).write_text(sample_plan(job={"architecture": llama}).to_json())
+    assert up()[0] == 0 and up()[0] == 0
+    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    packed = Path(yaml.safe_load(file.read_text())["config"]["gpufleet:wheels"])
+    assert packed.is_file()
+    assert len(downloads) == 2, "one archive, of wheels for two Pythons"
+
+
 def test_an_obstacle_in_the_account_ends_it_before_pulumi(pulumi: Pulumi, up: Up, deployed: DeployedStack) -> None:
     """The emulated account has no image of Amazon's name, and no quotas to read."""
     file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    file.write_text(file.read_text().replace("gpufleet:amiId: ami-", "gpufleet:amiId: ami-0"))
+    file.write_text(re.sub("gpufleet:amiId: .*", "gpufleet:amiId: ami-0123456789abcdef0", file.read_text()))
     code, out, err = up()
     assert code == 1 and "error    image" in out and "nothing was created" in err and "gpufleet up" in err
     assert not pulumi.ran("up")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -9,33 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bootstrap.contract.requirements import read_pins
 from infra import wheels
 from optimizer.commands.stack.file import change_stack_file, write_stack_file
 from tests.plans import merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
-
-
-@pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Command lines of pip, which puts a wheel of each requirement into its folder."""
-    seen: list[list[str]] = []
-    real = subprocess.run
-
-    def run(command: list[str], **options: Any) -> Any:
-        if command[:4] != [sys.executable, "-m", "pip", "download"]:
-            return real(command, **options)
-        seen.append(command)
-        into = Path(command[command.index("--dest") + 1])
-        into.mkdir(exist_ok=True)
-        for pin in read_pins(Path(command[command.index("--requirement") + 1]).read_text()):
-            (into / f"{pin.name.replace('-', '_')}-{pin.version}-py3-none-any.whl").touch()
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    return seen
 
 
 def stack(folder: Path, plan: dict[str, Any], **config: Any) -> list[str]:
