@@ -137,7 +137,7 @@ def write_project(scratch: Path, name: str) -> None:
     # Only the upload is tested; no node installs it.
     with tarfile.open(wheels, "w") as archive:
         for pin in read_pins(TRAINER_LIST.read_text(encoding="utf-8")):
-            archive.addfile(tarfile.TarInfo(f"{pin.name}-{pin.version}-py3-none-any.whl"))
+            archive.addfile(tarfile.TarInfo(f"{pin.name.replace('-', '_')}-{pin.version}-py3-none-any.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
     assert "virtualenv: .venv" in text
     # Read by newer language hosts than the pinned one, which takes python3 from PATH.

@@ -6,7 +6,7 @@ BEYOND_THE_STACK = {
     "SeeNodes": "Describe calls have no resource-level permissions; four, of metadata and prices, in one region",
     "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
     "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",
-    "FindFlowLogGroup": "as AWS asks: DescribeLogGroups lists the account's groups; names only, in one region",
+    "FindFlowLogGroup": "as AWS asks: DescribeLogGroups lists the account's groups; names only",
     "PublishMetrics": "PutMetricData has no resource-level permissions; only into the stack's namespace",
     "SessionManagerChannels": "channels have no resource-level permissions; without them SSH is the only access",
     "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",

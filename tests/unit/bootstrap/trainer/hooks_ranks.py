@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.trainer.hooks import compress_gradients
+from bootstrap.training.leaving import end_process
 from bootstrap.training.state import Stateful
 
 STEPS = 60
@@ -82,9 +82,8 @@ def main(out: Path) -> None:
         assert through.step(step) == resumed.step(step), f"step {step}"
     if dist.get_rank() == 0:
         out.write_text(json.dumps(losses))
-    del training, through, resumed  # a group that a model still holds is torn down while Python exits
-    gc.collect()
-    dist.destroy_process_group()
+    dist.barrier()
+    end_process(0)  # a group that a model still holds would be torn down while Python exits
 
 
 if __name__ == "__main__":
