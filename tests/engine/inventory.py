@@ -95,7 +95,9 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "function", [item["FunctionArn"] for item in client("lambda").list_functions()["Functions"]]
     yield "schedule", [item["Arn"] for item in client("scheduler").list_schedules()["Schedules"]]
     yield "cluster", client("eks").list_clusters()["clusters"]
-    yield "parameter", [item["Name"] for item in client("ssm").describe_parameters()["Parameters"]]
+    # moto lists AWS's public parameters, once one is read, as the account's.
+    parameters = [item["Name"] for item in client("ssm").describe_parameters()["Parameters"]]
+    yield "parameter", [name for name in parameters if not name.startswith("/aws/service/")]
     account = client("sts").get_caller_identity()["Account"]
     yield "budget", [b["BudgetName"] for b in client("budgets").describe_budgets(AccountId=account).get("Budgets", [])]
 
