@@ -13,13 +13,13 @@ from optimizer.economics.simulation.traces import Windows
 from optimizer.performance.types import Bools, Floats, Ints
 
 # Launches of a run that draw a delay of their own; later ones use the draws again.
-_DRAWS = 64
-_DONE_HOURS = 1e-9
+DRAWS = 64
+DONE_HOURS = 1e-9
 
 
 @dataclass(kw_only=True, slots=True)
 class View:
-    """What a policy sees at the start of a tick: one element a run, numbers that all runs share.
+    """State of all runs at the start of a tick, as a policy sees it: an element a run, or a number that all share.
 
     Attributes:
         gap_hours: length of a tick.
@@ -73,8 +73,8 @@ def simulate(windows: Windows, job: Job, policy: Policy, *, seed: int) -> Runs:
     gap_hours = windows.gap_s / 3600
     count, ticks = windows.available.shape
     random = np.random.default_rng(seed)
-    restarts = job.draw_restarts(random, (count, _DRAWS))
-    losses = job.draw_lost(random, (count, _DRAWS)) if job.checkpoint_hours else None
+    restarts = job.draw_restarts(random, (count, DRAWS))
+    losses = job.draw_lost(random, (count, DRAWS)) if job.checkpoint_hours else None
     rows = np.arange(count)
     mode = np.full(count, IDLE)
     work = np.full(count, job.work_hours)
@@ -87,14 +87,14 @@ def simulate(windows: Windows, job: Job, policy: Policy, *, seed: int) -> Runs:
         elapsed = tick * gap_hours
         step = min(gap_hours, job.deadline_hours - elapsed)
         available = available_by_tick[tick]
-        interrupted = (mode == SPOT) & ~available
+        interrupted = (mode == SPOT) & ~available & (work > DONE_HOURS)
         if interrupted.any():
             if losses is not None:
-                lost = np.where(interrupted, np.minimum(losses[rows, interruptions % _DRAWS], fresh), 0.0)
+                lost = np.where(interrupted, np.minimum(losses[rows, interruptions % DRAWS], fresh), 0.0)
                 work += lost
             interruptions += interrupted
             mode = np.where(interrupted, IDLE, mode)
-        running = work > _DONE_HOURS
+        running = work > DONE_HOURS
         if not running.any():
             break
         wanted = policy.decide(
@@ -113,7 +113,7 @@ def simulate(windows: Windows, job: Job, policy: Policy, *, seed: int) -> Runs:
         wanted = np.where(running & ~((wanted == SPOT) & ~available), wanted, IDLE)
         launched = (wanted != mode) & (wanted != IDLE)
         if launched.any():
-            loading = np.where(launched, restarts[rows, launches % _DRAWS], loading)
+            loading = np.where(launched, restarts[rows, launches % DRAWS], loading)
             fresh = np.where(launched, 0.0, fresh)
             launches += launched
         mode = wanted
@@ -127,7 +127,7 @@ def simulate(windows: Windows, job: Job, policy: Policy, *, seed: int) -> Runs:
         on_demand_hours += np.where(mode == ON_DEMAND, hours, 0.0)
     return Runs(
         cost=on_demand_hours + spot_hours / job.price_ratio,
-        late=work > _DONE_HOURS,
+        late=work > DONE_HOURS,
         spot_hours=spot_hours,
         on_demand_hours=on_demand_hours,
         interruptions=interruptions.astype(float),

@@ -14,16 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from optimizer.economics.simulation.engine import Runs
+from optimizer.economics.simulation.engine import DONE_HOURS, DRAWS, Runs
 from optimizer.economics.simulation.job import Job
 from optimizer.performance.types import Bools, Floats
 
-_DONE_HOURS = 1e-9
-_DRAWS = 64
-
 
 class Mode(Enum):
-    """What runs."""
+    """Kind of the running nodes."""
 
     IDLE = "idle"
     ON_DEMAND = "on-demand"
@@ -31,7 +28,7 @@ class Mode(Enum):
 
 
 class Event(Enum):
-    """What a launch or the running nodes of a pool have met."""
+    """Outcome of a launch, or end of the running nodes of a pool."""
 
     CAME = "the whole gang came"
     REFUSED = "the launch got no whole gang"
@@ -41,7 +38,7 @@ class Event(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class ZoneView:
-    """What a policy sees of its run.
+    """State of one run, as its policy sees it.
 
     Attributes:
         elapsed_hours, left_hours: since the start, and until the deadline.
@@ -76,7 +73,7 @@ class ZonePolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launching:
-    """What a launch costs in time.
+    """Time costs of a launch.
 
     Attributes:
         try_hours: from a launch to the knowledge that it was refused.
@@ -117,7 +114,7 @@ def simulate_together(
     """
     random = np.random.default_rng(seed)
     count = len(available)
-    restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
+    restarts, losses = (draw(random, (count, DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
     played = []
     for window, price, restart, lost in zip(available.tolist(), prices.tolist(), restarts, losses, strict=True):
         policy = new_policy(price, job, launching.try_hours)
@@ -130,7 +127,7 @@ def simulate_together(
     return ZoneRuns(
         runs=Runs(
             cost=column("cost"),
-            late=column("work") > _DONE_HOURS,
+            late=column("work") > DONE_HOURS,
             spot_hours=column("spot_hours"),
             on_demand_hours=column("on_demand_hours"),
             interruptions=column("interruptions"),
@@ -169,10 +166,10 @@ class _Run:
         for tick in range(len(self._available[0])):
             elapsed = tick * self._gap_hours
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
+            if self.work <= DONE_HOURS:
+                return
             if self._mode is Mode.SPOT and not self._available[self._pool][tick]:
                 self._reclaim(elapsed)
-            if self.work <= _DONE_HOURS:
-                return
             view = self._view(elapsed, step)
             kept = self._policy.keep(view)
             if kept is not self._mode:
@@ -221,7 +218,7 @@ class _Run:
     def _launch(self, mode: Mode, pool: int) -> None:
         """Start nodes; the restart takes its draw, and the checkpoint's copy to another pool on top."""
         moves = mode is Mode.SPOT and self._pool not in (-1, pool)
-        self._loading = self._restarts[self._launches % _DRAWS] + (self._launching.move_hours if moves else 0.0)
+        self._loading = self._restarts[self._launches % DRAWS] + (self._launching.move_hours if moves else 0.0)
         self._launches += 1
         self._fresh = 0.0
         self._mode, self._pool = mode, pool
@@ -235,7 +232,7 @@ class _Run:
 
     def _reclaim(self, now_hours: float) -> None:
         self._policy.note(Event.RECLAIMED, self._pool, now_hours)
-        self.work += min(self._losses[self.interruptions % _DRAWS], self._fresh)
+        self.work += min(self._losses[self.interruptions % DRAWS], self._fresh)
         self.interruptions += 1
         self._mode = Mode.IDLE
 

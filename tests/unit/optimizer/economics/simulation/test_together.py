@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optimizer.economics.simulation.job import Job
@@ -130,6 +130,13 @@ def test_the_lower_bound_is_within_one_launch_of_the_optimum(
     checkpoint=st.sampled_from([0.0, 1.5]),
     gap_hours=st.sampled_from([1.0, 0.02]),
     prices=st.tuples(*[st.floats(0.1, 0.9)] * 3),
+)
+@example(  # capacity that goes after the work is done takes nothing back
+    rows=("0" * 24, "0" * 21 + "110", "0" * 10 + "1" + "0" * 13),
+    slack=2.0,
+    checkpoint=1.5,
+    gap_hours=0.02,
+    prices=(0.5, 0.5, 0.5),
 )
 def test_no_policy_beats_the_bound_and_only_spot_alone_is_late(
     rows: tuple[str, ...], slack: float, checkpoint: float, gap_hours: float, prices: tuple[float, ...]
