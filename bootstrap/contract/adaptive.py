@@ -91,7 +91,7 @@ class Terms:
 
 @dataclass(kw_only=True)
 class Pool:
-    """What is known of a pool: how long it is as it is, and its events beside the curve's expectation.
+    """Record of a pool: its state, the age of that state, and its events beside those that the curve expects.
 
     Attributes:
         reclaim_factor: prior factor of the hazard of losing capacity (``band_factor``).
@@ -184,7 +184,7 @@ def decide(
     wanted = arithmetic.pick(lambda which: table(terms, which), losses * len(_FACTORS) + returns, index)
 
     choice = where(wanted == SPOT, where(spot_allowed, SPOT, where(may_idle, IDLE, ON_DEMAND)), wanted)
-    # Where the table wants on-demand although spot works and is safe, rounding made it: what works stays.
+    # Spot nodes that work and are safe stay: only rounding makes the table want on-demand there.
     working_spot = (mode == SPOT) & spot_allowed & where(loading, False, True)
     choice = where(working_spot, SPOT, choice)
     choice = where((choice == IDLE) & (may_idle == 0), ON_DEMAND, choice)

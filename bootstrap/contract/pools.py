@@ -1,4 +1,4 @@
-"""Which spot pool to try next, and whether spot will do: what a run learns of each pool, and what follows.
+"""Order of the spot pools for the next launch, and the spot time to expect, by the record that a run keeps of each.
 
 A pool is one instance type in one zone; a gang comes whole or not at all. A run knows of a pool only what its own
 launches tell: refused, came, was reclaimed, when.
@@ -30,7 +30,7 @@ _HALVINGS = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """What a run has learned of one pool; times are seconds of the caller's clock.
+    """Record of one pool by a run's own launches; times are seconds of the caller's clock.
 
     Attributes:
         reclaims, returns: times that the pool took the nodes back, and times that it had nodes again.

@@ -1,4 +1,4 @@
-"""What AWS knows of a machine image: the newest of a Deep Learning AMI, its age, and the images it is derived from."""
+"""Machine images as AWS describes them: the newest Deep Learning AMI, an image's age, and its source images."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 SEGMENTS_READ = 15
-# Of a whole ledger, at once: a day has 1,440 objects of 30 ms each.
+# Objects of a ledger to read at once: a day has 1,440 of them, 30 ms each.
 DOWNLOADS = 16
 
 
