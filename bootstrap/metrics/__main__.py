@@ -8,18 +8,17 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from bootstrap.metrics.gpus import GpuReader, GpuSample
 from bootstrap.metrics.publish import Publisher, points
 from bootstrap.metrics.throughput import Throughput
+from bootstrap.service import REGION_VARIABLE, log_to_journal, make_client
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_INTERVAL_S = 5.0
 WINDOW_S = 60.0
 NAMESPACE_VARIABLE = "GPUFLEET_METRIC_NAMESPACE"
-REGION_VARIABLE = "GPUFLEET_REGION"
 PROGRESS_VARIABLE = "GPUFLEET_PROGRESS_FILE"
 
 
@@ -36,24 +35,16 @@ def sample_window(
     return samples
 
 
-def cloudwatch(region: str) -> Any:
-    """CloudWatch client that gives up before the next minute."""
-    import boto3
-    from botocore.config import Config
-
-    config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
-    return boto3.client("cloudwatch", region_name=region, config=config)
-
-
 def main() -> int:
     """Publish until the service is stopped; 0 at once without a namespace."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    log_to_journal()
     namespace = os.environ.get(NAMESPACE_VARIABLE, "")
     if not namespace:
         logger.info("no metrics: %s is empty", NAMESPACE_VARIABLE)
         return 0
-    publisher = Publisher(cloudwatch(os.environ[REGION_VARIABLE]), namespace)
+    # Calls end before the next minute's.
+    client = make_client("cloudwatch", os.environ[REGION_VARIABLE], connect_timeout_s=5, read_timeout_s=10, attempts=3)
+    publisher = Publisher(client, namespace)
     reader = GpuReader()
     throughput = Throughput(Path(os.environ[PROGRESS_VARIABLE]))
     while True:

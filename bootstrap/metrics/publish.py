@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from bootstrap.metrics.gpus import GpuSample
+from bootstrap.service import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,18 @@ class Publisher:
         self._client = client
         self._namespace = namespace
         self._waiting: deque[Point] = deque(maxlen=KEPT_POINTS)
-        self._problem = ""
+        self._failures = Failures(
+            logger,
+            failing="metrics are not published, the last hour's are kept",
+            again="metrics are published again",
+        )
 
     def send(self, new: Sequence[Point]) -> None:
         """Send waiting and new points; failures are logged once a cause."""
         self._waiting.extend(new)
         if not self._waiting:
             return
-        try:
+        with self._failures.caught():
             self._client.put_metric_data(
                 Namespace=self._namespace,
                 MetricData=[
@@ -62,12 +67,4 @@ class Publisher:
                     for point in self._waiting
                 ],
             )
-        except Exception as error:  # noqa: BLE001 - no network, throttled, no permission: nothing ends the service
-            if (problem := f"{type(error).__name__}: {error}") != self._problem:
-                logger.warning("metrics are not published, the last hour's are kept: %s", problem)
-                self._problem = problem
-            return
-        if self._problem:
-            logger.info("metrics are published again")
-        self._waiting.clear()
-        self._problem = ""
+            self._waiting.clear()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
@@ -34,7 +35,7 @@ def cloudwatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     with mock_aws():
-        yield service.cloudwatch("us-east-1")
+        yield boto3.client("cloudwatch", region_name="us-east-1")
 
 
 def published(client: Any, name: str) -> list[float]:
