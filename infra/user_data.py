@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
 
+from bootstrap.contract.codec import to_json
 from bootstrap.contract.node_env import NodeEnvironment
 from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
 from infra.naming import Names
@@ -86,6 +87,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_STEP_TIME_S": _number(plan.step_time_s),
         "GPUFLEET_STEP_TIME_P95_S": _number(plan.step_time_p95_s),
         "GPUFLEET_TOKENS_PER_SECOND": _number(plan.tokens_per_second / jobs),
+        "GPUFLEET_EXPECTED": _compact_json(to_json(plan.expected)) if plan.expected else "",
         "GPUFLEET_PEAK_MEMORY_GIB": _number(plan.memory.peak_gib),
         "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
         "GPUFLEET_SCALE_IN_LIMIT_S": str(plan.save_limit_s),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract import trainer
+from bootstrap.contract.expected import Expected
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 
@@ -397,6 +398,12 @@ class FleetPlan(_Model):
     prices: tuple[PlanPrice, ...]
     spot_range: SpotRange | None = Field(default=None, description="Null where the prices were current.")
     calibration: SpeedSource
+    # Left out of the JSON where it is unknown, as in older plans.
+    expected: Expected | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Rates that the smoke tests compare with, each with the limits below which they warn and fail.",
+    )
     # Left out of the JSON where there is none.
     passed_over: str | None = Field(
         default=None,

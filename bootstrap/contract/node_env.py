@@ -57,6 +57,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_STEP_TIME_S: str  # predicted, s
     GPUFLEET_STEP_TIME_P95_S: str  # predicted 95th percentile, s
     GPUFLEET_TOKENS_PER_SECOND: str  # predicted for all ranks; samples per second of a CNN
+    GPUFLEET_EXPECTED: str  # JSON: rates that the smoke tests compare with (expected.py); empty for an older plan
     GPUFLEET_PEAK_MEMORY_GIB: str  # predicted for the fullest rank, GiB
     GPUFLEET_CHECKPOINT_INTERVAL_S: str  # planned, s
     GPUFLEET_SCALE_IN_LIMIT_S: str  # of the last checkpoint, s

@@ -1,28 +1,33 @@
-"""All-reduce test: the sum, element by element, and algorithm and bus bandwidth (bytes / time, times 2(n-1)/n) of
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (read 2026-11-21).
+"""Collectives: their results, element by element, and algorithm and bus bandwidth with the factors of
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (read 2026-11-23).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from bootstrap.contract.expected import Band
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import Result, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
 SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
-# Buffers per size: buffer, indices, expected sums, two temporaries, and reserve.
+# Buffers per size: buffer, indices, expected values, two temporaries, and reserve.
 GPU_MEMORY_PER_SIZE = 8
 WARM_UP = 5
 ITERATIONS = 20
 # Elements count up to this prime and start again: every rank and chunk has another phase, and sums stay below 2**24,
 # exact in float32.
 PERIOD = 8191
+# Below, latency takes a share of the time that a rate does not show.
+LARGE_MIB = 256
 
 
 def default_sizes_mib(device_type: str) -> tuple[int, ...]:
@@ -33,19 +38,37 @@ def default_sizes_mib(device_type: str) -> tuple[int, ...]:
     return tuple(size for size in SIZES_MIB[device_type] if size * GPU_MEMORY_PER_SIZE <= memory_mib)
 
 
-def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s: float | None) -> list[Result]:
-    """All-reduce float32 buffers: exact sums, and the largest size's bandwidth against the limit."""
-    rows = [_measure(ranks, size_mib) for size_mib in sizes_mib]
+def check(
+    ranks: Ranks,
+    sizes_mib: Sequence[int],
+    *,
+    min_bus_bandwidth_gb_per_s: float | None = None,
+    expected: Band | None = None,
+    collective: Collective = "all_reduce",
+    budget_s: float | None = None,
+) -> list[Result]:
+    """Run a collective of float32 buffers: exact results, and the largest size's bandwidth against the limit.
+
+    The limit is ``min_bus_bandwidth_gb_per_s``, else the ``expected`` band's where buffers are large enough. Within
+    ``budget_s`` there are fewer iterations, and no size that a smaller one shows to be too large.
+    """
+    rows: list[dict[str, Any]] = []
+    for size_mib in sizes_mib:
+        row_s = budget_s and budget_s / len(sizes_mib)
+        if rows and row_s and rows[-1]["time_ms"]["median"] * size_mib / rows[-1]["size_mib"] > row_s * 1e3:
+            break
+        rows.append(_measure(ranks, collective, size_mib, row_s))
     largest = rows[-1]
     alone = ranks.world_size == 1
     wrong_notes = [
-        f"rank {row['wrong_ranks'][0]} has {row['wrong_elements']} wrong sums at {row['size_mib']} MiB"
+        f"rank {row['wrong_ranks'][0]} has {row['wrong_elements']} wrong {WORDS[collective]} at {row['size_mib']} MiB"
         for row in rows
         if row["wrong_elements"]
     ]
+    band = expected if expected and largest["size_mib"] >= LARGE_MIB else None
     return [
         Result(
-            name="all_reduce_sum",
+            name=f"{collective}_{'sum' if collective == 'all_reduce' else 'values'}",
             value=sum(row["wrong_elements"] for row in rows),
             unit="wrong elements",
             limit=0,
@@ -53,47 +76,133 @@ def check(ranks: Ranks, sizes_mib: Sequence[int], *, min_bus_bandwidth_gb_per_s:
             note=wrong_notes[0] if wrong_notes else "",
         ),
         Result(
-            name="all_reduce_bus_bandwidth",
+            name=f"{collective}_bus_bandwidth",
             value=None if alone else largest["bus_bandwidth_gb_per_s"]["median"],
             unit="GB/s",
-            limit=min_bus_bandwidth_gb_per_s,
+            limit=min_bus_bandwidth_gb_per_s or (band and band.fail_below),
+            warn=band and band.warn_below,
             must_be="at_least",
-            note="one rank has nobody to exchange with" if alone else f"at {largest['size_mib']} MiB",
-            details={"warm_up": WARM_UP, "iterations": ITERATIONS, "sizes": rows},
+            note="one rank has nobody to exchange with"
+            if alone
+            else f"at {largest['size_mib']} MiB" + (f", the plan expects {band.value:.4g}" if band else ""),
+            details={"sizes": rows},
         ),
     ]
 
 
-def _measure(ranks: Ranks, size_mib: int) -> dict[str, Any]:
-    size_bytes = size_mib * 2**20
-    index = torch.arange(size_bytes // 4, dtype=torch.int32, device=ranks.device) % PERIOD
-    buffer = torch.empty(size_bytes // 4, dtype=torch.float32, device=ranks.device)
+def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> list[Result]:
+    """All-reduce inside each node, all nodes at once: the slowest node against the plan's rate."""
+    per_node = ranks.local_world_size
+    nodes = [list(range(first, first + per_node)) for first in range(0, ranks.world_size, per_node)]
+    # Every rank makes all groups (https://docs.pytorch.org/docs/stable/distributed.html#groups).
+    own = [dist.new_group(members) for members in nodes][ranks.rank // per_node]
+    size_mib = LARGE_MIB if ranks.device.type == "cuda" else SIZES_MIB["cpu"][1]
+    buffer = torch.zeros(size_mib * 2**18, device=ranks.device)
+    ranks.barrier("inside")
+    times = seconds_each(lambda: dist.all_reduce(buffer, group=own), device=ranks.device, warm_up=2, iterations=5)
+    answers = ranks.gather("inside", statistics.median(times))
+    scale = size_mib * 2**20 * bus_factor("all_reduce", per_node) / 1e9
+    rates = [scale / max(answers[members[0] : members[-1] + 1]) for members in nodes]
+    lowest = rates.index(min(rates))
+    bounds = (expected.warn_below, expected.fail_below or 0.0) if expected else (0.0, 0.0)
+    bound = bounds[1] if rates[lowest] < bounds[1] else bounds[0]
+    return [
+        Result(
+            name="inside_node_bus_bandwidth",
+            value=rates[lowest],
+            unit="GB/s",
+            limit=expected and expected.fail_below,
+            warn=expected and expected.warn_below,
+            must_be="at_least",
+            note=f"{names[lowest]} at {size_mib} MiB"
+            + (f", the plan expects {expected.value:.4g}" if expected else ""),
+            hosts=tuple(name for name, rate in zip(names, rates, strict=True) if rate < bound),
+            details={"gb_per_s": dict(zip(names, rates, strict=True))},
+        )
+    ]
 
-    def wrong_elements() -> int:
-        buffer.copy_((index + ranks.rank) % PERIOD)
-        dist.all_reduce(buffer)
-        expected = torch.zeros_like(buffer)
-        for rank in range(ranks.world_size):
-            expected += (index + rank) % PERIOD
-        return int((buffer != expected).sum().item())
 
-    wrong_before = wrong_elements()
-    ranks.barrier(f"all-reduce {size_mib} MiB")
-    times = seconds_each(lambda: dist.all_reduce(buffer), device=ranks.device, warm_up=WARM_UP, iterations=ITERATIONS)
-    wrong = wrong_before + wrong_elements()
-    answers = ranks.gather("all-reduce", {"times": times, "wrong": wrong})
+WORDS: dict[Collective, str] = {"all_reduce": "sums", "all_gather": "elements", "reduce_scatter": "sums"}
+
+
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth."""
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def _measure(ranks: Ranks, collective: Collective, size_mib: int, budget_s: float | None) -> dict[str, Any]:
+    run, wrong_elements, size_bytes = _prepare(ranks, collective, size_mib)
+    wrong = wrong_elements()
+    ranks.barrier(f"{collective} {size_mib} MiB")
+    warm_up, iterations = WARM_UP, ITERATIONS
+    if budget_s is not None:
+        probe_s = seconds_each(run, device=ranks.device, warm_up=0, iterations=1)[0]
+        slowest_s = max(ranks.gather(f"{collective} probe", probe_s))
+        warm_up, iterations = 0, max(1, min(ITERATIONS, int(budget_s / slowest_s)))
+    times = seconds_each(run, device=ranks.device, warm_up=warm_up, iterations=iterations)
+    wrong += wrong_elements()
+    answers = ranks.gather(collective, {"times": times, "wrong": wrong})
     seconds = slowest_rank([answer["times"] for answer in answers])
-    bus_factor = 2 * (ranks.world_size - 1) / ranks.world_size
+    factor = bus_factor(collective, ranks.world_size)
     median, low, high = statistics.median(seconds), min(seconds), max(seconds)
     # The longest time is the lowest bandwidth.
     gb_per_s = {"median": size_bytes / median / 1e9, "min": size_bytes / high / 1e9, "max": size_bytes / low / 1e9}
     if ranks.rank == 0:
-        progress(f"all-reduce {size_mib} MiB: {gb_per_s['median'] * bus_factor:.2f} GB/s bus bandwidth")
+        progress(f"{collective} {size_mib} MiB: {gb_per_s['median'] * factor:.2f} GB/s bus bandwidth")
     return {
         "size_mib": size_mib,
+        "warm_up": warm_up,
+        "iterations": iterations,
         "time_ms": {"median": median * 1e3, "min": low * 1e3, "max": high * 1e3},
         "algorithm_bandwidth_gb_per_s": gb_per_s,
-        "bus_bandwidth_gb_per_s": {name: value * bus_factor for name, value in gb_per_s.items()},
+        "bus_bandwidth_gb_per_s": {name: value * factor for name, value in gb_per_s.items()},
         "wrong_elements": sum(answer["wrong"] for answer in answers),
         "wrong_ranks": [rank for rank, answer in enumerate(answers) if answer["wrong"]],
     }
+
+
+def _prepare(
+    ranks: Ranks, collective: Collective, size_mib: int
+) -> tuple[Callable[[], object], Callable[[], int], int]:
+    """Return the collective to time, a run of it that counts wrong elements, and its bytes as nccl-tests counts them.
+
+    Those are the whole buffer's: sent to an all-reduce and a reduce-scatter, received from an all-gather.
+    """
+    share = size_mib * 2**18 // ranks.world_size
+    length = share * ranks.world_size if collective != "all_reduce" else size_mib * 2**18
+    index = torch.arange(length, dtype=torch.int32, device=ranks.device) % PERIOD
+    whole = torch.empty(length, dtype=torch.float32, device=ranks.device)
+    own = slice(ranks.rank * share, (ranks.rank + 1) * share)
+    part = torch.empty(share, dtype=torch.float32, device=ranks.device)
+
+    def pattern(rank: int) -> torch.Tensor:
+        return (index + rank) % PERIOD
+
+    def total() -> torch.Tensor:
+        result = torch.zeros_like(whole)
+        for rank in range(ranks.world_size):
+            result += pattern(rank)
+        return result
+
+    def reduced_everywhere() -> int:
+        whole.copy_(pattern(ranks.rank))
+        dist.all_reduce(whole)
+        return int((whole != total()).sum().item())
+
+    def gathered() -> int:
+        part.copy_(pattern(ranks.rank)[own])
+        dist.all_gather_into_tensor(whole, part)
+        parts = (pattern(rank)[rank * share : (rank + 1) * share] for rank in range(ranks.world_size))
+        return int((whole != torch.cat(list(parts))).sum().item())
+
+    def reduced_in_parts() -> int:
+        whole.copy_(pattern(ranks.rank))
+        dist.reduce_scatter_tensor(part, whole)
+        return int((part != total()[own]).sum().item())
+
+    size_bytes = length * 4
+    if collective == "all_reduce":
+        return lambda: dist.all_reduce(whole), reduced_everywhere, size_bytes
+    if collective == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part), gathered, size_bytes
+    return lambda: dist.reduce_scatter_tensor(part, whole), reduced_in_parts, size_bytes

@@ -6,33 +6,36 @@ import argparse
 import importlib.util
 import math
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.expected import VARIABLE, read_expected
+
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_CPU_PROCESSES = 2
+DEFAULT_GANG_LIMIT_S = 90.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the smoke test; 0 all passed, 1 a test or a rank failed, 2 wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["gang"]:
+        return _run_gang(arguments[1:])
     parser = _parser()
     asked = parser.parse_args(arguments)
-    if importlib.util.find_spec("torch") is None:
-        sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
+    device = _device(asked.device)
+    if device is None:
         return 1
     # Imported here: torch takes seconds, and --help does not wait.
     import torch
 
     from bootstrap.smoke import bandwidth, supervisor, worker
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    on_gpu = asked.device == "cuda" or (asked.device == "auto" and gpus > 0)
-    device: Literal["cpu", "cuda"] = "cuda" if on_gpu else "cpu"
-    if on_gpu and not gpus:
-        sys.stderr.write("smoke: --device cuda, and torch sees no GPU; next: nvidia-smi\n")
-        return 1
+    gpus = torch.cuda.device_count()
     options = worker.Options(
         device=device,
         sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
@@ -50,6 +53,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"smoke: --nproc {nproc} needs as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
         return 1
     return supervisor.run(options, nproc)
+
+
+def _run_gang(arguments: Sequence[str]) -> int:
+    parser = _gang_parser()
+    asked = parser.parse_args(arguments)
+    lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if lacking:
+        parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
+    try:
+        expected = read_expected(asked.expected)
+    except FormatError as error:
+        parser.error(str(error))
+    device = _device(asked.device)
+    if device is None:
+        return 1
+    from bootstrap.smoke import gang
+
+    return gang.run(
+        gang.Options(device=device, name=asked.name, expected=expected, time_limit_s=asked.time_limit_s, out=asked.out)
+    )
+
+
+def _device(asked: str) -> Literal["cpu", "cuda"] | None:
+    """Choose the device; None, with the reason on stderr, where torch or the GPU is not there."""
+    if importlib.util.find_spec("torch") is None:
+        sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
+        return None
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "cuda" and not gpus:
+        sys.stderr.write("smoke: --device cuda, and torch sees no GPU; next: nvidia-smi\n")
+        return None
+    return "cuda" if asked == "cuda" or (asked == "auto" and gpus) else "cpu"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,6 +125,34 @@ def _parser() -> argparse.ArgumentParser:
         help="end and fail after this long (default: %(default)g)",
     )
     parser.add_argument("--out", type=_writable, metavar="FILE", help="report file (default: stdout)")
+    return parser
+
+
+def _gang_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bootstrap.smoke gang",
+        description="Gang test: gradients, collectives, every pair of hosts and every rank's products, on all nodes "
+        "of a run together. One of torchrun's ranks, or of any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, "
+        "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to --out; its bad_hosts are "
+        "to be replaced. Rank 0 prints a table to stderr.",
+        epilog="Exit code: 0 pass or warn, the gang may train; 1 a test failed or a host was lost; 2 wrong usage.",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--name", default=socket.gethostname(), help="this host in the report (default: its host name)")
+    parser.add_argument(
+        "--expected",
+        default=os.environ.get(VARIABLE, ""),
+        metavar="JSON",
+        help=f"rates that the plan expects (default: {VARIABLE} of the environment)",
+    )
+    parser.add_argument(
+        "--time-limit-s",
+        type=_positive,
+        default=DEFAULT_GANG_LIMIT_S,
+        metavar="SECONDS",
+        help="end and fail after this long; sizes and iterations follow it (default: %(default)g)",
+    )
+    parser.add_argument("--out", type=_writable, metavar="FILE", help="report file (default: stdout of rank 0)")
     return parser
 
 

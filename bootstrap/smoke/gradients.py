@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from collections import Counter
 
 import torch
@@ -48,11 +50,14 @@ def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
 
     digests = {name: digest(gradient) for name, gradient in together.items()}
     errors = {name: relative_error(gradient, alone[name]) for name, gradient in together.items()}
-    answers = ranks.gather(f"gradients {dtype}", {"digests": digests, "errors": errors})
+    norms = {name: gradient.double().norm().item() for name, gradient in alone.items()}
+    answers = ranks.gather(f"gradients {dtype}", {"digests": digests, "errors": errors, "norms": norms})
     name = str(dtype).removeprefix("torch.")
     return [
         equal_on_all_ranks(f"gradients_equal_on_all_ranks_{name}", [a["digests"] for a in answers]),
-        _equal_to_one_process(name, [a["errors"] for a in answers], torch.finfo(dtype).eps),
+        _equal_to_one_process(
+            name, [a["errors"] for a in answers], [a["norms"] for a in answers], torch.finfo(dtype).eps
+        ),
     ]
 
 
@@ -83,11 +88,31 @@ def equal_on_all_ranks(name: str, digests: list[dict[str, str]]) -> Result:
         limit=0,
         must_be="at_most",
         note=_describe(odd, "has other bits than the other ranks in"),
-        details={"tensors": len(digests[0]), "ranks": len(digests), "different": [list(pair) for pair in odd[:20]]},
+        details={
+            "tensors": len(digests[0]),
+            "ranks": len(digests),
+            "odd_ranks": sorted({rank for rank, _ in odd}),
+            "different": [list(pair) for pair in odd[:20]],
+        },
     )
 
 
-def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: float) -> Result:
+def miscomputing(norms: list[dict[str, float]], limit: float) -> list[int]:
+    """Ranks whose own gradients, without communication, have another norm than the median rank's."""
+    # The median would lose its order with NaN in it.
+    finite = {name: [own[name] for own in norms if math.isfinite(own[name])] for name in norms[0]}
+    usual = {name: statistics.median(values or [math.nan]) for name, values in finite.items()}
+    # "not <=" so that NaN counts as an error.
+    return [
+        rank
+        for rank, own in enumerate(norms)
+        if any(not abs(own[name] - norm) <= limit * norm for name, norm in usual.items())
+    ]
+
+
+def _equal_to_one_process(
+    dtype: str, errors: list[dict[str, float]], norms: list[dict[str, float]], epsilon: float
+) -> Result:
     limit = LIMIT_EPSILONS * epsilon
     # "not <=" so that NaN counts as an error.
     wrong = [(rank, name) for rank, own in enumerate(errors) for name, error in own.items() if not error <= limit]
@@ -100,7 +125,12 @@ def _equal_to_one_process(dtype: str, errors: list[dict[str, float]], epsilon: f
         limit=limit,
         must_be="at_most",
         note=_describe(wrong, "differs from a single process in"),
-        details={"epsilon": epsilon, "wrong": [list(pair) for pair in wrong[:20]]},
+        details={
+            "epsilon": epsilon,
+            # A rank that computes wrongly spoils every rank's sum.
+            "odd_ranks": miscomputing(norms, limit) or sorted({rank for rank, _ in wrong}),
+            "wrong": [list(pair) for pair in wrong[:20]],
+        },
     )
 
 

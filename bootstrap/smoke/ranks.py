@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 # Variables that may explain a slow result.
 _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+# Rank 0 names the silent rank before the others stop waiting for it.
+COLLECTING = timedelta(seconds=5)
 
 
 @dataclass(kw_only=True)
@@ -38,22 +39,44 @@ class Ranks:
     _calls: Counter[str] = field(default_factory=Counter)
 
     def gather(self, label: str, value: Any) -> list[Any]:
-        """Every rank's JSON ``value``, by rank; all call with the same ``label``. TimeoutError names a silent rank."""
+        """Every rank's JSON ``value``, by rank; all call with the same ``label``. TimeoutError names a silent rank.
+
+        Rank 0 collects for all: with each asking each, a thousand ranks would send the store a million requests.
+        """
         self._calls[label] += 1
         prefix = f"{label}/{self._calls[label]}"
         self.store.set(f"{prefix}/{self.rank}", json.dumps(value))
+        answer: dict[str, Any] = {}
+        if self.rank == 0:
+            answer = self._collect(label, prefix)
+            self.store.set(f"{prefix}/all", json.dumps(answer))
+        elif (text := self._read(f"{prefix}/all", self.timeout + COLLECTING)) is not None:
+            answer = json.loads(text)
+        else:
+            answer["silent"] = self._silent(0, label)
+        if "silent" in answer:
+            raise TimeoutError(answer["silent"])
+        return list(answer["values"])
+
+    def _collect(self, label: str, prefix: str) -> dict[str, Any]:
         values = []
         for peer in range(self.world_size):
-            key = f"{prefix}/{peer}"
-            try:
-                self.store.wait([key], self.timeout)
-            except RuntimeError as error:  # torch raises DistStoreError, a RuntimeError
-                raise TimeoutError(
-                    f"rank {peer} did not answer within {self.timeout.total_seconds():.0f} s at {label!r}: "
-                    "it hangs or died"
-                ) from error
-            values.append(json.loads(self.store.get(key)))
-        return values
+            text = self._read(f"{prefix}/{peer}", self.timeout)
+            if text is None:
+                return {"silent": self._silent(peer, label)}
+            values.append(json.loads(text))
+        return {"values": values}
+
+    def _read(self, key: str, timeout: timedelta) -> bytes | None:
+        try:
+            self.store.wait([key], timeout)
+        except RuntimeError:  # torch raises DistStoreError, a RuntimeError
+            return None
+        return bytes(self.store.get(key))
+
+    def _silent(self, peer: int, label: str) -> str:
+        seconds = self.timeout.total_seconds()
+        return f"rank {peer} did not answer within {seconds:.0f} s at {label!r}: it hangs or died"
 
     def barrier(self, label: str) -> None:
         """Wait for every rank, with this rank's GPU idle."""
@@ -72,39 +95,50 @@ class Ranks:
 
 def join(device_type: str, *, timeout_s: float) -> Ranks:
     """Join the ranks of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: "cpu" with gloo, "cuda" with NCCL."""
+    ranks = meet(device_type, timeout_s=timeout_s)
+    connect(ranks)
+    return ranks
+
+
+def meet(device_type: str, *, timeout_s: float) -> Ranks:
+    """Meet the ranks at their store, without a process group yet."""
     timeout = timedelta(seconds=timeout_s)
     root, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-    store = PrefixStore("gpufleet_smoke", root)
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if on_gpu := device_type == "cuda":
+    if device_type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
         # Also while one rank trains alone: the scaling test compares both speeds.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
-    dist.init_process_group(
-        backend="nccl" if on_gpu else "gloo",
-        store=PrefixStore("process_group", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        # With its device named, NCCL connects now and a bad link fails here, not in the first collective.
-        device_id=device if on_gpu else None,
-    )
     return Ranks(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        store=store,
+        store=PrefixStore("gpufleet_smoke", root),
         timeout=timeout,
     )
 
 
-def facts(ranks: Ranks) -> dict[str, Any]:
+def connect(ranks: Ranks, *, timeout: timedelta | None = None) -> None:
+    """Form the process group; a collective may take ``timeout``, which is the store's by default."""
+    on_gpu = ranks.device.type == "cuda"
+    dist.init_process_group(
+        backend="nccl" if on_gpu else "gloo",
+        store=PrefixStore("process_group", ranks.store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timeout or ranks.timeout,
+        # With its device named, NCCL connects now and a bad link fails here, not in the first collective.
+        device_id=ranks.device if on_gpu else None,
+    )
+
+
+def facts(ranks: Ranks, hostname: str) -> dict[str, Any]:
     """Software, hosts and devices for the report; every rank calls it."""
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
@@ -112,11 +146,11 @@ def facts(ranks: Ranks) -> dict[str, Any]:
         device = {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 2)}
     else:
         device = {"name": platform.processor() or platform.machine(), "memory_gib": None}
-    own = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": socket.gethostname(), **device}
+    own = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": hostname, **device}
     everyone = ranks.gather("facts", own)
     return {
         "device": ranks.device.type,
-        "backend": dist.get_backend(),
+        "backend": "nccl" if on_gpu else "gloo",
         "world_size": ranks.world_size,
         "nodes": len({one["hostname"] for one in everyone}),
         "ranks": everyone,

@@ -9,41 +9,62 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+Verdict = Literal["pass", "warn", "fail"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One measured value and its verdict; ``value`` is None where the test does not apply."""
+    """One measured value and its verdict; ``value`` is None where the test does not apply.
+
+    Attributes:
+        warn: limit that a value may miss with a warning.
+        hosts: hosts to blame for a missed limit; empty where the measurement cannot tell.
+    """
 
     name: str
     value: float | None
     unit: str
     limit: float | None = None
+    warn: float | None = None
     must_be: Literal["at_most", "at_least"]
     duration_s: float = 0.0
     note: str = ""
+    hosts: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         """True where the value keeps its limit; NaN keeps none."""
-        if self.value is None or self.limit is None:
+        return self._keeps(self.limit)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fail beyond ``limit``, warn beyond ``warn``."""
+        return "fail" if not self.passed else "pass" if self._keeps(self.warn) else "warn"
+
+    def _keeps(self, limit: float | None) -> bool:
+        if self.value is None or limit is None:
             return self.value is None or math.isfinite(self.value)
-        return self.value <= self.limit if self.must_be == "at_most" else self.value >= self.limit
+        return self.value <= limit if self.must_be == "at_most" else self.value >= limit
 
     def as_dict(self) -> dict[str, Any]:
         """Fields of the report, in its order."""
-        return {"name": self.name, "passed": self.passed, **asdict(self), "duration_s": round(self.duration_s, 3)}
+        verdict = {"passed": self.passed, "verdict": self.verdict}
+        return {"name": self.name, **verdict, **asdict(self), "duration_s": round(self.duration_s, 3)}
 
     def line(self) -> str:
         """One line for a terminal or a log."""
         shown = "-" if self.value is None else f"{self.value:.4g}"
-        limit = "" if self.limit is None else f" ({self.must_be.replace('_', ' ')} {self.limit:.4g})"
+        bound = self.warn if self.verdict == "warn" or self.limit is None else self.limit
+        limit = "" if bound is None else f" ({self.must_be.replace('_', ' ')} {bound:.4g})"
         note = f": {self.note}" if self.note else ""
-        return f"{'pass' if self.passed else 'FAIL'} {self.name} {shown} {self.unit}{limit}{note}"
+        word = "pass" if self.verdict == "pass" else self.verdict.upper()
+        return f"{word} {self.name} {shown} {self.unit}{limit}{note}"
 
 
 def build(
@@ -56,9 +77,11 @@ def build(
     results: Sequence[Result] = (),
 ) -> dict[str, Any]:
     """Report as a dictionary; passes with results, all passed, and no error."""
+    passed = error is None and bool(results) and all(result.passed for result in results)
     return {
         "schema_version": SCHEMA_VERSION,
-        "passed": error is None and bool(results) and all(result.passed for result in results),
+        "passed": passed,
+        "verdict": max([result.verdict for result in results], key=VERDICTS.index) if passed else "fail",
         "error": error,
         "started_at": started_at,
         "duration_s": round(duration_s, 3),

@@ -46,7 +46,7 @@ def run(options: worker.Options, nproc: int) -> int:
     if text := _read(store, worker.REPORT_KEY):
         final = json.loads(text)
     if errors:
-        final |= {"passed": False, "error": errors}
+        final |= {"passed": False, "verdict": "fail", "error": errors}
     final["duration_s"] = round(time.monotonic() - began, 3)
     report.write(final, options.out)
     if final["error"]:

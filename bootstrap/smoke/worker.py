@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
+from bootstrap.contract.expected import VARIABLE, read_expected
 from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
 
 # Set by the supervisor, which then writes the report: only it knows how a killed rank ended.
@@ -93,7 +95,7 @@ def run(options: Options) -> int:
     try:
         place = ranks.join(options.device, timeout_s=min(COLLECTIVE_TIMEOUT_S, options.timeout_s / 2))
         reporter.store = place.store
-        reporter.facts = ranks.facts(place)
+        reporter.facts = ranks.facts(place, socket.gethostname())
         for measure in measurements(place, options):
             began = time.monotonic()
             results = measure()
@@ -110,11 +112,16 @@ def run(options: Options) -> int:
 
 def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list[report.Result]]]:
     """Measurements in order: correctness before speed."""
+    expected = read_expected(os.environ.get(VARIABLE, ""))
+    one_node = place.local_world_size == place.world_size
     return [
         lambda: gradients.check(place, torch.float64),
         lambda: gradients.check(place, torch.float32),
         lambda: bandwidth.check(
-            place, options.sizes_mib, min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s
+            place,
+            options.sizes_mib,
+            min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s,
+            expected=expected.link_gb_per_s if one_node else expected.network_gb_per_s,
         ),
         lambda: scaling.check(place, min_scaling_efficiency=options.min_scaling_efficiency),
     ]

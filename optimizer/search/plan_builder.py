@@ -13,6 +13,7 @@ from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
 from optimizer.plan import (
     Cost,
@@ -113,6 +114,7 @@ class PlanBuilder:
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             spot_range=_describe_range(table, row, expected_usd),
             calibration=self._describe_speed(fastest.instance, nodes, parallelism),
+            expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
 
     @cached_property

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.contract.expected import Band, Expected, read_expected
 from bootstrap.contract.node_env import NodeEnvironment
 from infra.naming import Names
 from infra.settings import Settings
@@ -123,6 +124,13 @@ def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:
     given = variables(plan)
     assert (given["GPUFLEET_BUDGET_USD"], given["GPUFLEET_DEADLINE_HOURS"]) == ("", "")
     assert given["GPUFLEET_GPUS_PER_NODE"] == "1"
+
+
+def test_the_rates_that_the_plan_expects_reach_the_node() -> None:
+    assert variables(sample_plan())["GPUFLEET_EXPECTED"] == ""
+    rates = {"network_gb_per_s": {"value": 29.5, "warn_below": 22.125, "fail_below": 14.75}}
+    band = Band(value=29.5, warn_below=22.125, fail_below=14.75)
+    assert read_expected(variables(sample_plan(expected=rates))["GPUFLEET_EXPECTED"]) == Expected(network_gb_per_s=band)
 
 
 @pytest.mark.parametrize("value", HOSTILE)

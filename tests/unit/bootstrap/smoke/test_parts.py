@@ -37,6 +37,16 @@ def test_a_value_is_judged_by_its_limit(value: float | None, limit: float | None
     assert judged(value, limit, must_be) is passed
 
 
+def test_a_value_between_its_limits_warns() -> None:
+    def verdict(value: float | None, limit: float | None = 5.0) -> str:
+        return Result(name="x", value=value, unit="u", limit=limit, warn=9.0, must_be="at_least").verdict
+
+    assert [verdict(value) for value in (10.0, 9.0, 8.0, 5.0, 4.0, math.nan, None)] == [
+        *("pass", "pass", "warn", "warn", "fail", "fail", "pass")
+    ]
+    assert verdict(0.0, limit=None) == "warn"
+
+
 def test_a_report_passes_only_with_results_and_without_error() -> None:
     good = Result(name="x", value=1, unit="u", must_be="at_least")
     bad = Result(name="y", value=1, unit="u", limit=2, must_be="at_least")

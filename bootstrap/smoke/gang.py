@@ -1,0 +1,187 @@
+"""Gang test: all nodes of a run prove together, before the first step, that they can train; a bad host is named."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from bootstrap.contract.expected import Expected
+from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler
+from bootstrap.smoke.watch import STEP_S, Loss, Watch
+
+# Shares of the time limit; what is left is for joining, gradients and links inside nodes.
+COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
+# For all ranks to start and to connect: NCCL takes longer the more there are.
+JOIN_S = 45.0
+SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the test; ``name`` is this host's, ``out`` None prints the report of rank 0 only."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    expected: Expected
+    time_limit_s: float
+    out: Path | None
+
+
+class _Gang:
+    """State of one run on this rank: the results so far, and the report of this host."""
+
+    def __init__(self, options: Options, place: ranks.Ranks) -> None:
+        self.options, self.place = options, place
+        self.started_at, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        self.results: list[report.Result] = []
+        self.facts: dict[str, Any] = {}
+        self.hosts: list[str] = []  # of each rank
+        self.names: list[str] = []  # of each node
+
+    def meet(self) -> None:
+        """Learn every rank's host; equal names get the node's number."""
+        self.facts = ranks.facts(self.place, self.options.name)
+        given = [one["hostname"] for one in self.facts["ranks"]][:: self.place.local_world_size]
+        self.names = [name if given.count(name) == 1 else f"{name}-{node}" for node, name in enumerate(given)]
+        self.hosts = [self.names[rank // self.place.local_world_size] for rank in range(self.place.world_size)]
+        self.facts["nodes"] = len(self.names)
+
+    def host(self, rank: int) -> str:
+        """Name of a rank's host, where it has told."""
+        return self.hosts[rank] if self.hosts else f"the host of rank {rank}"
+
+    def add(self, results: Sequence[report.Result], duration_s: float) -> None:
+        for result in results:
+            named = replace(self._blame(result), duration_s=duration_s)
+            self.results.append(named)
+
+    def _blame(self, result: report.Result) -> report.Result:
+        """Name the hosts of the ranks that differ, where they are fewer than the others."""
+        odd = {*result.details.get("odd_ranks", ())}
+        names = tuple(dict.fromkeys(self.host(rank) for rank in sorted(odd)))
+        if result.verdict == "pass" or not names or 2 * len(names) >= len(self.names):
+            return result
+        return replace(result, hosts=names)
+
+    def finish(self, error: str | None, bad: Sequence[str] = ()) -> bool:
+        """Report the verdict; True where the gang may train."""
+        text = report.build(
+            started_at=self.started_at,
+            duration_s=time.monotonic() - self.began,
+            arguments={"device": self.options.device, "time_limit_s": self.options.time_limit_s},
+            facts=self.facts,
+            results=self.results,
+            error=error,
+        )
+        text |= {"host": self.host(self.place.rank), "bad_hosts": list(bad or bad_hosts(self.results, self.names))}
+        if self.place.rank == 0:
+            sys.stderr.write(table(text))
+        if self.place.local_rank == 0 and (self.options.out or self.place.rank == 0):
+            report.write(text, self.options.out)
+        return bool(text["passed"])
+
+    def lose(self, reason: str, loss: Loss) -> None:
+        """Report a test that could not end."""
+        told = [f"{self.host(rank)}, rank {rank}: {fault}" for rank, fault in loss.faults.items()]
+        lost = dict.fromkeys(self.host(rank) for rank in loss.silent)
+        told += [f"{name} does not answer" for name in lost]
+        bad = dict.fromkeys([*(self.host(rank) for rank in loss.faults), *lost])
+        self.finish("; ".join([*told, reason]) if told else reason, tuple(bad))
+
+
+def run(options: Options) -> int:
+    """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; 0 where the gang may train, else 1."""
+    place = ranks.meet(options.device, timeout_s=JOIN_S)
+    gang = _Gang(options, place)
+    watch = Watch(place, limit_s=options.time_limit_s, report=gang.lose)
+    try:
+        watch.step("meet", JOIN_S)
+        gang.meet()
+        place.timeout = timedelta(seconds=STEP_S)
+        for name, measure in measurements(gang):
+            watch.step(name, JOIN_S if name == "connect" else None)
+            began = time.monotonic()
+            results = measure()
+            gang.add(results, time.monotonic() - began)
+        passed = gang.finish(None)
+        watch.step("leave")
+        place.leave()
+        watch.stop()
+    except Exception as error:  # noqa: BLE001 - the report holds every error, and the exit code is 1
+        # Gloo's errors name the path of its source.
+        of_network = isinstance(error, dist.DistError | TimeoutError) or "gloo" in str(error)
+        watch.fail(f"{type(error).__name__}: {error}".splitlines()[0], own=not of_network)
+    return 0 if passed else 1
+
+
+def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.Result]]]]:
+    """Measurements in order: connect, correctness, speed of the links, speed of the ranks."""
+    place, expected, limit_s = gang.place, gang.options.expected, gang.options.time_limit_s
+
+    def connect() -> list[report.Result]:
+        # NCCL's own watchdog would end the process without a report; the step's limit is shorter.
+        on_gpu = place.device.type == "cuda"
+        ranks.connect(place, timeout=timedelta(seconds=10 * limit_s if on_gpu else STEP_S))
+        return []
+
+    def collective(name: bandwidth.Collective) -> Callable[[], list[report.Result]]:
+        return lambda: bandwidth.check(
+            place,
+            SIZES_MIB[place.device.type],
+            expected=expected.network_gb_per_s if len(gang.names) > 1 else expected.link_gb_per_s,
+            collective=name,
+            budget_s=COLLECTIVES / 3 * limit_s,
+        )
+
+    steps: list[tuple[str, Callable[[], list[report.Result]]]] = [
+        ("connect", connect),
+        ("gradients", lambda: gradients.check(place, torch.float32)),
+        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * limit_s)),
+        ("all_reduce", collective("all_reduce")),
+        ("all_gather", collective("all_gather")),
+        ("reduce_scatter", collective("reduce_scatter")),
+    ]
+    if place.local_world_size > 1:
+        steps.append(("inside nodes", lambda: bandwidth.check_inside(place, gang.names, expected.link_gb_per_s)))
+    steps.append(
+        (
+            "products",
+            lambda: straggler.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * limit_s),
+        )
+    )
+    return steps
+
+
+def bad_hosts(results: Sequence[report.Result], names: Sequence[str]) -> list[str]:
+    """Hosts that failed tests blame, or of none those that warnings blame; none where they are more than half."""
+    failed = [result for result in results if result.verdict == "fail"]
+    if not failed:
+        return []
+    blamed = {name for result in failed for name in result.hosts}
+    blamed = blamed or {name for result in results if result.verdict == "warn" for name in result.hosts}
+    return sorted(blamed) if 2 * len(blamed) <= len(names) else []
+
+
+def table(text: dict[str, Any]) -> str:
+    """Table of a report for the console."""
+    rows = [("", "test", "value", "bound", "hosts")]
+    for test in text["tests"]:
+        value = "-" if test["value"] is None else f"{test['value']:.4g} {test['unit']}"
+        bound = test["limit"] if test["verdict"] == "fail" or test["warn"] is None else test["warn"]
+        sign = "<=" if test["must_be"] == "at_most" else ">="
+        bound = "" if bound is None else f"{sign} {bound:.4g}"
+        rows.append((test["verdict"], test["name"], value, bound, ", ".join(test["hosts"]) or test["note"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]) for row in rows]
+    verdict = f"gang test: {text['verdict']} in {text['duration_s']:.0f} s"
+    verdict += f"; bad: {', '.join(text['bad_hosts'])}" if text["bad_hosts"] else ""
+    verdict += f"; {text['error']}" if text["error"] else ""
+    return "".join(f"{line.rstrip()}\n" for line in [*lines, verdict])

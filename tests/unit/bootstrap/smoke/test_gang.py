@@ -1,0 +1,216 @@
+"""The gang test between hosts with their own addresses: real processes, real gloo, real links."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.smoke import cli
+from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+PROGRAM = Path(__file__).with_name("gang_host.py")
+COUNT = 3
+SCENARIOS = ("healthy", "slow_host", "three_faults", "vanishes")
+WAIT_S = 200.0
+SLOW_MBIT_PER_S = 40.0
+Reports = dict[str, list[dict[str, Any]]]
+
+
+class Gang:
+    """Ranks on hosts, and what each reports of a scenario."""
+
+    def __init__(self, folder: Path, made: tuple[Host, ...], scenarios: tuple[str, ...]) -> None:
+        self.folder, self.hosts = folder, made
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(folder), ",".join(host.namespace for host in made), *scenarios],
+                env=os.environ
+                | {"WORLD_SIZE": str(len(made)), "MASTER_ADDR": made[0].address, "GLOO_SOCKET_IFNAME": INTERFACE},
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def run(self, scenario: str, *faults: str) -> None:
+        (self.folder / "faults").write_text("\n".join(faults))
+        (self.folder / "faults").rename(self.folder / f"{scenario}.go")
+
+    def reports(self, scenario: str, ranks: range) -> list[dict[str, Any]]:
+        """Reports of these ranks' hosts; a rank that ends without one fails the test with its log."""
+        until = time.monotonic() + WAIT_S
+        files = [self.folder / f"{scenario}.{rank}.json" for rank in ranks]
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < until, (self.folder / "log").read_text()
+            time.sleep(0.05)
+        return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
+    """Reports of every scenario: one start of the ranks serves all, as it is most of the time."""
+    if lack := missing():
+        pytest.skip(f"this machine cannot make hosts: {lack}")
+    folder = tmp_path_factory.mktemp("gang")
+    found: Reports = {}
+    everyone = range(COUNT)
+    with hosts(COUNT) as made:
+        gang = Gang(folder, made, SCENARIOS)
+        try:
+            gang.run("healthy")
+            found["healthy"] = gang.reports("healthy", everyone)
+
+            made[2].limit(SLOW_MBIT_PER_S)
+            gang.run("slow_host")
+            found["slow_host"] = gang.reports("slow_host", everyone)
+            made[2].limit(USUAL_MBIT_PER_S)
+
+            made[1].limit_towards(made[2], SLOW_MBIT_PER_S)
+            gang.run("three_faults", "0 miscomputes", "1 slow")
+            found["three_faults"] = gang.reports("three_faults", everyone)
+            made[1].limit_towards(made[2], USUAL_MBIT_PER_S)
+
+            gang.run("vanishes", "2 vanishes", "0 hurries", "1 hurries")
+            while not (folder / "cut").exists():
+                time.sleep(0.02)
+            made[2].cut()
+            found["vanishes"] = gang.reports("vanishes", range(2))
+            yield found
+        finally:
+            os.killpg(gang.process.pid, signal.SIGKILL)
+            gang.process.wait()
+
+
+def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {test["name"]: test for test in report["tests"]}
+
+
+def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: Reports) -> None:
+    for rank, report in enumerate(reports["healthy"]):
+        assert (report["verdict"], report["passed"], report["error"], report["bad_hosts"]) == ("warn", True, None, [])
+        assert report["host"] == f"host-{rank}"
+        assert (report["world_size"], report["nodes"]) == (COUNT, COUNT)
+        tests = by_name(report)
+        warned = {name for name, test in tests.items() if test["verdict"] == "warn"}
+        # A busy machine has slow ranks and pairs too; none of them fails.
+        rates = {f"{name}_bus_bandwidth" for name in ("all_reduce", "all_gather", "reduce_scatter")}
+        assert rates <= warned <= rates | {"slowest_pair", "slowest_rank_products"}
+        assert "the plan expects 2" in tests["all_gather_bus_bandwidth"]["note"]
+        assert all(tests[f"{name}_values"]["value"] == 0 for name in ("all_gather", "reduce_scatter"))
+        pairs = tests["slowest_pair"]["details"]["pairs"]
+        assert [pair["hosts"] for pair in pairs] == [["host-0", "host-1"], ["host-0", "host-2"], ["host-1", "host-2"]]
+        # The link has 0.025 GB/s; a token bucket lets a burst pass.
+        assert all(0 < pair["gb_per_s"] < 0.035 for pair in pairs)
+
+
+def test_a_host_that_is_slow_with_all_others_is_named(reports: Reports) -> None:
+    for report in reports["slow_host"]:
+        assert report["bad_hosts"] == ["host-2"]
+        assert by_name(report)["slowest_pair"]["note"] == "host-2 is slow with every host"
+
+
+def test_each_of_three_faults_at_once_is_found_by_its_own_test(reports: Reports) -> None:
+    """A rank that computes gradients wrongly, one that is slow, and a slow link between two hosts."""
+    for report in reports["three_faults"]:
+        tests = by_name(report)
+        assert {name for name, test in tests.items() if test["verdict"] == "fail"} == {
+            "gradients_equal_one_process_float32",
+            "slowest_pair",
+            "slowest_rank_products",
+        }
+        assert tests["gradients_equal_one_process_float32"]["hosts"] == ["host-0"]
+        assert tests["slowest_rank_products"]["hosts"] == ["host-1"]
+        assert tests["slowest_pair"]["note"] == "host-1 with host-2 alone is slow"
+        # Its second host goes. With all hosts to blame, none is.
+        assert tests["slowest_pair"]["hosts"] == ["host-2"]
+        assert report["bad_hosts"] == []
+
+
+def test_a_host_that_vanishes_is_named_in_time_by_the_others(reports: Reports) -> None:
+    for report in reports["vanishes"]:
+        assert (report["passed"], report["bad_hosts"]) == (False, ["host-2"])
+        assert "host-2 does not answer" in report["error"]
+        # Earlier results are not lost.
+        assert by_name(report)["gradients_equal_one_process_float32"]["verdict"] == "pass"
+
+
+def test_every_pair_meets_once_and_nobody_twice_a_round() -> None:
+    from bootstrap.smoke.pairs import MAX_ROUNDS, rounds
+
+    for hosts_there in range(2, 17):
+        played = rounds(hosts_there)
+        for meeting in played:
+            assert len({host for pair in meeting for host in pair}) == 2 * len(meeting)
+        met = [pair for meeting in played for pair in meeting]
+        assert len(set(met)) == len(met)
+        if len(played) < MAX_ROUNDS:
+            assert len(met) == hosts_there * (hosts_there - 1) // 2
+    assert len(rounds(100)) == MAX_ROUNDS
+
+
+def test_the_slow_host_or_the_slow_link_is_told_apart() -> None:
+    from bootstrap.smoke.pairs import Slow, find_slow, rounds
+
+    def found(hosts_there: int, *slow: tuple[int, int]) -> Slow:
+        met = [pair for meeting in rounds(hosts_there) for pair in meeting]
+        return find_slow({pair: 1.0 if pair in slow else 10.0 for pair in met}, 0.5)
+
+    assert found(4) == Slow(hosts=(), pairs=())
+    assert found(4, (0, 2), (1, 2), (2, 3)) == Slow(hosts=(2,), pairs=())
+    assert found(4, (1, 3)) == Slow(hosts=(), pairs=((1, 3),))
+    assert found(8, *((i, 7) for i in range(7)), (0, 1)) == Slow(hosts=(7,), pairs=((0, 1),))
+    assert found(2, (0, 1)) == Slow(hosts=(), pairs=())  # two hosts: no other pair tells who
+
+
+def test_a_rank_that_computes_wrongly_is_found_though_all_sums_are_wrong() -> None:
+    from bootstrap.smoke.gradients import miscomputing
+
+    assert miscomputing([{"a": 1.0}, {"a": 1.0}, {"a": 1.01}], 1e-4) == [2]
+    assert miscomputing([{"a": 1.0}, {"a": float("nan")}, {"a": 1.0}], 1e-4) == [1]
+    assert miscomputing([{"a": 0.0}, {"a": 0.0}], 1e-4) == []
+
+
+def test_what_slows_a_gpu_is_read_from_nvidia_smi() -> None:
+    from bootstrap.smoke.straggler import parse_gpu
+
+    assert parse_gpu("84, 990, 310.5, 0x0000000000000048\n") == {
+        "temperature_celsius": 84.0,
+        "clock_mhz": 990.0,
+        "power_w": 310.5,
+        "slowed_by": ["hardware slowdown", "hardware thermal"],
+    }
+    capped = parse_gpu("61, 1500, 694.0, 0x0000000000000004\n")
+    assert capped is not None
+    assert capped["slowed_by"] == []
+    assert parse_gpu("[N/A], [N/A], [N/A], [N/A]\n") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT unset: start it with torchrun on every node"),
+        (["--expected", '{"link_gb_per_s": 3}'], "GPUFLEET_EXPECTED.link_gb_per_s is '3', and must be an object"),
+        (["--time-limit-s", "0"], "not a finite number above 0"),
+    ],
+)
+def test_wrong_usage_of_the_gang_test_ends_with_2(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+        if arguments:
+            monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["gang", *arguments])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
