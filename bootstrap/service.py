@@ -17,7 +17,8 @@ def make_client(name: str, region: str, *, connect_timeout_s: int, read_timeout_
 
     retries: Any = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(connect_timeout=connect_timeout_s, read_timeout=read_timeout_s, retries=retries)
-    return boto3.client(name, region_name=region, config=config)
+    session: Any = boto3.Session(region_name=region)  # the stubs know clients by literal names only
+    return session.client(name, config=config)
 
 
 def log_to_journal() -> None:
