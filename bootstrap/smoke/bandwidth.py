@@ -79,8 +79,8 @@ def check(
             name=f"{collective}_bus_bandwidth",
             value=None if alone else largest["bus_bandwidth_gb_per_s"]["median"],
             unit="GB/s",
-            limit=min_bus_bandwidth_gb_per_s or (band and band.fail_below),
-            warn=band and band.warn_below,
+            limit=min_bus_bandwidth_gb_per_s or (band.fail_below if band else None),
+            warn=band.warn_below if band else None,
             must_be="at_least",
             note="one rank has nobody to exchange with"
             if alone
@@ -111,8 +111,8 @@ def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> l
             name="inside_node_bus_bandwidth",
             value=rates[lowest],
             unit="GB/s",
-            limit=expected and expected.fail_below,
-            warn=expected and expected.warn_below,
+            limit=expected.fail_below if expected else None,
+            warn=expected.warn_below if expected else None,
             must_be="at_least",
             note=f"{names[lowest]} at {size_mib} MiB"
             + (f", the plan expects {expected.value:.4g}" if expected else ""),

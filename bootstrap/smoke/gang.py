@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bootstrap.contract.expected import Expected
-from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler
-from bootstrap.smoke.watch import STEP_S, Loss, Watch
+from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler, watch
 
 # Shares of the time limit; what is left is for joining, gradients and links inside nodes.
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
@@ -88,7 +87,7 @@ class _Gang:
             report.write(text, self.options.out)
         return bool(text["passed"])
 
-    def lose(self, reason: str, loss: Loss) -> None:
+    def lose(self, reason: str, loss: watch.Loss) -> None:
         """Report a test that could not end."""
         told = [f"{self.host(rank)}, rank {rank}: {fault}" for rank, fault in loss.faults.items()]
         lost = dict.fromkeys(self.host(rank) for rank in loss.silent)
@@ -101,24 +100,24 @@ def run(options: Options) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; 0 where the gang may train, else 1."""
     place = ranks.meet(options.device, timeout_s=JOIN_S)
     gang = _Gang(options, place)
-    watch = Watch(place, limit_s=options.time_limit_s, report=gang.lose)
+    guard = watch.Watch(place, limit_s=options.time_limit_s, report=gang.lose)
     try:
-        watch.step("meet", JOIN_S)
+        guard.step("meet", JOIN_S)
         gang.meet()
-        place.timeout = timedelta(seconds=STEP_S)
+        place.timeout = timedelta(seconds=watch.STEP_S)
         for name, measure in measurements(gang):
-            watch.step(name, JOIN_S if name == "connect" else None)
+            guard.step(name, JOIN_S if name == "connect" else None)
             began = time.monotonic()
             results = measure()
             gang.add(results, time.monotonic() - began)
         passed = gang.finish(None)
-        watch.step("leave")
+        guard.step("leave")
         place.leave()
-        watch.stop()
+        guard.stop()
     except Exception as error:  # noqa: BLE001 - the report holds every error, and the exit code is 1
         # Gloo's errors name the path of its source.
         of_network = isinstance(error, dist.DistError | TimeoutError) or "gloo" in str(error)
-        watch.fail(f"{type(error).__name__}: {error}".splitlines()[0], own=not of_network)
+        guard.fail(f"{type(error).__name__}: {error}".splitlines()[0], own=not of_network)
     return 0 if passed else 1
 
 
@@ -129,7 +128,7 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.Result
     def connect() -> list[report.Result]:
         # NCCL's own watchdog would end the process without a report; the step's limit is shorter.
         on_gpu = place.device.type == "cuda"
-        ranks.connect(place, timeout=timedelta(seconds=10 * limit_s if on_gpu else STEP_S))
+        ranks.connect(place, timeout=timedelta(seconds=10 * limit_s if on_gpu else watch.STEP_S))
         return []
 
     def collective(name: bandwidth.Collective) -> Callable[[], list[report.Result]]:

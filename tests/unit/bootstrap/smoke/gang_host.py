@@ -33,7 +33,8 @@ def miscomputes() -> None:
 
     def build(*arguments: Any, **options: Any) -> models.Decoder:
         model = original(*arguments, **options)
-        model.head.weight.register_hook(lambda gradient: gradient * 1.001)
+        weight: Any = model.head.weight
+        weight.register_hook(lambda gradient: gradient * 1.001)
         return model
 
     models.build = build
@@ -100,7 +101,7 @@ def run_rank(scenarios: list[str]) -> int:
             if rank == os.environ["RANK"]:
                 FAULTS[fault]()
         os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
-        gang.JOIN_S = gang.STEP_S = watch.STEP_S = LONG_S
+        gang.JOIN_S = watch.STEP_S = LONG_S
         bandwidth.LARGE_MIB = 1
         gang.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
         options = gang.Options(
