@@ -5,7 +5,7 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 # Settings with their defaults.
 : "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
-: "${NODE_INIT_TIMEOUT_S:=1800}" # whole set-up, s; then the node is replaced
+: "${NODE_INIT_TIMEOUT_S:=1800}" # set-up but the copy of data, s; then the node is replaced
 : "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of a lifecycle hook, s
 : "${LEAVE_LIMIT_S:=180}"        # wait of an abandoned node for its group, s; then the node ends itself
 : "${RETRY_DELAY_S:=5}"          # between attempts of retry, s

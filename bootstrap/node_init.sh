@@ -80,6 +80,7 @@ trap on_exit EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
 load_node_env
+export NODE_INIT_TIMEOUT_S=$((NODE_INIT_TIMEOUT_S + ${GPUFLEET_STAGING_LIMIT_S:-0}))
 
 case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
   CONTINUE)

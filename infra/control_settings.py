@@ -89,7 +89,7 @@ def control_settings(
         + (NAT_USD_PER_HOUR if settings.nat else 0.0),
         reserved_nodes=plan.node_count if makes_reservation else 0,
         ceiling_usd=settings.ceiling_usd,
-        gang_window_s=60 * settings.gang_window_minutes,
+        gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
         drain_s=plan.terminate_timeout_s,
         fallback_on_demand=purchase.fallback == "on-demand",
         on_demand_base=purchase.on_demand_base,

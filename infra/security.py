@@ -80,8 +80,7 @@ class Security(Component):
             node_policy,
             self.key_arn,
             workers=self._settings.mode == "workers",
-            train_data=self._settings.train_data,
-            base_weights=self._settings.base_weights,
+            read_prefixes=self._settings.read_prefixes,
         )
         granted = self._role_policy(name, role, policy)
         # A node fetches its bundle within seconds of its start.

@@ -21,6 +21,9 @@ from optimizer.plan import FleetPlan
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
 
+# For a copy whose size the plan does not know: 1.1 TB at the 5 Gbit/s of a g5.2xlarge.
+STAGING_LIMIT_S = 1800
+
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
 
@@ -152,9 +155,10 @@ class Settings(_Model):
     """Command of every node under torchrun once healthy, a script or "-m module" with its arguments. Empty is
     gpufleet's own trainer (-m bootstrap.trainer) where it carries out the plan and trainDir is not set; else the nodes
     join and wait, as they do with none."""
-    train_data: str = ""
-    """Data of gpufleet's own trainer, an s3:// prefix that the nodes may then read, or a folder on the nodes; empty is
-    synthetic data. A bucket outside the stack's account or under another key must grant it too."""
+    data: str = ""
+    """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read,
+    or a folder on the nodes. The command finds it in GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes
+    synthetic samples. A bucket outside the stack's account or under another key must grant it too."""
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
@@ -176,7 +180,8 @@ class Settings(_Model):
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
     gang_window_minutes: int = 45
-    """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440."""
+    """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
+    gpufleet:data comes on top."""
     scaling: ScalingSettings | None = None
     """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
@@ -199,6 +204,21 @@ class Settings(_Model):
             return "" if self.train_command.strip() == NO_COMMAND else self.train_command
         own_code = self.train_dir is not None or self.mode == "workers"
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
+
+    @property
+    def read_prefixes(self) -> dict[str, str]:
+        """URIs or paths that the nodes read, by their name in policies."""
+        return {"Data": self.data, "BaseWeights": self.base_weights}
+
+    @property
+    def stages_data(self) -> bool:
+        """The nodes' set-up copies data from S3; in a pod, gpufleet's own trainer does."""
+        return self.platform == "ec2" and self.data.startswith("s3://")
+
+    @property
+    def staging_limit_s(self) -> int:
+        """Time that a node's set-up may take longer for the copy of data, s."""
+        return STAGING_LIMIT_S if self.stages_data else 0
 
     @property
     def gang(self) -> bool:
@@ -228,8 +248,8 @@ class Settings(_Model):
         limits = {"job": {"budget_usd", "deadline_hours"}}
         plan = self.plan.model_dump(mode="json", include={"job", "parallelism"}, exclude=limits)
         parts: list[Any] = [train_archive, self.train_command, plan]
-        if self.train_data:
-            parts.append(self.train_data)
+        if self.data:
+            parts.append(self.data)
         if self.base_weights:
             parts.append({"base_weights": self.base_weights})
         text = json.dumps(parts, sort_keys=True)

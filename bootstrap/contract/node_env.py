@@ -1,5 +1,8 @@
 """The variables of ``/etc/gpufleet/node.env``, written by infra/user_data.py: no secret among them.
 
+The set-up adds ``/etc/gpufleet/runtime.env``, which the training command has too: GPUFLEET_PYTHON, GPUFLEET_TRAIN_DIR,
+GPUFLEET_SCRATCH_DIR (local NVMe), GPUFLEET_DATA_DIR (folder or file of gpufleet:data on this node).
+
 Lines are NAME=value, NAME='value' or NAME="value"; nothing is evaluated.
 """
 
@@ -66,6 +69,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_PRICE_USD_PER_HOUR: str  # expected compute price of the nodes that train together
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
-    GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for synthetic data
+    GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for none
+    GPUFLEET_STAGING_LIMIT_S: str  # time that the set-up may take longer for the copy of the data, s; 0 without one
     GPUFLEET_BASE_WEIGHTS: str  # s3:// URI or path on the node; empty for random weights
     GPUFLEET_AMI_KIND: str  # dlami, custom; eks on a Kubernetes node, where nothing is installed

@@ -53,8 +53,8 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
     for key, instance in sorted(state.instances.items()):
         if instance.report == "gave-up":
             return "failed", (
-                f"{key} gave up: the training command failed again and again; see the log stream train/{key} of the "
-                "stack's log group, then `gpufleet resume`"
+                f"{key} gave up: the training command failed again and again, or its data cannot be copied; see the "
+                f"log streams train/{key} and node-init/{key} of the stack's log group, then `gpufleet resume`"
             )
     instances = state.instances.values()
     done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]

@@ -18,9 +18,12 @@ own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
 node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
 # Prints the versions of torch and its NCCL, and whether torch sees a GPU.
 PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
-# The reference trainer's libraries; its checkpoints in S3 need boto3.
+# The reference trainer's libraries; its checkpoints in S3 need boto3, and so does the copy of data from there.
 modules="boto3, transformers, torchvision"
-[[ ${GPUFLEET_TRAIN_COMMAND:-} == "-m bootstrap.trainer" ]] || modules=""
+if [[ ${GPUFLEET_TRAIN_COMMAND:-} != "-m bootstrap.trainer" ]]; then
+  modules=""
+  if [[ ${GPUFLEET_TRAIN_DATA:-} == s3://* ]]; then modules="boto3"; fi
+fi
 
 has_torch() {
   local torch nccl gpu

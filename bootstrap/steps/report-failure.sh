@@ -10,4 +10,7 @@ load_node_env
 if [[ -w $ROOT/dev/console ]]; then tail -n 5 "$LOG_FILE" >"$ROOT/dev/console" || true; fi
 "$BOOTSTRAP_DIR/steps/send-log.sh" "node-init/$(imds instance-id)" "node set-up failed in $1" "$LOG_FILE" ||
   log "the failure could not be reported to CloudWatch Logs"
-tell_controller unfit "$2" "$1" || log "the controller could not be told that this node is unfit"
+# EX_CONFIG: what the stack was given is at fault, and every node would fail alike.
+state=unfit
+if (($2 == 78)); then state=gave-up; fi
+tell_controller "$state" "$2" "$1" || log "the controller could not be told that this node is $state"

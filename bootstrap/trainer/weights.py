@@ -31,8 +31,8 @@ from bootstrap.trainer.adapters import (
     base_tensors,
     whole_tensors,
 )
-from bootstrap.trainer.data.staging import stage
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.staging import stage
 from bootstrap.training.stores import LocalStore, open_store
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
 

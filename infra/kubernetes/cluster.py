@@ -173,8 +173,7 @@ class Cluster(Component):
                 eks_policy,
                 self._args.key_arn,
                 role=name,
-                train_data=self._settings.train_data,
-                base_weights=self._settings.base_weights,
+                read_prefixes=self._settings.read_prefixes,
             )
             granted.append(self._role_policy(logical, role, policy))
         return role, granted

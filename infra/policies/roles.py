@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from types import MappingProxyType
 
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, document
@@ -12,7 +14,7 @@ from infra.s3_uri import read_s3_prefix
 EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
     "PublishMetrics SessionManagerChannels SessionManagerRegisters",
-    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadTrainData ListTrainData "
+    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadData ListData "
     "ReadBaseWeights ListBaseWeights ReportRun UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters",
 }
@@ -68,9 +70,9 @@ def flow_log_policy(names: Names) -> Policy:
 
 
 def node_policy(
-    names: Names, *, key_arn: str, workers: bool = False, train_data: str = "", base_weights: str = ""
+    names: Names, *, key_arn: str, workers: bool = False, read_prefixes: Mapping[str, str] = MappingProxyType({})
 ) -> Policy:
-    """Policy of a node's role; ``train_data`` and ``base_weights`` are the keys of that name.
+    """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -84,8 +86,7 @@ def node_policy(
             f"{bucket}/{names.checkpoint_prefix}/*",
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
-        *_read_prefix(names, "TrainData", train_data),
-        *_read_prefix(names, "BaseWeights", base_weights),
+        *(statement for what, uri in read_prefixes.items() for statement in _read_prefix(names, what, uri)),
         allow("ReportRun", "s3:PutObject", f"{bucket}/{names.control_prefix}/nodes/*"),
         allow("SeeController", "s3:GetObject", f"{bucket}/{names.control_prefix}/state.json"),
         _use_key_through(names, key_arn, "s3", "ssm"),
@@ -129,9 +130,9 @@ def node_policy(
     )
 
 
-def eks_policy(names: Names, *, key_arn: str, role: str, train_data: str = "", base_weights: str = "") -> Policy:
+def eks_policy(names: Names, *, key_arn: str, role: str, read_prefixes: Mapping[str, str]) -> Policy:
     """Policy of a role of ``EKS_STATEMENTS``; without data or weights on S3 there is no statement of them."""
-    policy = node_policy(names, key_arn=key_arn, train_data=train_data, base_weights=base_weights)
+    policy = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)
     statements = {statement["Sid"]: statement for statement in policy["Statement"]}
     return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
 
@@ -198,7 +199,7 @@ def _read_prefix(names: Names, what: str, uri: str) -> list[Statement]:
     bucket, prefix = f"arn:{names.partition}:s3:::{parts[0]}", PurePosixPath(parts[1])
     stem = prefix.with_suffix("")
     objects = [f"{bucket}/{prefix}/*", *([f"{bucket}/{stem}.*"] if prefix.suffix else [])]
-    # bootstrap/trainer/data/staging.py lists without the suffix.
+    # bootstrap/training/staging.py lists without the suffix.
     condition = {"StringEquals": {"s3:prefix": str(stem)}}
     return [
         allow(f"Read{what}", "s3:GetObject", objects),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.settings import Settings
+from infra.settings import TRAINER_COMMAND, Settings
 
 # Widest range that may reach the cluster's API: that of a large company.
 SHORTEST_PUBLIC_PREFIX = 8
@@ -22,6 +22,12 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
         yield (
             f"{plan.instance_type} has {plan.node.gpu_count:g} x {plan.node.gpu}: Kubernetes hands out whole GPUs, and "
             "CUDA 13 of the training images starts with Turing; use platform ec2"
+        )
+    if settings.data.startswith("s3://") and settings.command not in ("", TRAINER_COMMAND):
+        yield (
+            f"gpufleet:data is {settings.data} and gpufleet:trainCommand a command of your own: on platform eks only "
+            "gpufleet's own trainer copies it; read S3 in your code (bootstrap.training.staging.stage does), or use "
+            "platform ec2"
         )
     if not eks.admin_arns:
         yield (

@@ -41,7 +41,7 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
             "SecureString, and read it in the training code (docs/security.md)"
         )
-    yield from prefix_refusals("trainData", settings.train_data)
+    yield from prefix_refusals("data", settings.data)
     yield from prefix_refusals("baseWeights", settings.base_weights)
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"

@@ -76,24 +76,24 @@ def test_a_node_reaches_its_stack_alone() -> None:
     ],
 )
 def test_nodes_read_the_data_that_the_stack_names_and_no_more(uri: str, objects: list[str], listed: str) -> None:
-    statements = node_statements(train_data=uri)
-    assert statements["ReadTrainData"]["Resource"] == [f"arn:aws:s3:::corpus/{key}" for key in objects]
-    assert statements["ListTrainData"] == {
-        "Sid": "ListTrainData",
+    statements = node_statements(read_prefixes={"Data": uri})
+    assert statements["ReadData"]["Resource"] == [f"arn:aws:s3:::corpus/{key}" for key in objects]
+    assert statements["ListData"] == {
+        "Sid": "ListData",
         "Effect": "Allow",
         "Action": "s3:ListBucket",
         "Resource": "arn:aws:s3:::corpus",
         "Condition": {"StringEquals": {"s3:prefix": listed}},
     }
-    assert "ReadTrainData" in {entry["Sid"] for entry in training_policy(uri)["Statement"]}
-    weights = node_statements(base_weights=uri)
-    assert weights["ReadBaseWeights"]["Resource"] == statements["ReadTrainData"]["Resource"]
+    assert "ReadData" in {entry["Sid"] for entry in training_policy(uri)["Statement"]}
+    weights = node_statements(read_prefixes={"BaseWeights": uri})
+    assert weights["ReadBaseWeights"]["Resource"] == statements["ReadData"]["Resource"]
     for none in ("", "/mnt/nvme/tokens"):
-        assert not {"ReadTrainData", "ListTrainData"} & node_statements(train_data=none).keys()
+        assert not {"ReadData", "ListData"} & node_statements(read_prefixes={"Data": none}).keys()
 
 
 def training_policy(uri: str) -> dict[str, Any]:
-    return eks_policy(NAMES, key_arn="key", role="training", train_data=uri)
+    return eks_policy(NAMES, key_arn="key", role="training", read_prefixes={"Data": uri})
 
 
 # Actions of boto3's calls in bootstrap.training.stores and the metrics publisher.

@@ -309,8 +309,10 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     file = tmp_path / "node.env"
     file.write_text(environment_file(given))
     assert read_back(file) == given and "'" not in given["GPUFLEET_ARCHITECTURE"]
-    data = variables(plan, trainData="s3://corpus/tokens")
-    assert data["GPUFLEET_TRAIN_DATA"] == "s3://corpus/tokens"
+    data = variables(plan, data="s3://corpus/tokens")
+    assert (data["GPUFLEET_TRAIN_DATA"], data["GPUFLEET_STAGING_LIMIT_S"]) == ("s3://corpus/tokens", "1800")
+    assert (base_limit := given["GPUFLEET_STAGING_LIMIT_S"]) == "0"
+    assert variables(plan, data="/mnt/nvme/tokens")["GPUFLEET_STAGING_LIMIT_S"] == base_limit
     base = variables(plan, baseWeights="s3://corpus/tokens")
     assert base["GPUFLEET_BASE_WEIGHTS"] == "s3://corpus/tokens"
     assert len({facts["GPUFLEET_RUN"] for facts in (given, data, base)}) == 3

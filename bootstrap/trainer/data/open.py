@@ -8,10 +8,10 @@ from typing import Literal
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
 from bootstrap.trainer.data.masking import MaskedTokens
-from bootstrap.trainer.data.staging import stage
 from bootstrap.trainer.data.synthetic import SyntheticImages, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.staging import stage
 
 Family = Literal["decoder", "encoder", "cnn"]
 Split = Literal["train", "val"]

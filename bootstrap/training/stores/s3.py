@@ -13,6 +13,7 @@ from bootstrap.training.errors import AlreadyExistsError, CheckpointError, Confi
 from bootstrap.training.stores.base import Buffer, byte_views
 from bootstrap.training.stores.transfers import (
     BUFFER_BYTES,
+    CONNECTIONS,
     RANGE_NOT_SATISFIABLE,
     WRITE_ID,
     Boto3Transfers,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Local NVMe for training data staged from S3 (bootstrap.trainer.data); default: the system's temporary folder.
+# Local NVMe for training data staged from S3 (staging.py); default: the system's temporary folder.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 
 # boto3's own retries draw their jitter from Python's global random generator, which belongs to the training.
@@ -40,19 +41,26 @@ class S3Store:
     """
 
     def __init__(
-        self, bucket: str, prefix: str, *, kms_key_id: str | None = None, client: S3Client | None = None
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        kms_key_id: str | None = None,
+        client: S3Client | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         self.uri = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self.buffer_bytes = BUFFER_BYTES
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._kms_key_id = kms_key_id
+        self._connections = connections
         self._client = client or _s3_client()
 
     @cached_property
     def _transfers(self) -> CrtTransfers | Boto3Transfers:
         try:
-            return CrtTransfers(self._client, self._bucket)
+            return CrtTransfers(self._client, self._bucket, connections=self._connections)
         except ImportError:
             return Boto3Transfers(_s3_client(attempts=4), self._bucket)
 

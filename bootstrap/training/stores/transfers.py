@@ -49,7 +49,7 @@ class CrtTransfers:
     ImportError: awscrt is not installed.
     """
 
-    def __init__(self, client: S3Client, bucket: str) -> None:
+    def __init__(self, client: S3Client, bucket: str, *, connections: int = CONNECTIONS) -> None:
         import boto3
         from awscrt import io as crt_io
         from awscrt import s3
@@ -75,8 +75,9 @@ class CrtTransfers:
                 region=region, credential_provider=AwsCredentialsProvider.new_delegate(frozen)
             ),
             part_size=PART_BYTES,
-            memory_limit=BUFFER_BYTES,
-            max_active_connections_override=CONNECTIONS,
+            # Twice what the connections hold, one part each.
+            memory_limit=max(BUFFER_BYTES, 2 * connections * PART_BYTES),
+            max_active_connections_override=connections,
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
         )
 

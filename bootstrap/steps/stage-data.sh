@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Order: 130
+# Copies gpufleet:data from S3 to the node's disk, and tells the command where it is (GPUFLEET_DATA_DIR). After the tests,
+# so that only a node that trains pays for the copy; before the node is in service, so that the others wait for it there.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+load_node_env
+
+data=${GPUFLEET_TRAIN_DATA:-}
+if [[ -z $data ]]; then
+  log "no data to copy"
+  exit 0
+fi
+# A node of the warm pool is stopped next, which empties its NVMe disks; its next boot comes here again.
+if [[ $data == s3://* && $(imds autoscaling/target-lifecycle-state) == Warmed:* ]]; then
+  log "$data is copied when this node leaves the warm pool"
+  exit 0
+fi
+if [[ $data == s3://* ]]; then
+  while IFS='=' read -r name value; do export "$name=$value"; done <"$RUNTIME_ENV"
+  [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
+  # Its exit code 78 says that no node could do better: report-failure.sh ends the run.
+  data=$(PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m bootstrap.training.staging "$data")
+fi
+set_runtime GPUFLEET_DATA_DIR "${data#"$ROOT"}"

@@ -1,0 +1,412 @@
+"""Staging: an S3 prefix is copied once a node to its local disk, and used again after a restart."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
+from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
+
+# Requests at a time. A large file is read in pieces, each by the CRT in parallel ranges; small files are worth boto3's
+# lighter requests. One connection carries about 85 MB/s:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html
+THREADS = 32
+CONNECTIONS = 128
+PIECE_BYTES = 256 * 2**20
+SMALL_BYTES = 8 * 2**20
+PROGRESS_INTERVAL_S = 10.0
+# Disk space that stays free for checkpoints on their way and logs.
+RESERVE_BYTES = 2 * 2**30
+# Beside the files: one line a complete file, and the torchrun start for which all files are complete.
+JOURNAL = ".staged.jsonl"
+COMPLETE = ".staged"
+# In COMPLETE: this node's set-up copied all, so that no start of the workers asks S3 again.
+BY_NODE = "node"
+# Folder that the set-up copied to (contract/node_env.py).
+DATA_VARIABLE = "GPUFLEET_DATA_DIR"
+# EX_CONFIG (sysexits.h): no other node would do better.
+UNUSABLE = 78
+
+# Name relative to the folder → size and ETag.
+Objects = dict[str, tuple[int, str]]
+
+
+def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
+    """Local path of a folder, a file or ``s3://BUCKET/PREFIX``.
+
+    Local rank 0 copies from S3 and the node's other ranks wait, so call it on every rank, before the process group is
+    made (its timeout is shorter than a large copy). A file whose size and ETag are those of the last copy stays, and
+    data that the node's set-up copied is taken as it is.
+
+    Args:
+        suffixes: ends of the names to copy; default: all.
+
+    Raises:
+        ConfigurationError: nothing there, no access, or too little disk space.
+        CheckpointError: a copy is not what S3 has.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        path = Path(parts.path if parts.scheme else uri).expanduser()
+        if not path.exists():
+            raise ConfigurationError(
+                f"{uri} does not exist on this node; expected a path that every node has, or s3://…"
+            )
+        return path
+    bucket, prefix, folder = _place(uri)
+    if os.environ.get(DATA_VARIABLE) == str(_root_of(folder, prefix)) and _read(folder / COMPLETE) == BY_NODE:
+        pass
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        _copy(uri, bucket, prefix, folder, suffixes, _session())
+    else:
+        while _read(folder / COMPLETE) != _session():
+            time.sleep(0.5)
+    return _root_of(folder, prefix)
+
+
+def stage_for_node(uri: str) -> Path:
+    """Copy ``s3://BUCKET/PREFIX`` in the node's set-up, before any worker; errors as ``stage``."""
+    bucket, prefix, folder = _place(uri)
+    if _read(folder / COMPLETE) != BY_NODE:
+        _copy(uri, bucket, prefix, folder, (), BY_NODE)
+    return _root_of(folder, prefix)
+
+
+def _place(uri: str) -> tuple[str, str, Path]:
+    """Bucket and prefix of a URI, and the folder of its copy."""
+    parts = urlsplit(uri)
+    prefix = parts.path.strip("/")
+    if parts.scheme != "s3" or not parts.netloc or not prefix:
+        raise ConfigurationError(f"{uri!r}: data comes from a path or s3://BUCKET/PREFIX")
+    root = Path(os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir()) / "gpufleet-data"
+    return parts.netloc, prefix, root / f"{PurePosixPath(prefix).name}-{hashlib.sha256(uri.encode()).hexdigest()[:12]}"
+
+
+def _root_of(folder: Path, prefix: str) -> Path:
+    """Path that the data begins at: the folder, or the one file that the URI names."""
+    single = folder / PurePosixPath(prefix).name
+    return single if single.is_file() else folder
+
+
+def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str, ...], session: str) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        client = _client()
+        base, listed = _list(client, bucket, prefix)
+        objects = {name: entry for name, entry in listed.items() if name.endswith(suffixes or "")}
+        if not objects:
+            ends = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
+            raise ConfigurationError(f"{uri}: no object{ends} under this prefix; see aws s3 ls {uri}/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COMPLETE).unlink(missing_ok=True)
+        done = _complete_files(folder)
+        for name in done.keys() - objects.keys():
+            (folder / name).unlink(missing_ok=True)
+        missing = {name: entry for name, entry in objects.items() if done.get(name) != entry}
+        _check_space(uri, folder, missing)
+        sizes_gib = [_bytes(some) / 2**30 for some in (objects, missing)]
+        logger.info(
+            "data: %s has %d files with %.2f GiB; to copy: %d with %.2f GiB",
+            *(uri, len(objects), sizes_gib[0], len(missing), sizes_gib[1]),
+        )
+        store = S3Store(bucket, base, client=client, connections=CONNECTIONS)
+        _fetch(client, store, bucket, folder, missing)
+    except _DamagedCopyError:
+        raise
+    except (BotoCoreError, ClientError, CheckpointError, FileNotFoundError) as error:
+        if "PreconditionFailed" in str(error) or "Precondition Failed" in str(error):
+            raise ConfigurationError(
+                f"{uri} changed while it was copied; start again when its writer is done"
+            ) from error
+        if _is_refused(error):
+            raise ConfigurationError(
+                f"{uri} cannot be read ({error}); the node's role needs s3:ListBucket and s3:GetObject on it"
+            ) from error
+        raise CheckpointError(f"{uri} could not be copied to the end: {error}") from error
+    os.sync()  # what says that all is there is written after it
+    temporary = folder / f"{COMPLETE}.new"
+    temporary.write_text(session, encoding="utf-8")
+    temporary.replace(folder / COMPLETE)
+
+
+class _DamagedCopyError(CheckpointError):
+    """The bytes on disk are not S3's."""
+
+
+def _is_refused(error: Exception) -> bool:
+    """True where S3 refused a request, which it would do again; false for a busy service or a lost connection."""
+    status = getattr(error.__cause__, "status", None)
+    if response := getattr(error, "response", None):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return isinstance(error, FileNotFoundError) or (status or 500) // 100 == 4
+
+
+def _session() -> str:
+    """This start of the node's workers: the same text in all local ranks, another one after torchrun started again."""
+    run, count = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+    return f"{run} {count} {os.getppid()}"
+
+
+def _client() -> S3Client:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise ConfigurationError("data on S3 needs boto3: pip install boto3") from error
+    config = Config(max_pool_connections=THREADS, retries={"mode": "standard", "max_attempts": 8})
+    return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)
+
+
+def _list(client: S3Client, bucket: str, prefix: str) -> tuple[str, Objects]:
+    """Folder in the bucket and its objects; where ``prefix`` is an object, that one and its sidecars."""
+    objects, single = {}, {}
+    path = PurePosixPath(prefix)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=str(path.with_suffix("")))
+    for page in pages:
+        for item in page.get("Contents", []):
+            key, entry = item["Key"], (item["Size"], item["ETag"])
+            if key.startswith(prefix + "/") and not key.endswith("/"):
+                objects[key.removeprefix(prefix + "/")] = entry
+            elif PurePosixPath(key).with_suffix("") == path.with_suffix(""):
+                single[PurePosixPath(key).name] = entry
+    if objects or path.name not in single:
+        return prefix, objects
+    return "" if path.parent == PurePosixPath(".") else str(path.parent), single
+
+
+def _complete_files(folder: Path) -> Objects:
+    """Journal of complete files that are still there with their size; a torn last line does not count.
+
+    A line {"boot": ID} says that all before it is on disk. What follows the last one holds within that boot only: after
+    a crash of the machine, a file may have its size and not its bytes.
+    """
+    done: Objects = {}
+    later: Objects = {}
+    boot = ""
+    for line in _read(folder / JOURNAL).splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            done, later, boot = done | later, {}, entry["boot"]
+        else:
+            later[entry[0]] = (entry[1], entry[2])
+    if boot == _boot():
+        done |= later
+    return {name: entry for name, entry in done.items() if _size(folder / name) == entry[0]}
+
+
+def _boot() -> str:
+    return _read(Path("/proc/sys/kernel/random/boot_id")).strip()
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _bytes(objects: Objects) -> int:
+    return sum(size for size, _ in objects.values())
+
+
+def _check_space(uri: str, folder: Path, missing: Objects) -> None:
+    needed, free = _bytes(missing), shutil.disk_usage(folder).free
+    if needed + RESERVE_BYTES > free:
+        raise ConfigurationError(
+            f"{uri} still needs {needed / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB free, of which "
+            f"{RESERVE_BYTES / 2**30:.0f} stay free: {(needed + RESERVE_BYTES - free) / 2**30:.1f} GiB too little. "
+            "Give workload.data_gib in the request, so that gpufleet recommend takes a type with enough NVMe, or set "
+            f"{SCRATCH_VARIABLE} to a larger disk"
+        )
+
+
+def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing: Objects) -> None:
+    base = store.uri.removeprefix(f"s3://{bucket}").removeprefix("/")
+    pieces: list[tuple[str, int, int]] = []
+    for name, (size, _) in missing.items():
+        path = _partial(folder / name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if size > SMALL_BYTES:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a SIGBUS in the mapping
+        pieces += [(name, offset, min(PIECE_BYTES, size - offset)) for offset in range(0, max(size, 1), PIECE_BYTES)]
+    left, lock = Counter(name for name, _, _ in pieces), threading.Lock()
+
+    def fetch(name: str, offset: int, length: int) -> tuple[str, int, bool]:
+        path, (size, etag) = _partial(folder / name), missing[name]
+        key = f"{base}/{name}" if base else name
+        if size <= SMALL_BYTES:
+            answer: Mapping[str, Any] = client.get_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
+            body = answer["Body"].read()
+            path.write_bytes(body)
+            whole = memoryview(body)
+        else:
+            with path.open("r+b") as file:
+                store.read_into(name, offset, memoryview(mmap.mmap(file.fileno(), length, offset=offset)))
+        with lock:
+            left[name] -= 1
+            last = not left[name]
+        if last:
+            if size > SMALL_BYTES:
+                # Still the version that was listed; its checksum is that of the whole object.
+                answer = client.head_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
+                with path.open("rb") as file:
+                    whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            _check_bytes(f"{store.uri}/{name}", whole, answer)
+            path.replace(folder / name)
+        return name, length, last
+
+    progress = _Progress(missing)
+    with (
+        (folder / JOURNAL).open("a", encoding="utf-8") as journal,
+        concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
+    ):
+
+        def seal() -> None:
+            os.sync()
+            # The line break comes first: it ends a line that a killed process left torn.
+            journal.write("\n" + json.dumps({"boot": _boot()}))
+            journal.flush()
+
+        seal()
+        waiting = [pool.submit(fetch, *piece) for piece in pieces]
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                name, length, last = future.result()
+                if last:
+                    journal.write("\n" + json.dumps([name, *missing[name]]))
+                    journal.flush()
+                if progress.add(length, files=int(last)):
+                    seal()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None:
+    """Compare a copy with the checksum of the whole object in S3's answer, or the ETag where that is an MD5.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (ETag). An object of several parts with a checksum
+    of checksums has neither; its size and ETag are compared then.
+
+    Raises:
+        CheckpointError: the bytes differ.
+    """
+    wanted = made = ""
+    composite = answer.get("ChecksumType") == "COMPOSITE"
+    for name, digest in _DIGESTS.items():
+        stored = answer.get(f"Checksum{name}")
+        if stored and not composite and "-" not in stored and (computed := digest(data)) is not None:
+            wanted, made = stored, base64.b64encode(computed).decode()
+            break
+    else:
+        etag = answer.get("ETag", "").strip('"')
+        if re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
+            wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if wanted != made:
+        raise _DamagedCopyError(f"{what}: the copy has checksum {made}, S3 has {wanted}: the bytes were damaged")
+
+
+def _crc64nvme(data: memoryview) -> bytes | None:
+    try:
+        from awscrt.checksums import crc64nvme
+    except ImportError:
+        return None
+    return int(crc64nvme(data)).to_bytes(8, "big")
+
+
+def _crc32c(data: memoryview) -> bytes | None:
+    try:
+        from awscrt.checksums import crc32c
+    except ImportError:
+        return None
+    return int(crc32c(data)).to_bytes(4, "big")
+
+
+# S3's algorithms by the name in its answers; None where the node cannot compute one.
+_DIGESTS: dict[str, Callable[[memoryview], bytes | None]] = {
+    "CRC64NVME": _crc64nvme,
+    "CRC32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
+    "CRC32C": _crc32c,
+    "SHA256": lambda data: hashlib.sha256(data).digest(),
+    "SHA1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
+}
+
+
+class _Progress:
+    """A log line every ``PROGRESS_INTERVAL_S``."""
+
+    def __init__(self, missing: Objects) -> None:
+        self._total, self._done = _bytes(missing), 0
+        self._files, self._files_done = len(missing), 0
+        self._started = self._logged = time.monotonic()
+
+    def add(self, count: int, *, files: int) -> bool:
+        """Count a piece; true where a line was logged."""
+        self._done += count
+        self._files_done += files
+        now = time.monotonic()
+        if now - self._logged < PROGRESS_INTERVAL_S and self._files_done < self._files:
+            return False
+        self._logged = now
+        # Files that are small wait for requests, large ones for bytes: the slower share tells the time left.
+        share = min(self._done / max(self._total, 1), self._files_done / self._files) or 1.0
+        seconds = max(now - self._started, 1e-3)
+        logger.info(
+            "data: %.2f of %.2f GiB, %d of %d files copied, %.0f MiB/s, %s left",
+            *(self._done / 2**30, self._total / 2**30, self._files_done, self._files, self._done / 2**20 / seconds),
+            timedelta(seconds=round(seconds * (1 / share - 1))),
+        )
+        return True
+
+
+def main() -> int:
+    """Copy the data of the URI on the command line, and print its folder (steps/stage-data.sh)."""
+    logging.basicConfig(format="%(message)s")
+    logger.setLevel(logging.INFO)
+    try:
+        sys.stdout.write(f"{stage_for_node(sys.argv[1])}\n")
+    except TrainingError as error:
+        logger.error("FAIL %s", error)
+        return UNUSABLE if isinstance(error, ConfigurationError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The step that copies the data, run for real against an S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.bootstrap.node import Node
+from tests.unit.bootstrap.training.conftest import BUCKET, aws, moto_url  # noqa: F401 (fixtures)
+
+ENVIRONMENT = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+)
+
+
+def test_data_is_on_the_disk_before_the_node_is_in_service(
+    aws: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = boto3.client("s3")
+    client.put_object(Bucket=BUCKET, Key="corpus/tokens/train.bin", Body=b"tokens")
+    settings = {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
+    node = Node(tmp_path / "node", tmp_path / "case", node_env={"GPUFLEET_TRAIN_DATA": f"s3://{BUCKET}/corpus/tokens"})
+    runtime = node.root / "etc/gpufleet/runtime.env"
+    # The step puts ROOT before the program's path, as before every path of a node.
+    python = node.root / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    runtime.write_text("GPUFLEET_PYTHON=/python3\nGPUFLEET_SCRATCH_DIR=/mnt/nvme\n")
+
+    first = node.run("steps/stage-data.sh", settings)
+    assert first.exit_code == 0, first.output
+    assert "1 files with 0.00 GiB; to copy: 1" in first.output and "1 of 1 files copied" in first.output
+    folder = runtime.read_text().rsplit("GPUFLEET_DATA_DIR=", 1)[1].strip()
+    assert folder.startswith("/mnt/nvme/gpufleet-data/tokens-")
+    assert (node.root / folder[1:] / "train.bin").read_bytes() == b"tokens"
+
+    # After a reboot S3 is not asked: its answer would end this step.
+    again = node.run("steps/stage-data.sh", settings | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+    assert again.exit_code == 0 and "to copy" not in again.output
+
+    shutil.rmtree(node.root / folder[1:])
+    client.delete_object(Bucket=BUCKET, Key="corpus/tokens/train.bin")
+    gone = node.run("steps/stage-data.sh", settings)
+    assert gone.exit_code == 78 and "no object under this prefix" in gone.output
+    # No node could do better: the controller ends the run, and the group is not asked for the next node.
+    report = node.run("steps/report-failure.sh stage-data 78", settings)
+    assert report.exit_code == 0
+    told = json.loads((node.state / "node-states").read_text())
+    assert (told["state"], told["step"]) == ("gave-up", "stage-data")

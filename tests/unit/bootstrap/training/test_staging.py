@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from bootstrap.training import staging
+from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.staging import stage
+from tests.unit.bootstrap.training.conftest import BUCKET
+
+URI = f"s3://{BUCKET}/corpus/v1.5"
+
+
+@pytest.fixture
+def put(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Writer of objects under the prefix, and the scratch disk that they are staged to."""
+    monkeypatch.setattr(os, "sync", lambda: None)  # it writes the whole machine's files
+    monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path))
+    client = boto3.client("s3")
+
+    def put(name: str, body: bytes) -> None:
+        client.put_object(Bucket=BUCKET, Key=f"corpus/{name}", Body=body)
+
+    put("v1.5/train.bin", TRAIN)
+    put("v1.5/a/b.bin", b"b")
+    put("v1.50/other.bin", b"another data set")
+    return SimpleNamespace(object=put, client=client)
+
+
+TRAIN = bytes(range(250)) * 40
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".staged"))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("small_bytes", [staging.SMALL_BYTES, 100])  # by boto3, by the CRT
+def test_only_what_changed_is_copied_again(
+    put: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 4096)
+    caplog.set_level(logging.INFO)
+    folder = stage(URI)
+    assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
+    assert "has 2 files with 0.00 GiB; to copy: 2 with 0.00 GiB" in caplog.text
+    assert "data: 0.00 of 0.00 GiB, 2 of 2 files copied" in caplog.text and "0:00:00 left" in caplog.text
+
+    first = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
+    with (folder / staging.JOURNAL).open("a") as journal:
+        journal.write('\n["train.bi')  # a process was killed here
+    put.object("v1.5/a/b.bin", b"c")  # the same size
+    put.object("v1.5/new.bin", b"new")
+    assert stage(URI) == folder
+    assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"c", "new.bin": b"new"}
+    assert (folder / "train.bin").stat().st_ino == first[folder / "train.bin"]
+
+    put.client.delete_object(Bucket=BUCKET, Key="corpus/v1.5/a/b.bin")
+    (folder / "new.bin").write_bytes(b"torn")
+    stage(URI)
+    assert contents(folder) == {"train.bin": TRAIN, "new.bin": b"new"}
+
+
+def test_other_local_ranks_wait_for_this_start_s_copy(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stage(URI)
+    (folder / staging.COMPLETE).write_text("an earlier start")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        stage(URI)
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert stage(URI) == folder and len(waits) == 1
+
+
+def test_one_object_comes_with_its_sidecars(put: SimpleNamespace) -> None:
+    put.object("v1.5/train.json", json.dumps({"dtype": "uint16"}).encode())
+    path = stage(f"{URI}/train.bin")
+    assert path.name == "train.bin" and path.with_suffix(".json").is_file()
+    assert set(contents(path.parent)) == {"train.bin", "train.json"}
+
+
+def test_bad_addresses_and_small_disks_are_refused_before_a_byte_is_copied(
+    put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for uri, message in {
+        f"s3://{BUCKET}/corpus/v2": "no object under this prefix",
+        "s3://no-such-bucket/x": "needs s3:ListBucket and s3:GetObject",
+        f"s3://{BUCKET}": "data comes from a path or s3://BUCKET/PREFIX",
+        "gs://bucket/x": "data comes from a path or s3://BUCKET/PREFIX",
+        str(tmp_path / "nothing"): "does not exist on this node",
+    }.items():
+        with pytest.raises(ConfigurationError, match=message):
+            stage(uri)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * 2**30 + 10_000))
+    with pytest.raises(ConfigurationError, match=r"still needs 0.0 GiB and .* has 2.0 GiB free"):
+        stage(URI)
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
+    put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["staging", URI])
+    assert staging.main() == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
+
+    monkeypatch.setenv(staging.DATA_VARIABLE, str(folder))
+    with monkeypatch.context() as offline:
+        offline.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        for rank in "01":  # nobody asks S3, and nobody waits
+            offline.setenv("LOCAL_RANK", rank)
+            assert stage(URI) == folder
+        assert staging.main() == 0
+
+    # The machine went down before all was on disk: what came after the last seal is not trusted, what came before is.
+    (folder / staging.COMPLETE).unlink()
+    lines = (folder / staging.JOURNAL).read_text().splitlines()
+    (on_disk,) = (line for line in lines if "a/b.bin" in line)
+    (late,) = (line for line in lines if "train.bin" in line)
+    (folder / staging.JOURNAL).write_text("\n".join([on_disk, lines[-1], late]))
+    monkeypatch.setattr(staging, "_boot", lambda: "another boot")
+    before = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
+    stage(URI)
+    changed = {path.name for path in folder.rglob("*.bin") if path.stat().st_ino != before[path]}
+    assert changed == {"train.bin"}
+
+    monkeypatch.setattr(sys, "argv", ["staging", f"s3://{BUCKET}/nothing"])
+    assert staging.main() == staging.UNUSABLE
+    monkeypatch.setattr(sys, "argv", ["staging", f"s3://{BUCKET}/corpus"])
+    monkeypatch.setattr(staging, "_client", lambda: unreachable())
+    assert staging.main() == 1
+
+
+def unreachable() -> Any:
+    config = Config(connect_timeout=1, retries={"total_max_attempts": 1})
+    return boto3.client("s3", endpoint_url="http://127.0.0.1:9", config=config)
+
+
+@pytest.mark.parametrize("algorithm", ["CRC64NVME", "CRC32", "CRC32C", "SHA256", "SHA1", "MD5"])
+def test_s3_s_checksum_or_etag_tells_damaged_bytes(algorithm: str) -> None:
+    data = bytes(range(256)) * 4
+    head: dict[str, Any] = {"ETag": f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'}
+    if algorithm != "MD5":
+        digest = staging._DIGESTS[algorithm](memoryview(data))
+        assert digest is not None
+        stored = {f"Checksum{algorithm}": base64.b64encode(digest).decode(), "ChecksumType": "FULL_OBJECT"}
+        head |= stored | {"ServerSideEncryption": "aws:kms"}
+    staging._check_bytes("x", memoryview(data), head)
+    with pytest.raises(CheckpointError, match=r"x: the copy has checksum .*, S3 has "):
+        staging._check_bytes("x", memoryview(data[:-1] + b"!"), head)
+    # Checksums of checksums say nothing of the whole, nor does the ETag of several parts or of an object under KMS.
+    staging._check_bytes("x", memoryview(b"other"), head | {"ChecksumType": "COMPOSITE", "ETag": '"0-2"'})
+    staging._check_bytes("x", memoryview(b"other"), {"ETag": head["ETag"], "ServerSideEncryption": "aws:kms"})
+
+
+@pytest.mark.parametrize("small_bytes", [staging.SMALL_BYTES, 100])  # by boto3, by the CRT
+def test_a_damaged_copy_is_not_kept(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
+    real = staging._check_bytes
+    monkeypatch.setattr(staging, "_check_bytes", lambda what, data, answer: real(what, bad(data), answer))
+    with pytest.raises(CheckpointError, match="the bytes were damaged"):
+        stage(URI)
+    monkeypatch.setattr(staging, "_check_bytes", real)
+    assert contents(stage(URI)) == {"train.bin": TRAIN, "a/b.bin": b"b"}
+
+
+def bad(data: memoryview) -> memoryview:
+    return memoryview(bytes(data)[:-1] + b"!")
