@@ -36,6 +36,7 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 # Zone ids, unlike names, mean the same zone in every account:
 # https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
 ZONE_ID = r"^[a-z0-9]+-az\d+$"
+INSTANCE_TYPE = r"^[a-z0-9-]+\.[a-z0-9-]+$"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -149,7 +150,7 @@ class Purchase(_Model):
     zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = Field(
         default=None, description="Zone that the spot price is of: the nodes go there. Null without one."
     )
-    spot_types: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], ...] = Field(
+    spot_types: tuple[Annotated[str, Field(pattern=INSTANCE_TYPE)], ...] = Field(
         default=(), description="Further types of a spot fleet: the same GPUs, memory and network, never slower."
     )
 
@@ -367,11 +368,32 @@ class Job(_Model):
     deadline_hours: Positive | None = None
 
 
+class Alternate(_Model):
+    """A place for all nodes of a plan when the plan's own place has no capacity; the layout and node count stay.
+
+    Every node is bought the same way: no on-demand base, no fallback, no further types.
+    """
+
+    zone_id: Annotated[str, Field(pattern=ZONE_ID)]
+    instance_type: str = Field(pattern=INSTANCE_TYPE)
+    purchase: Literal["on-demand", "spot"]
+    price: PlanPrice = Field(description="Price of one node, by the hour.")
+    step_time_s: Positive
+    tokens_per_second: Positive
+    hours: Spread = Field(description="Hours of the whole run, started in this place.")
+    cost_usd: Cost = Field(description="Cost of the whole run, started in this place.")
+    interruption: Interruption
+    # Left out of the JSON for the plan's own type.
+    node: Node | None = Field(default=None, exclude_if=lambda value: value is None)
+    memory: Memory | None = Field(default=None, exclude_if=lambda value: value is None)
+    calibration: SpeedSource | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class FleetPlan(_Model):
     """One way to meet a request: nodes, purchase, configuration, hours and dollars."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    instance_type: str = Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")
+    instance_type: str = Field(pattern=INSTANCE_TYPE)
     region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
     zone_ids: tuple[Annotated[str, Field(pattern=ZONE_ID)], ...] = Field(
         description="Zones that offer the type; empty where unknown."
@@ -409,6 +431,11 @@ class FleetPlan(_Model):
         default=None,
         exclude_if=lambda value: value is None,
         description="The nominally better plan that this one ties with, and why this one was chosen.",
+    )
+    alternates: tuple[Alternate, ...] = Field(
+        default=(),
+        exclude_if=lambda value: not value,
+        description="Places to go to when the plan's own has no capacity, in the order of trying.",
     )
 
     @model_validator(mode="after")
@@ -489,7 +516,42 @@ class FleetPlan(_Model):
             problems.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
         if not self.prices:
             problems.append("prices is empty: a plan says where each price comes from")
+        places = [(alternate.zone_id, alternate.instance_type, alternate.purchase) for alternate in self.alternates]
+        if len(set(places)) < len(places):
+            problems.append("alternates has a place twice")
+        for i, alternate in enumerate(self.alternates):
+            problems += [f"alternates.{i}: {problem}" for problem in self._alternate_problems(alternate)]
         return problems
+
+    def _alternate_problems(self, alternate: Alternate) -> list[str]:
+        if self.purchase.option not in ("on-demand", "spot"):
+            return [f"a plan of option {self.purchase.option} has none: its reservation is in one place"]
+        if self.zone_ids and alternate.zone_id.rpartition("-az")[0] != self.zone_ids[0].rpartition("-az")[0]:
+            return [f"zone_id {alternate.zone_id} is of another region than {', '.join(self.zone_ids)}"]
+        own_type = alternate.instance_type == self.instance_type
+        for name in ("node", "memory", "calibration"):
+            if (getattr(alternate, name) is None) != own_type:
+                return [f"{name} is there for a type other than the plan's, and only there"]
+        priced = NodeItem(alternate.purchase, alternate.instance_type, self.region)
+        if alternate.price.node != priced:
+            return [f'price is of "{alternate.price.item}" per {alternate.price.per}, not of "{priced}" per hour']
+        return self.at(alternate)._problems()
+
+    def at(self, alternate: Alternate) -> FleetPlan:
+        """The plan, made for a place of its ``alternates``: for checks and prices there."""
+        shared = Alternate.model_fields.keys() & FleetPlan.model_fields.keys() - {"purchase"}
+        spot = alternate.purchase == "spot"
+        fields: dict[str, Any] = {name: getattr(self, name) for name in FleetPlan.model_fields}
+        fields |= {name: value for name in shared if (value := getattr(alternate, name)) is not None}
+        fields |= {
+            "zone_ids": (alternate.zone_id,),
+            "purchase": Purchase(option=alternate.purchase, zone_id=alternate.zone_id if spot else None),
+            "prices": (alternate.price, *(price for price in self.prices if price.node is None)),
+            **dict.fromkeys(("step_breakdown_s", "spot_range", "passed_over")),
+            "alternates": (),
+        }
+        # Not model_copy, which keeps the values of cached properties.
+        return FleetPlan.model_construct(**fields)
 
     @property
     def wanted_zone_ids(self) -> tuple[str, ...]:

@@ -90,6 +90,23 @@ SPOT_P4D: dict[str, Any] = {
     "calibration": {"source": "test", "relative_error": 0.1, "rows": 10},
 }
 
+# Places for SPOT_P4D: the other zone on demand, and a type with more memory.
+ON_DEMAND_P4D: dict[str, Any] = {
+    "zone_id": "use1-az6",
+    "instance_type": "p4d.24xlarge",
+    "purchase": "on-demand",
+    "price": SPOT_P4D["prices"][1],
+    **{name: SPOT_P4D[name] for name in ("step_time_s", "tokens_per_second", "hours", "cost_usd", "interruption")},
+}
+SPOT_P4DE: dict[str, Any] = ON_DEMAND_P4D | {
+    "instance_type": "p4de.24xlarge",
+    "purchase": "spot",
+    "price": SPOT_P4D["prices"][0] | {"item": "spot p4de.24xlarge us-east-1", "usd": 14.0},
+    "node": SPOT_P4D["node"] | {"gpu_memory_gib": 80},
+    "memory": SPOT_P4D["memory"] | {"limit_gib": 76.0},
+    "calibration": SPOT_P4D["calibration"],
+}
+
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """``base`` with ``changes`` laid over it, dictionaries inside dictionaries too."""

@@ -17,7 +17,7 @@ from optimizer.plan import (
     read_plan,
     read_plan_file,
 )
-from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 
 NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "more ranks than GPUs": ({"parallelism": {"data": 32}}, "2 nodes of 8 GPUs have 16"),
@@ -46,6 +46,28 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "type is a command": ({"instance_type": "$(rm -rf /)"}, "instance_type"),
     "zone is a name": ({"zone_ids": ["us-east-1a"]}, "zone_ids.0"),
     "future schema": ({"schema_version": 2}, "schema_version"),
+    "an alternate twice": ({"alternates": [ON_DEMAND_P4D, ON_DEMAND_P4D]}, "a place twice"),
+    "an alternate at another's price": (
+        {"alternates": [ON_DEMAND_P4D | {"price": SPOT_P4D["prices"][0]}]},
+        'alternates.0: price is of "spot p4d.24xlarge us-east-1"',
+    ),
+    "an alternate that does not fit": (
+        {"alternates": [ON_DEMAND_P4D, merged(SPOT_P4DE, {"memory": {"limit_gib": 29.0}})]},
+        "alternates.1: memory.peak_gib 30.0 is above limit_gib 29.0",
+    ),
+    "an alternate of fewer GPUs": (
+        {"alternates": [merged(SPOT_P4DE, {"node": {"gpu_count": 4}})]},
+        "alternates.0: parallelism covers 16",
+    ),
+    "an alternate without its type": ({"alternates": [SPOT_P4DE | {"node": None}]}, "alternates.0: node is there"),
+    "an alternate faster than its steps": (
+        {"alternates": [ON_DEMAND_P4D | {"step_time_s": 99}]},
+        "alternates.0: hours",
+    ),
+    "an alternate zone of another region": (
+        {"alternates": [ON_DEMAND_P4D | {"zone_id": "usw2-az1"}]},
+        "alternates.0: zone_id usw2-az1 is of another region",
+    ),
     "infinite cost": ({"cost_usd": {"p95": float("inf")}}, "cost_usd.p95"),
 }
 
@@ -53,6 +75,22 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
 def test_sample_round_trips() -> None:
     plan = sample_plan()
     assert read_plan(plan.to_json()) == plan
+
+
+def test_alternates_round_trip_and_are_plans_of_their_place() -> None:
+    assert "alternates" not in json.loads(sample_plan().to_json())  # plans of before hash alike
+    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
+    assert read_plan(plan.to_json()) == plan
+    assert plan.node_prices_usd_per_hour  # cached, and not the alternates'
+    on_demand, other_type = (plan.at(alternate) for alternate in plan.alternates)
+    for there in (on_demand, other_type):
+        assert read_plan(there.to_json()) == there
+        assert (there.node_count, there.parallelism, there.job) == (plan.node_count, plan.parallelism, plan.job)
+        assert there.wanted_zone_ids == ("use1-az6",)
+    assert on_demand.node_prices_usd_per_hour == {NodeItem("on-demand", "p4d.24xlarge", "us-east-1"): 21.96}
+    assert (on_demand.node, on_demand.purchase.option) == (plan.node, "on-demand")
+    assert other_type.node_prices_usd_per_hour == {NodeItem("spot", "p4de.24xlarge", "us-east-1"): 14.0}
+    assert (other_type.node.gpu_memory_gib, other_type.purchase.zone_id) == (80, "use1-az6")
 
 
 @pytest.mark.parametrize("name", NONSENSE)
