@@ -547,11 +547,23 @@ class FleetPlan(_Model):
             "zone_ids": (alternate.zone_id,),
             "purchase": Purchase(option=alternate.purchase, zone_id=alternate.zone_id if spot else None),
             "prices": (alternate.price, *(price for price in self.prices if price.node is None)),
+            "expected": None if alternate.node else self.expected,
             **dict.fromkeys(("step_breakdown_s", "spot_range", "passed_over")),
             "alternates": (),
         }
         # Not model_copy, which keeps the values of cached properties.
         return FleetPlan.model_construct(**fields)
+
+    @property
+    def alternates_in_short(self) -> str:
+        """The first alternates with their expected USD: "spot in use1-az6 (38.95 USD), 2 more"."""
+        shown = []
+        for alternate in self.alternates[:3]:
+            name = "" if alternate.instance_type == self.instance_type else f"{alternate.instance_type} "
+            place = f"{name}{alternate.purchase} in {alternate.zone_id}"
+            shown.append(f"{place} ({alternate.cost_usd.expected:,.2f} USD)")
+        more = len(self.alternates) - len(shown)
+        return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
     @property
     def wanted_zone_ids(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from optimizer.search.advice import (
     describe_network,
     describe_passed_over,
 )
+from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
@@ -150,7 +151,8 @@ def recommend(
         if chosen and purchase_at(feasible, chosen[0]).stale:
             chosen = list(dict.fromkeys([*ranking.best[:1], *chosen]))
     positions = list(dict.fromkeys([*ranking.pareto, *chosen]))
-    built = PlanBuilder(problem).build([(feasible[table], row) for table, row in positions])
+    candidates = [(feasible[table], row) for table, row in positions]
+    built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
     plans = dict(zip(positions, built, strict=True))
     for position, better in ranking.passed_over.items():
         if position in plans:

@@ -95,7 +95,10 @@ def _check_price(field: str, price: PlanPrice, plan: FleetPlan, catalog: Catalog
     """Compare a price with the catalog's; a later one than the catalog's, or a quote, is the plan's own."""
     if price.source.startswith(QUOTE) or (price.node and price.node.market in _PRIVATE):
         return
-    known = _node_prices(price.node, catalog) if price.node else _unit_prices(price.item, plan.region, catalog)
+    if price.node:
+        known = _node_prices(price.node, plan.purchase.zone_id or "", catalog)
+    else:
+        known = _unit_prices(price.item, plan.region, catalog)
     if not known:
         if price.as_of <= catalog.made_at.date():
             yield Fault(
@@ -118,15 +121,20 @@ def _check_price(field: str, price: PlanPrice, plan: FleetPlan, catalog: Catalog
         )
 
 
-def _node_prices(node: NodeItem, catalog: Catalog) -> list[tuple[float, date]]:
-    """USD an hour and date of the catalog's prices of a node: one, or of spot one a zone."""
+def _node_prices(node: NodeItem, zone_id: str, catalog: Catalog) -> list[tuple[float, date]]:
+    """USD an hour and date of the catalog's prices of a node; of spot in no known zone, one a zone."""
     try:
         offer = catalog.offer(node.instance_type, node.region)
     except InvalidInputError:
         return []
     if offer is None:
         return []
-    by_market = {"on-demand": (offer.on_demand,), "reserved-1yr": (offer.reserved_1yr,), "spot": offer.spot_by_zone}
+    spot = offer.spot_in(zone_id)
+    by_market = {
+        "on-demand": (offer.on_demand,),
+        "reserved-1yr": (offer.reserved_1yr,),
+        "spot": (spot,) if spot else offer.spot_by_zone,
+    }
     return [(price.usd_per_hour, price.as_of) for price in by_market.get(node.market, ()) if price]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optimizer.audit.alternates import check_alternates
 from optimizer.audit.arithmetic import check_arithmetic
 from optimizer.audit.facts import check_facts
 from optimizer.audit.fault import Fault
@@ -11,8 +12,11 @@ from optimizer.plan import FleetPlan
 
 
 def audit(plan: FleetPlan, catalog: Catalog) -> list[Fault]:
-    """Every number of ``plan`` that disagrees with its other numbers or with ``catalog``."""
-    return [*check_facts(plan, catalog), *check_arithmetic(plan, catalog)]
+    """Every number of ``plan`` that disagrees with its other numbers or with ``catalog``.
+
+    Its alternates follow from it, so they are compared only where the plan itself agrees.
+    """
+    return [*check_facts(plan, catalog), *check_arithmetic(plan, catalog)] or list(check_alternates(plan, catalog))
 
 
 def check_plan(plan: FleetPlan, catalog: Catalog) -> None:

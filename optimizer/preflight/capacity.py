@@ -36,12 +36,14 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
         yield _no_quota_known(context, "Capacity Block")
     running = ask(partial(quotas.running, ec2))
     reserved = ask(partial(quotas.reserved, ec2, context.account.id if context.account else None))
-    requested = ask(partial(quotas.requested_spot, ec2)) if target.spot_nodes else []
+    buys_spot = target.spot_nodes or any(alternate.purchase == "spot" for alternate in plan.alternates)
+    requested = ask(partial(quotas.requested_spot, ec2)) if buys_spot else []
     system_vcpus = ask(partial(quotas.vcpus, ec2, target.system_nodes))
     if isinstance(system_vcpus, Unknown):
         yield system_vcpus.finding("quota of what is beside the nodes", about=", ".join(target.system_nodes))
         system_vcpus = {}
-    for need in (*_node_needs(context), *_system_needs(context, system_vcpus)):
+    needs = [*_node_needs(context), *_system_needs(context, system_vcpus)]
+    for need in (*needs, *_alternate_needs(context, needs)):
         yield compare(context, need, _used(context, need.quota, running, reserved, requested))
 
 
@@ -184,6 +186,19 @@ def _node_needs(context: Context) -> Iterator[Need]:
             purpose = f"{spot_nodes} of {names} on spot"
             # The plan's type is enough by itself; more types are more pools.
             yield Need(quota=quota, amount=spot_nodes * vcpus, purpose=purpose, short="warning")
+
+
+def _alternate_needs(context: Context, needs: Iterable[Need]) -> Iterator[Need]:
+    """Needs of the alternates beyond ``needs``, one a quota: the plan's own place is enough by itself."""
+    plan = context.plan
+    covered = {need.quota: need.amount for need in needs}
+    for alternate in plan.alternates:
+        quota_of = quotas.spot if alternate.purchase == "spot" else quotas.on_demand
+        quota, vcpus = quota_of(alternate.instance_type), (alternate.node or plan.node).vcpus
+        if quota and plan.node_count * vcpus > covered.get(quota, 0):
+            covered[quota] = plan.node_count * vcpus
+            purpose = f"alternates, {plan.node_count} x {alternate.instance_type} {alternate.purchase}"
+            yield Need(quota=quota, amount=covered[quota], purpose=purpose, short="warning")
 
 
 def _system_needs(context: Context, vcpus: Mapping[str, int]) -> Iterator[Need]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,13 @@ _WHY_DIFFERENT = "memory, speed and launch template follow the plan's figures; a
 
 def check_hardware(context: Context) -> Iterator[Finding]:
     """Compare DescribeInstanceTypes with the plan: GPUs, EFA interfaces, cards, how it is sold, cluster placement."""
-    for name in (context.plan.instance_type, *context.plan.purchase.spot_types):
+    plan = context.plan
+    for name in (plan.instance_type, *plan.purchase.spot_types):
         yield from _check_type(context, name)
+    other_types = {alternate.instance_type: plan.at(alternate) for alternate in plan.alternates if alternate.node}
+    for name, there in other_types.items():
+        for finding in _check_type(replace(context, target=replace(context.target, plan=there)), name):
+            yield replace(finding, level="warning" if finding.level == "error" else finding.level)
 
 
 def _check_type(context: Context, name: str) -> Iterator[Finding]:

@@ -31,7 +31,11 @@ def open_zones(ec2: EC2Client) -> frozenset[str]:
 def check_zones(context: Context) -> Iterator[Finding]:
     """Check offerings by zone id, as a name ("us-east-1a") is another zone in every account."""
     plan, zones = context.plan, context.open_zones
-    types = (plan.instance_type, *plan.purchase.spot_types)
+    alternates: dict[str, list[str]] = {}
+    for alternate in plan.alternates:
+        alternates.setdefault(alternate.instance_type, []).append(alternate.zone_id)
+    own = (plan.instance_type, *plan.purchase.spot_types)
+    types = tuple(dict.fromkeys((*own, *alternates)))
     offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
     if isinstance(zones, Unknown):
         yield zones.finding("zones", why="which zones are open to this account")
@@ -39,7 +43,24 @@ def check_zones(context: Context) -> Iterator[Finding]:
         usable = set(offered.get(name, ()))
         if not isinstance(zones, Unknown):
             usable &= zones
-        yield _check_type(context, name, sorted(usable), further=name != plan.instance_type)
+        if name in own:
+            yield _check_type(context, name, sorted(usable), further=name != plan.instance_type)
+        if name in alternates:
+            yield _check_alternates(name, sorted(set(alternates[name])), usable)
+
+
+def _check_alternates(name: str, wanted: list[str], usable: set[str]) -> Finding:
+    check, missing = f"alternate zones of {name}", [zone for zone in wanted if zone not in usable]
+    if not missing:
+        return passed(check, f"{', '.join(wanted)} offers {name}", value=", ".join(wanted))
+    return warning(
+        check,
+        f"{', '.join(missing)} does not offer {name} to this account",
+        value=", ".join(missing),
+        limit=", ".join(sorted(usable)),
+        why="the plan cannot go there when its own place has no capacity",
+        next_step="gpufleet catalog refresh, then recommend again",
+    )
 
 
 def _check_type(context: Context, name: str, usable: list[str], *, further: bool) -> Finding:

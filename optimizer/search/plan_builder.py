@@ -63,12 +63,11 @@ class PlanBuilder:
         fastest, purchase = table.fastest, table.purchases[table.purchase[row]]
         configuration = int(table.configuration[row])
         nodes = int(fastest.nodes[configuration])
-        outcome, cost = table.outcome, table.cost
-        breakdown = CostBreakdown(**{part: cents(getattr(cost, part)[row]) for part in CostBreakdown.model_fields})
-        expected_usd = round(breakdown.total(), 2)
-        p95_usd = max(float(cost.p95[row]), expected_usd, float(cost.p50[row]))
-        compute_p95_usd = breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
-        further, p95_usd = self._further_spot_offers(purchase, compute_p95_usd, p95_usd, float(cost.reserve[row]))
+        outcome, cost_usd = table.outcome, describe_cost(table, row)
+        compute_p95_usd = cost_usd.breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
+        further, p95_usd = self._further_spot_offers(
+            purchase, compute_p95_usd, cost_usd.p95, float(table.cost.reserve[row])
+        )
         parallelism = fastest.parallelism(configuration)
         return FleetPlan(
             instance_type=fastest.instance.name,
@@ -87,33 +86,17 @@ class PlanBuilder:
             ),
             job=self._job,
             parallelism=parallelism,
-            memory=Memory(
-                peak_gib=rounded(estimates.peak_memory_gib[i]),
-                p95_gib=rounded(estimates.p95_memory_gib[i]),
-                limit_gib=rounded(estimates.limit_gib[i]),
-                breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
-            ),
+            memory=describe_memory(estimates, i),
             step_time_s=rounded(estimates.step_time_s[i]),
             step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
             tokens_per_second=rounded(estimates.tokens_per_second[i]),
             mfu=rounded(estimates.mfu[i]),
-            hours=Spread(**{name: rounded(getattr(outcome, f"hours_{name}")[row]) for name in Spread.model_fields}),
-            cost_usd=Cost(
-                expected=expected_usd,
-                p50=cents(cost.p50[row]),
-                p95=max(cents(p95_usd), expected_usd, cents(cost.p50[row])),
-                breakdown=breakdown,
-            ),
-            interruption=Interruption(
-                rate=rounded(float(outcome.rate[row]) / nodes),
-                source=f"{purchase.hazard.source}; {FAILURE_SOURCE}" if purchase.hazard else FAILURE_SOURCE,
-                expected_count=rounded(outcome.expected_count[row]),
-                checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
-                lost_hours=rounded(outcome.lost_hours[row]),
-            ),
+            hours=describe_hours(table, row),
+            cost_usd=cost_usd.model_copy(update={"p95": cents(p95_usd)}),
+            interruption=describe_interruption(table, row),
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
-            spot_range=_describe_range(table, row, expected_usd),
-            calibration=self._describe_speed(fastest.instance, nodes, parallelism),
+            spot_range=_describe_range(table, row, cost_usd.expected),
+            calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
 
@@ -140,20 +123,6 @@ class PlanBuilder:
             budget_usd=request.constraints.budget_usd,
             deadline_hours=request.constraints.deadline_hours,
         )
-
-    def _describe_speed(self, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
-        recipe, splits = self._problem.recipe, parallelism.beyond_data
-        residual, source = speed_source(
-            self._problem.calibration,
-            Hardware.from_instance_type(instance),
-            nodes,
-            recipe.precision,
-            recipe.framework,
-            self._problem.model,
-            splits,
-            unmeasured_parts(recipe, self._problem.model, parallelism.gradient_compression),
-        )
-        return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
     def _further_spot_offers(
         self, purchase: PricedPurchase, compute_p95_usd: float, p95_usd: float, reserve_usd: float
@@ -187,6 +156,57 @@ class PlanBuilder:
         return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
 
 
+def describe_hours(table: CandidateTable, row: int) -> Spread:
+    """Hours of a candidate."""
+    return Spread(**{name: rounded(getattr(table.outcome, f"hours_{name}")[row]) for name in Spread.model_fields})
+
+
+def describe_cost(table: CandidateTable, row: int) -> Cost:
+    """Dollars of a candidate; the parts add up to the cent."""
+    cost = table.cost
+    breakdown = CostBreakdown(**{part: cents(getattr(cost, part)[row]) for part in CostBreakdown.model_fields})
+    expected, p50 = cents(breakdown.total()), cents(cost.p50[row])
+    return Cost(expected=expected, p50=p50, p95=max(cents(cost.p95[row]), expected, p50), breakdown=breakdown)
+
+
+def describe_interruption(table: CandidateTable, row: int) -> Interruption:
+    """Interruptions of a candidate."""
+    outcome, hazard = table.outcome, table.purchases[table.purchase[row]].hazard
+    return Interruption(
+        rate=rounded(float(outcome.rate[row]) / int(table.fastest.nodes[table.configuration[row]])),
+        source=f"{hazard.source}; {FAILURE_SOURCE}" if hazard else FAILURE_SOURCE,
+        expected_count=rounded(outcome.expected_count[row]),
+        checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
+        lost_hours=rounded(outcome.lost_hours[row]),
+    )
+
+
+def describe_memory(estimates: Estimates, i: int) -> Memory:
+    """Memory of the ``i``-th estimate."""
+    return Memory(
+        peak_gib=rounded(estimates.peak_memory_gib[i]),
+        p95_gib=rounded(estimates.p95_memory_gib[i]),
+        limit_gib=rounded(estimates.limit_gib[i]),
+        breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
+    )
+
+
+def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
+    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
+    recipe = problem.recipe
+    residual, source = speed_source(
+        problem.calibration,
+        Hardware.from_instance_type(instance),
+        nodes,
+        recipe.precision,
+        recipe.framework,
+        problem.model,
+        parallelism.beyond_data,
+        unmeasured_parts(recipe, problem.model, parallelism.gradient_compression),
+    )
+    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
+
+
 def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> SpotRange | None:
     purchase, outcome = table.purchases[int(table.purchase[row])], table.outcome
     if not purchase.stale:
@@ -213,26 +233,27 @@ def describe_node(instance: InstanceType) -> Node:
 
 
 def list_stand_ins(name: str, catalog: Catalog) -> list[InstanceType]:
-    """Types whose nodes may replace one of the named type."""
+    """Types whose nodes may be in a fleet of the named type."""
     own = catalog.instance_type(name)
     return [other for other in catalog.instance_types if other.name != name and can_stand_in(own, other)]
 
 
 def can_stand_in(own: InstanceType, other: InstanceType) -> bool:
-    """True where ``other`` has the same GPUs and cards, and nothing smaller."""
-    same = (
-        "gpu",
-        "gpu_count",
-        "gpu_memory_gib",
-        "network_cards",
-        "efa_cards",
-        "gpudirect",
-        "interconnect",
-        "cpu_architecture",
-    )
-    at_least = ("vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
-    return all(getattr(own, name) == getattr(other, name) for name in same) and all(
-        getattr(own, name) <= getattr(other, name) for name in at_least
+    """True where nodes of ``other`` can be in a fleet of ``own``: the same GPUs and cards, and nothing smaller."""
+    return own.gpu == other.gpu and can_replace(own, other)
+
+
+def can_replace(own: InstanceType, other: InstanceType) -> bool:
+    """True where a stack made for ``own`` can boot nodes of ``other``, whose GPUs may have more memory.
+
+    The node's checks count on a GPU model, the launch template on its network cards.
+    """
+    same = ("gpu_count", "network_cards", "efa_cards", "gpudirect", "interconnect", "cpu_architecture")
+    at_least = ("gpu_memory_gib", "vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
+    return (
+        own.gpu.name == other.gpu.name
+        and all(getattr(own, name) == getattr(other, name) for name in same)
+        and all(getattr(own, name) <= getattr(other, name) for name in at_least)
     )
 
 
@@ -240,13 +261,14 @@ def list_node_prices(purchase: PricedPurchase, further: Sequence[Offer] = ()) ->
     """Prices of the nodes that a purchase may buy, those of ``further`` spot offers included."""
     offer, option = purchase.offer, purchase.option
     market: Market = option if option != "reserved" else "owned-reservation" if purchase.reservation else "reserved-1yr"
-    prices = [_node_price(market, offer, purchase.price)]
+    prices = [node_price(market, offer, purchase.price)]
     if (purchase.base or purchase.fallback) and offer.on_demand:
-        prices.append(_node_price("on-demand", offer, offer.on_demand))
-    return prices + [_node_price("spot", other, other.spot) for other in further if other.spot]
+        prices.append(node_price("on-demand", offer, offer.on_demand))
+    return prices + [node_price("spot", other, other.spot) for other in further if other.spot]
 
 
-def _node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
+def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
+    """The price of a node, as a plan has it."""
     item = str(NodeItem(market, offer.instance.name, offer.region))
     return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
 

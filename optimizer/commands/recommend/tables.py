@@ -12,7 +12,7 @@ import click
 
 from optimizer.commands.output import write_table, write_text
 from optimizer.hardware import DERIVED_SPOT
-from optimizer.plan import FleetPlan, Parallelism
+from optimizer.plan import Alternate, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
@@ -24,7 +24,7 @@ CSV_COLUMNS = (
     "rank", "instance_type", "region", "node_count", "gpus", "option", "parallelism", "sharding", "micro_batch",
     "global_batch", "mfu", "hours_expected", "hours_p95", "cost_usd_expected", "cost_usd_p95", "measured_rows",
     "price_source", "price_as_of", "grad_accum", "activation_checkpointing", "steps", "memory_p95_gib",
-    "memory_limit_gib", "zone_id", "price_stale", "cost_usd_dearest",
+    "memory_limit_gib", "zone_id", "price_stale", "cost_usd_dearest", "alternates",
 )  # fmt: skip
 # Columns of the table, within 120 characters: several fields share one.
 COLUMNS = {
@@ -54,6 +54,16 @@ ALTERNATIVE_COLUMNS = {
     "step_time_s": "step s",
     "cost_usd_expected": "USD",
     "why": "why it loses",
+}
+ALTERNATE_COLUMNS = {
+    "zone_id": "zone",
+    "instance_type": "type",
+    "purchase": "purchase",
+    "price": "USD/h a node",
+    "hours_expected": "hours",
+    "hours_p95": "p95",
+    "cost_usd_expected": "USD",
+    "cost_usd_p95": "p95",
 }
 NEAREST_COLUMNS = {
     "changes": "with",
@@ -114,6 +124,11 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "usd": _usd(plan),
         "price_stale": "yes" if plan.spot_range else "no",
         "cost_usd_dearest": plan.spot_range and plan.spot_range.cost_usd_dearest,
+        "alternates": " ".join(
+            f"{alternate.zone_id}/{alternate.instance_type}/{alternate.purchase}={alternate.cost_usd.expected:g}"
+            for alternate in plan.alternates
+        )
+        or None,
     }
 
 
@@ -150,7 +165,11 @@ def print_all(answer: Recommendation) -> None:
 
 
 def print_explanation(answer: Recommendation) -> None:
-    """Print the layouts that the best plan's was chosen over, and each rejected type with its reason."""
+    """Print where the best plan goes next, the layouts that its own was chosen over, and why each type is rejected."""
+    if answer.plans and answer.plans[0].alternates:
+        click.echo()
+        rows = [_alternate(alternate) for alternate in answer.plans[0].alternates]
+        write_table(rows, ALTERNATE_COLUMNS, title="Plan 1 goes next to, where its own place has no capacity")
     if answer.alternatives:
         click.echo()
         write_table(
@@ -211,6 +230,8 @@ def describe_best(answer: Recommendation) -> list[str]:
         f"{job.global_batch:,} {samples}{batch}, p95 {p95_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU",
         f"known   speed: {known}, error {plan.calibration.relative_error:.0%}; price: {price.source}, {price.as_of}",
     ]
+    if plan.alternates:
+        lines.append(f"next    without capacity there: {plan.alternates_in_short}")
     if plan.passed_over:
         lines.append(f"why     {plan.passed_over}")
     if plan.beyond_trainer:
@@ -308,6 +329,15 @@ def _print_parallelism(answer: Recommendation) -> None:
 def describe_changes(nearest: NearestPlan) -> str:
     """The changes of a nearest plan as flags of ``recommend``: "--budget 81.77 --deadline 9.2"."""
     return " ".join(shlex.join(words) for words in nearest.flags.values())
+
+
+def _alternate(alternate: Alternate) -> dict[str, Any]:
+    spreads = {"hours": alternate.hours, "cost_usd": alternate.cost_usd}
+    return {
+        **{name: getattr(alternate, name) for name in ("zone_id", "instance_type", "purchase")},
+        "price": alternate.price.usd,
+        **{f"{key}_{name}": getattr(spread, name) for key, spread in spreads.items() for name in ("expected", "p95")},
+    }
 
 
 def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.plan import FleetPlan
 from optimizer.preflight.money import check_aws_budgets, check_prices
-from tests.plans import sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.preflight.account import (
     DENIED,
@@ -47,6 +47,27 @@ def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, ch
     assert (row.check, row.level, row.value, row.limit) == (SPOT, level, float(today), 10.0)
     assert row.text.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
     assert row.text.endswith(change)
+
+
+def test_alternates_at_todays_prices_of_their_own_zones(aws: FakeAws) -> None:
+    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
+    aws.answers["DescribeSpotPriceHistory"] = lambda params: {
+        "SpotPriceHistory": [
+            spot_price(usd, zone, name)
+            for usd, zone in (("9", "us-east-1a"), ("15", "us-east-1b"))
+            for name in params["InstanceTypes"]
+        ]
+    }
+    rows = {row.check: row for row in check_prices(context(plan))}
+    row = rows["prices of alternates"]
+    assert (row.level, row.value) == ("warning", 1)
+    assert row.text == "spot p4de.24xlarge us-east-1 in use1-az6 15.0000 USD an hour (+7.1%)"
+    plan = sample_plan(alternates=[ON_DEMAND_P4D])
+    row = {row.check: row for row in check_prices(context(plan))}["prices of alternates"]
+    assert (row.level, row.text) == ("ok", "none of 1 is more than 5% above the plan's")
+    aws.answers["GetProducts"] = DENIED
+    row = {row.check: row for row in check_prices(context(plan))}["prices of alternates"]
+    assert row.level == "unknown" and "on-demand p4d.24xlarge us-east-1 in use1-az6" in row.text
 
 
 def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:

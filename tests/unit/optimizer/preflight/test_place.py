@@ -15,7 +15,7 @@ from optimizer.preflight.hardware import check_hardware
 from optimizer.preflight.identity import check_region, identify
 from optimizer.preflight.model import Account, Unknown
 from optimizer.preflight.zones import check_zones, open_zones
-from tests.plans import sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, merged, sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     ARN,
@@ -226,6 +226,25 @@ def test_a_further_spot_type_that_is_not_offered_is_a_warning(aws: FakeAws) -> N
         ("zones of p4d.24xlarge", "ok"),
         ("zones of p4de.24xlarge", "warning"),
     ]
+
+
+def test_alternates_are_checked_as_warnings(aws: FakeAws) -> None:
+    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4"}])
+    _offers(aws, p4d_24xlarge="use1-az2 use1-az6", p4de_24xlarge="use1-az6")
+    rows = list(check_zones(context(plan)))
+    assert [(row.check, row.level) for row in rows] == [
+        ("zones of p4d.24xlarge", "ok"),
+        ("alternate zones of p4d.24xlarge", "ok"),
+        ("alternate zones of p4de.24xlarge", "warning"),
+    ]
+    assert (rows[-1].value, rows[-1].limit) == ("use1-az4", "use1-az6")
+    assert levels(check_hardware(context(plan))) == [
+        ("hardware of p4d.24xlarge", "ok"),
+        ("hardware of p4de.24xlarge", "ok"),
+    ]
+    more = merged(SPOT_P4DE, {"node": {"vcpus": 192}})
+    row = list(check_hardware(context(sample_plan(alternates=[more]))))[-1]
+    assert (row.level, row.text) == ("warning", "p4de.24xlarge has 96 vCPUs, the plan 192")
 
 
 def test_unknown_zones_are_said_and_the_offer_is_judged_all_the_same(aws: FakeAws) -> None:
