@@ -147,6 +147,21 @@ def test_the_short_answer_is_what_decides() -> None:
     assert any(line.startswith("--all: ") and "types without a plan" in line for line in lines)
 
 
+def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
+    flags = (*ISSUE_FLAGS, "--instance-type", "p4d.24xlarge", "--region", "us-east-1", "--purchase", "spot")
+    best = answer(*flags)["plans"][0]
+    first = best["alternates"][0]
+    lines = gpufleet("recommend", *flags, "--explain").stdout.splitlines()
+    usd = f"{first['cost_usd']['expected']:,.2f} USD"
+    assert any(line.startswith(f"next    without capacity there: spot in {first['zone_id']} ({usd})") for line in lines)
+    table = lines[lines.index("Plan 1 goes next to, where its own place has no capacity") :]
+    assert [line.split()[0] for line in table[2 : 2 + len(best["alternates"])]] == [
+        alternate["zone_id"] for alternate in best["alternates"]
+    ]
+    (row, *_) = csv.DictReader(io.StringIO(gpufleet("recommend", *flags, "--format", "csv").stdout))
+    assert row["alternates"].startswith(f"{first['zone_id']}/p4d.24xlarge/spot={first['cost_usd']['expected']:g} ")
+
+
 def test_capacity_blocks_without_a_price_are_missing_data() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
     assert done.returncode == 4

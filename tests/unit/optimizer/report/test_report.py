@@ -18,7 +18,7 @@ from optimizer.report.answer import Answer, answer_of, read_answer
 from optimizer.report.page import age, hours, number, price, render, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
-from tests.plans import sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 PLAN = sample_plan(step_breakdown_s={"matmul": 5.0, "data_communication": 2.2})
@@ -88,6 +88,14 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
     # Each candidate has a mark in both sizes and a row.
     for key in ("plan-1", "plan-2", "front-1"):
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
+
+
+def test_the_page_lists_the_alternates_and_only_where_there_are_some() -> None:
+    assert "Where it goes without capacity" not in render(_answer(), now=NOW, commands=[])
+    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
+    page = render(read_answer(plan.to_json()), now=NOW, commands=[])
+    for words in ('<th scope="row">use1-az6</th><td>p4d.24xlarge</td><td>on-demand</td>', ">21.96<", ">p4de.24xlarge<"):
+        assert words in page
 
 
 def test_the_page_names_no_address_to_load() -> None:
