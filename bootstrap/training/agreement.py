@@ -14,27 +14,30 @@ from bootstrap.training.rank_group import RankGroup
 
 # A step that is slower than this exchanges its flags at once: 0.6 ms of it are less than 0.1%.
 OVERLAP_BELOW_MS = 1000
-# An exchange costs 0.4 ms of host time, so one in this time costs 0.16%; and a notice waits at most ten steps, should
+# An exchange costs 0.4 ms of host time, so one in this time costs 0.04%; and a notice waits at most ten steps, should
 # they become slow.
-INTERVAL_MS = 250
+INTERVAL_MS = 1000
+# While a checkpoint waits for all ranks' word that their files are written, and then the manifest.
+SAVING_INTERVAL_MS = 250
 MOST_STEPS = 10
 
 
 @dataclass
 class Agreement:
-    """Exchange of ``flags``, after ``every`` steps where given; every rank calls both methods after each step."""
+    """Exchange of ``flags``, after ``every`` steps where given; every rank calls both methods after each step.
+
+    ``saving``: a checkpoint is pending, at the same steps on every rank.
+    """
 
     ranks: RankGroup
     flags: Callable[[], tuple[int, ...]]
     every: int | None
+    saving: Callable[[], bool] = lambda: False
     _pending: Callable[[], list[int]] | None = None
     _overlaps: bool = False
     _last: float = field(default_factory=time.monotonic)
     _steps: int = 0
-    _cadence: int = 1
-
-    def __post_init__(self) -> None:
-        self._cadence = self.every or 1
+    _slowest_ms: int = OVERLAP_BELOW_MS
 
     def finish(self) -> list[int] | None:
         """Flags of the exchange that ran during the step; None where none did."""
@@ -49,20 +52,24 @@ class Agreement:
         ``now``: in any case, and at once.
         """
         self._steps += 1
-        if not now and self._steps % self._cadence:
+        if not now and self._steps < self._cadence():
             return None
-        step_ms = int((time.monotonic() - self._last) * 1000 / self._cadence)
-        self._last = time.monotonic()
+        step_ms = int((time.monotonic() - self._last) * 1000 / self._steps)
+        self._last, self._steps = time.monotonic(), 0
         if now or not self._overlaps:
             return self._agreed(self.ranks.maximum(*self.flags(), step_ms))
         self._pending = self.ranks.start_maximum(*self.flags(), step_ms)
         return None
 
     def _agreed(self, values: list[int]) -> list[int]:
-        *flags, slowest_ms = values
         # The same on all ranks, which therefore go on in the same way. One process alone has nobody to wait for.
-        self._overlaps = self.ranks.world_size > 1 and slowest_ms < OVERLAP_BELOW_MS
-        if self.every is None:
-            steps = min(MOST_STEPS, INTERVAL_MS // max(1, slowest_ms))
-            self._cadence = max(1, steps) if self._overlaps else 1
+        *flags, self._slowest_ms = values
+        self._overlaps = self.ranks.world_size > 1 and self._slowest_ms < OVERLAP_BELOW_MS
         return flags
+
+    def _cadence(self) -> int:
+        """Steps between two exchanges, the same on all ranks."""
+        if self.every is not None:
+            return self.every
+        interval_ms = SAVING_INTERVAL_MS if self.saving() else INTERVAL_MS
+        return max(1, min(MOST_STEPS, interval_ms // max(1, self._slowest_ms))) if self._overlaps else 1

@@ -63,7 +63,7 @@ class SpotTolerantRun:
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
         checkpoint_every: steps between checkpoints instead of seconds.
-        agree_every: steps between two agreements, for which a notice waits; default: about four a second.
+        agree_every: steps between two agreements, for which a notice waits; default: about one a second.
         hang_timeout_s: longest step (the first: three times as long); default: ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
             it for a bit-equal resume: it lays its gradient buckets, and so the order of sums, out after its first pass.
@@ -137,7 +137,7 @@ class SpotTolerantRun:
             else Ledger(None, writer_id=writer_id)
         )
         self._share = Share(self._state, self._ranks, self._checkpoints.store)
-        self._agreement = Agreement(self._ranks, self._flags, agree_every)
+        self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(
             checkpoints=self._checkpoints,
             share=self._share,

@@ -106,6 +106,11 @@ class Saver:
         return self._pending is not None and self._pending.is_busy
 
     @property
+    def is_pending(self) -> bool:
+        """True while a save is not committed; at the same steps on every rank."""
+        return self._pending is not None
+
+    @property
     def has_failed(self) -> bool:
         """True where this rank knows that the pending save failed."""
         return self._pending is not None and self._pending.problem is not None

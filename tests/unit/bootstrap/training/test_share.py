@@ -118,17 +118,18 @@ class TwoRanks(RankGroup):
         return lambda: [*values[:-1], self.step_ms]
 
 
-@pytest.mark.parametrize(("step_ms", "every", "exchanges", "seen"), [
-    (100, None, (20, 22), 2), (1, None, (5, 7), 10), (300, None, (40, 40), 1), (2000, None, (40, 40), 0),
-    (1, 1, (40, 40), 1), (100, 8, (5, 6), 8),
+@pytest.mark.parametrize(("step_ms", "every", "saving", "exchanges", "seen"), [
+    (100, None, False, (4, 5), 10), (1, None, False, (4, 5), 10), (300, None, False, (13, 16), 3),
+    (999, None, False, (40, 40), 1), (2000, None, False, (40, 40), 0), (100, None, True, (20, 22), 2),
+    (1, 1, False, (40, 40), 1), (100, 8, False, (5, 6), 8),
 ])  # fmt: skip
-def test_ranks_agree_about_four_times_a_second(
-    step_ms: int, every: int | None, exchanges: tuple[int, int], seen: int
+def test_ranks_agree_about_once_a_second_and_four_times_while_a_checkpoint_is_pending(
+    step_ms: int, every: int | None, saving: bool, exchanges: tuple[int, int], seen: int
 ) -> None:
     """Exchanges in 40 steps, and steps until a notice is acted on."""
     ranks, noticed, acted = TwoRanks(step_ms), 21, None
     flags = [0]
-    agreement = Agreement(ranks, lambda: (flags[0],), every)
+    agreement = Agreement(ranks, lambda: (flags[0],), every, saving=lambda: saving)
     for step in range(1, 41):
         flags[0] = int(step >= noticed)
         for agreed in (agreement.finish(), agreement.exchange(now=False)):
