@@ -6,7 +6,7 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Settings with their defaults.
 : "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
 : "${NODE_INIT_TIMEOUT_S:=1800}" # set-up but the copy of data, s; then the node is replaced
-: "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of a lifecycle hook, s
+: "${HOOK_HEARTBEAT_S:=60}"      # between heartbeats of a lifecycle hook, s (agent/settings.py)
 : "${LEAVE_LIMIT_S:=180}"        # wait of an abandoned node for its group, s; then the node ends itself
 : "${RETRY_DELAY_S:=5}"          # between attempts of retry, s
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
@@ -19,10 +19,6 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"       # least all-reduce bandwidth, GB/s; empty for none
 : "${SMOKE_MIN_SCALING_EFFICIENCY:=}"           # least scaling efficiency, 0 to 1; empty for none
 : "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}"     # files between the node's processes; gone after a reboot
-: "${NODE_STATES_PREFIX:=control/nodes}"        # folder of node reports in the stack's bucket
-: "${CONTROLLER_STATE_KEY:=control/state.json}" # the controller writes it every minute
-# Age of the controller's state at which a node ends, s; bootstrap/contract/timings.py has the reason.
-: "${LEASE_S:=1800}"
 : "${WHEELS_KEY:=bootstrap/wheels.tar}" # object of the stack's bucket with the wheels of requirements-node.txt
 
 ETC_DIR=$ROOT/etc/gpufleet
@@ -164,19 +160,6 @@ fatal_xid_error() {
     grep -m 1 -E "NVRM: Xid \([^)]*\): (($FATAL_XIDS),|154,.* to [^ ]+ \\(($NEEDED_ACTIONS)\\))" || true
 }
 
-# broken_gpu: print the GPU fault that makes this node unable to train; nothing without one.
-broken_gpu() {
-  local fault answering expected
-  fault=$(fatal_xid_error)
-  if [[ -z $fault ]] && command -v nvidia-smi >/dev/null; then
-    expected=$(gpu_count)
-    # With a time limit: nvidia-smi hangs on a GPU that fell off the bus.
-    answering=$(timeout --kill-after=5 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc --lines || true)
-    ((answering >= expected)) || fault="$answering of $expected GPUs answer"
-  fi
-  printf '%s' "$fault"
-}
-
 # apt_install PACKAGE=VERSION...: install and hold exactly these versions.
 apt_install() {
   retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" install --yes --no-install-recommends \
@@ -237,18 +220,14 @@ drain_reason() {
   printf '%s' "$reason"
 }
 
-# export_efa_settings: make NCCL use EFA or fail; by default it silently falls back to TCP. Only with GPUDirect RDMA: to
-# pass through host memory EFA is not known to beat TCP (docs/bootstrap.md), so NCCL and its plugin choose there.
+# agent [COMMAND [ARGUMENT...]]: run a command of agent/ (--help lists them).
+agent() {
+  python3 "$BOOTSTRAP_DIR/agent" "$@"
+}
+
+# export_efa_settings: make NCCL use EFA or fail (agent/efa.py).
 export_efa_settings() {
-  local plugin
-  export FI_PROVIDER=efa
-  # The plugin's name for NCCL, which then has no other network to choose:
-  # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net
-  export NCCL_NET="AWS Libfabric"
-  # NCCL loads the plugin by name, and a service has no loader path of its own.
-  plugin=$(find "$ROOT/opt/amazon" "$ROOT/opt/aws-ofi-nccl" -name 'libnccl-net*.so*' 2>/dev/null | sort | head -n 1 || true)
-  [[ -n $plugin ]] || return 0
-  export LD_LIBRARY_PATH="${plugin%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-  # Newer plugins have no file under the plain name libnccl-net.so.
-  if [[ ${plugin##*/} == libnccl-net-ofi.so* ]]; then export NCCL_NET_PLUGIN=ofi; fi
+  local settings line
+  settings=$(agent efa-settings) || die "the settings of EFA cannot be read"
+  while IFS= read -r line; do export "${line?}"; done <<<"$settings"
 }

@@ -6,7 +6,6 @@
 # starts another instance. A notice that this node ends stops the running step.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-source "$BOOTSTRAP_DIR/fleet.sh"
 
 current=start
 step="" heartbeats="" watcher=""
@@ -39,7 +38,7 @@ on_exit() {
 leave_group() {
   [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "$BOOTSTRAP_DIR/steps/wait-for-drain.sh" || true
   if [[ -e $DRAIN_FILE ]]; then
-    complete_terminate_hook
+    agent complete-terminate-hook || log "the terminate hook could not be completed; its timeout will"
   else
     log "the group has not ended this node within $LEAVE_LIMIT_S s, shutting down" && shutdown -h now
   fi

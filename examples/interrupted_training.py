@@ -2,7 +2,7 @@
 
     python -m examples.interrupted_training
 
-bootstrap/launch.sh starts torchrun with two CPU workers (gloo), or two GPUs (NCCL); FSDP2 shards parameters, gradients
+bootstrap/agent starts torchrun with two CPU workers (gloo), or two GPUs (NCCL); FSDP2 shards parameters, gradients
 and optimizer states of a small model over them. The second run is hit by a spot notice from a local metadata server,
 by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and parameter equals the
 undisturbed run's.
@@ -34,7 +34,7 @@ class DemoError(Exception):
 
 
 class Node:
-    """One node's launch.sh, run as systemd runs it, with workers on CPUs or GPUs."""
+    """One node's agent, run as systemd runs it, with workers on CPUs or GPUs."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Node:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run launch.sh in a process group of its own; kill its remains at the end."""
+        """Run the agent in a process group of its own; kill its remains at the end."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [str(ROOT / "bootstrap" / "launch.sh")],
+                [sys.executable, str(ROOT / "bootstrap" / "agent")],
                 env=self.environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             try:
@@ -85,7 +85,7 @@ class Node:
                 self.vanish(process)
 
     def vanish(self, process: subprocess.Popen[bytes]) -> None:
-        """SIGKILL launch.sh, torchrun and the workers at once, as a machine that disappears does."""
+        """SIGKILL the agent, torchrun and the workers at once, as a machine that disappears does."""
         # torchrun gives each worker a session of its own, so its group does not have them.
         workers = [self.worker_pid(rank) for rank in self.workers if (self.out / f"rank-{rank}.pid").exists()]
         if process.poll() is None:
@@ -119,10 +119,10 @@ class Node:
             time.sleep(0.02)
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Return when launch.sh ended with 0."""
+        """Return when the agent ended with 0."""
         status = process.wait(timeout=LIMIT_S)
         if status:
-            raise DemoError(f"launch.sh ended with {status}:\n{self.log_tail()}")
+            raise DemoError(f"the agent ended with {status}:\n{self.log_tail()}")
 
     def worker_pid(self, rank: int) -> int:
         """Process of a rank."""
@@ -204,7 +204,7 @@ def main() -> int:
         say("Where the interrupted run's time went (its ledger, which outlived every process)")
         summary = read_ledger(str(disturbed.store))
         say(table(summary))
-        say(f"{took_s:.2f} s by this program's clock, which also saw launch.sh and torchrun start and end")
+        say(f"{took_s:.2f} s by this program's clock, which also saw the agent and torchrun start and end")
         say()
         say("EQUAL: interruptions changed nothing but the time" if equal else "NOT EQUAL: resuming changed the result")
         return 0 if equal else 1

@@ -200,7 +200,7 @@ class Fleet(Component):
             # A rebalance recommendation is a sign of risk only, and replacing a node kills the running step of all:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
             capacity_rebalance=False,
-            # Workers protect themselves while they work (bootstrap/launch.sh); a scheduled action must be able to drain
+            # Workers protect themselves while they work (bootstrap/agent); a scheduled action must be able to drain
             # the nodes of a Capacity Block.
             protect_from_scale_in=not workers and plan.purchase.option != "capacity-block",
             # AZRebalance would terminate healthy nodes to even out zones.

@@ -1,4 +1,4 @@
-"""A node's report: ``control/nodes/<instance id>.json``, written by bootstrap/fleet.sh (bootstrap/README.md)."""
+"""A node's report: ``control/nodes/<instance id>.json``, written by bootstrap/agent/group.py (bootstrap/README.md)."""
 
 from __future__ import annotations
 

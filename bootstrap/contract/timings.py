@@ -10,7 +10,7 @@ TICK = timedelta(minutes=1)
 # Without a tick for so long, the controller is silent.
 SILENT = 5 * TICK
 # Age of control/state.json at which a node ends itself: longer than most AWS outages, and than a person takes after the
-# alarm at SILENT. LEASE_S of bootstrap/lib.sh is the same.
+# alarm at SILENT.
 LEASE = timedelta(minutes=30)
 # Nodes check their lease every five minutes (gpufleet-lease.timer), and Auto Scaling takes minutes to act.
 LEASE_ACTS = timedelta(minutes=10)

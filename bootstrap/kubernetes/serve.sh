@@ -3,10 +3,9 @@
 # the training container, and passes the container's state on to the controller.
 #
 # The container cannot reach the metadata service, which answers over one hop only. Both share the folder
-# GPUFLEET_RUN_DIR (/run/gpufleet) with the files of bootstrap/training/notices.py and launch.sh.
+# GPUFLEET_RUN_DIR (/run/gpufleet) with the files of bootstrap/training/notices.py, and the agent's state.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/fleet.sh"
 
 # Seconds between two polls of the metadata service, and while the node leaves; a spot notice comes two minutes ahead.
 : "${NOTICE_POLL_S:=5}"
@@ -71,10 +70,11 @@ poll() {
 }
 
 training_runs() {
-  pgrep --full '/opt/gpufleet/bootstrap/launch\.sh' >/dev/null
+  # Without a command, which this service's own calls have.
+  pgrep --full '/opt/gpufleet/bootstrap/agent$' >/dev/null
 }
 
-# pass_state_on: report launch.sh's state to the controller until that succeeded.
+# pass_state_on: report the agent's state to the controller until that succeeded.
 pass_state_on() {
   local state=""
   [[ -f $STATE_FILE && ! -L $STATE_FILE ]] && read -r state <"$STATE_FILE" || true
@@ -85,7 +85,7 @@ pass_state_on() {
     send_container_log || log "the container's log could not be sent to CloudWatch Logs"
   fi
   # shellcheck disable=SC2086 # state and exit status
-  if tell_controller $state; then told=$state; fi
+  if agent tell $state; then told=$state; fi
 }
 
 # send_container_log: send the end of the training container's newest log (infra/kubernetes/manifests.py has the names),
@@ -94,8 +94,8 @@ send_container_log() {
   local file
   file=$(find "$ROOT/var/log/pods" -path '*/gpufleet_*' \( -path '*/train/*.log' -o -path '*/pytorch/*.log' \) \
     -printf '%T@ %p\n' 2>/dev/null | sort --numeric-sort | sed --silent '$s/^[^ ]* //p')
-  [[ -n $file ]] && know_instance_id || return 0
-  "$BOOTSTRAP_DIR/steps/send-log.sh" "train/$INSTANCE_ID" "training gave up" "$file"
+  [[ -n $file ]] || return 0
+  "$BOOTSTRAP_DIR/steps/send-log.sh" "train/$(imds instance-id)" "training gave up" "$file"
 }
 
 # leave: have the container save, and complete the terminate hook when it has ended or its time is over.
@@ -107,13 +107,13 @@ leave() {
     [[ -e $DRAIN_FILE && $(<"$DRAIN_FILE") == "$save_by $leaving" ]] || write "$DRAIN_FILE" "$save_by" "$leaving"
     if [[ $leaving == autoscaling/* ]] && ((EPOCHSECONDS >= extend_at)); then
       extend_at=$((EPOCHSECONDS + HOOK_HEARTBEAT_S))
-      extend_terminate_hook
+      agent extend-terminate-hook || log "a heartbeat of the terminate hook could not be sent"
     fi
     sleep "$LEAVE_POLL_S"
     poll
   done
   pass_state_on
-  complete_terminate_hook
+  agent complete-terminate-hook || log "the terminate hook could not be completed; its timeout will"
 }
 
 load_node_env
@@ -140,14 +140,14 @@ while [[ -z $leaving ]]; do
     busy_at=$SECONDS
   elif ((SECONDS - busy_at >= IDLE_LIMIT_S)); then
     log "nothing has trained here for $IDLE_LIMIT_S s; kubectl get pods -n gpufleet tells why"
-    if tell_controller gave-up 1 idle; then told="gave-up 1"; fi
+    if agent tell gave-up 1 idle; then told="gave-up 1"; fi
   fi
   if [[ -z $sick ]]; then
     sick=$(fatal_xid_error)
     if [[ -n $sick ]]; then
       log "a GPU broke: $sick"
-      tell_controller sick 0 check-xid-errors || true
-      ask_to_be_replaced || sick=""
+      agent tell sick 0 check-xid-errors || true
+      agent ask-to-be-replaced || sick=""
     fi
   fi
   sleep "$NOTICE_POLL_S"

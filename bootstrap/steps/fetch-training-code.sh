@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Order: 100
-# Unpacks the stack's training code into /opt/gpufleet/train, where launch.sh starts the command. The archive is named
+# Unpacks the stack's training code into /opt/gpufleet/train, where the agent starts the command. The archive is named
 # by its digest, so every node runs the version that its launch template names.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

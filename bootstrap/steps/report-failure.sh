@@ -3,7 +3,6 @@
 # where the report outlives the node.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/fleet.sh"
 load_node_env
 
 # The console output stays readable for about an hour after the instance is gone (GetConsoleOutput).
@@ -13,4 +12,4 @@ if [[ -w $ROOT/dev/console ]]; then tail -n 5 "$LOG_FILE" >"$ROOT/dev/console" |
 # EX_CONFIG: what the stack was given is at fault, and every node would fail alike.
 state=unfit
 if (($2 == 78)); then state=gave-up; fi
-tell_controller "$state" "$2" "$1" || log "the controller could not be told that this node is $state"
+agent tell "$state" "$2" "$1" || log "the controller could not be told that this node is $state"

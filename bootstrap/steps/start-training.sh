@@ -9,7 +9,7 @@ if systemctl is-active --quiet gpufleet-train.service; then
   log "gpufleet-train.service runs"
   exit 0
 fi
-[[ -x $BOOTSTRAP_DIR/launch.sh ]] || die "$BOOTSTRAP_DIR/launch.sh is missing from the bundle"
+[[ -f $BOOTSTRAP_DIR/agent/__main__.py ]] || die "$BOOTSTRAP_DIR/agent is missing from the bundle"
 install -D --mode 0644 "$BOOTSTRAP_DIR/gpufleet-train.service" "$ROOT/etc/systemd/system/gpufleet-train.service"
 systemctl daemon-reload
 # Enabled too: it starts again after a reboot.

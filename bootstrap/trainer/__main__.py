@@ -12,7 +12,7 @@ from bootstrap.trainer.run import train
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.leaving import end_process
 
-# EX_CONFIG of sysexits.h, as launch.sh's GAVE_UP: another start would end the same way.
+# EX_CONFIG of sysexits.h, as the agent's GAVE_UP: another start would end the same way.
 EXIT_AT_FAULT = 78
 
 

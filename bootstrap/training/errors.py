@@ -1,4 +1,4 @@
-"""Errors of the training runtime, and the exit codes that launch.sh reads."""
+"""Errors of the training runtime, and the exit codes that the agent reads."""
 
 from __future__ import annotations
 

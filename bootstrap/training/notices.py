@@ -1,4 +1,4 @@
-"""Notices that this node ends: files in one memory folder, shared by the node's watcher, launch.sh and the training.
+"""Notices that this node ends: files in one memory folder, shared by the node's watcher, the agent and the training.
 
 drain            the node ends: "SAVE_BY SOURCE (DETAIL)", SAVE_BY in Unix seconds
 drain.save       save a checkpoint now and go on; same format
@@ -58,7 +58,7 @@ class NoticeFiles:
 
     @classmethod
     def from_environment(cls) -> NoticeFiles | None:
-        """launch.sh's files; None without launch.sh."""
+        """Files of the agent; None without it."""
         path = os.environ.get(DRAIN_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
@@ -80,6 +80,11 @@ class NoticeFiles:
         notice = self._read(self.path.with_suffix(".save"), 0.0)
         return replace(notice, save_by=NEVER) if notice else None
 
+    def clear(self) -> None:
+        """Remove the files of an earlier start."""
+        for path in (self.path, *self.path.parent.glob(f"{self.path.name}.*")):
+            path.unlink(missing_ok=True)
+
     def listen(self) -> None:
         """Promise to answer with ``confirm_saved``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +93,14 @@ class NoticeFiles:
     def stop_listening(self) -> None:
         """Withdraw ``listen``."""
         self.path.with_suffix(".listener").unlink(missing_ok=True)
+
+    def is_read(self) -> bool:
+        """True where a training process has promised to answer."""
+        return self.path.with_suffix(".listener").exists()
+
+    def is_saved(self) -> bool:
+        """True where that process has answered."""
+        return self.path.with_suffix(".saved").exists()
 
     def confirm_saved(self) -> None:
         """Announce that this node's share of the state is saved, if the node ends."""

@@ -24,7 +24,7 @@ INTERVAL_S = 1.0
 
 
 class ProgressFile:
-    """Writer of launch.sh's progress file, if any; a failure is logged once and never stops training."""
+    """Writer of the agent's progress file, if any; a failure is logged once and never stops training."""
 
     def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
         path = os.environ.get(PROGRESS_FILE_VARIABLE)

@@ -1,6 +1,6 @@
 """Watcher for notices that this node ends, in a thread that never raises into training.
 
-On a node one process of node_init.sh, then of launch.sh, asks the metadata service and writes the notice files, which
+On a node one process of node_init.sh, then of the agent, asks the metadata service and writes the notice files, which
 training processes read. The notices:
 
 - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -77,7 +77,7 @@ class Watcher:
 
     @classmethod
     def from_environment(cls) -> Watcher:
-        """Watcher of launch.sh's notice files; without them local rank 0 watches the metadata service."""
+        """Watcher of the agent's notice files; without them local rank 0 watches the metadata service."""
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         files = NoticeFiles.from_environment()
         imds = own_imds() if is_first and files is None else None
@@ -113,7 +113,7 @@ class Watcher:
         self.save_notice = None
 
     def announce_saved(self) -> None:
-        """Tell launch.sh that this node's share of the state is saved: torchrun may end."""
+        """Tell the agent that this node's share of the state is saved: torchrun may end."""
         if self.files is not None and self.answers:
             self.files.confirm_saved()
 

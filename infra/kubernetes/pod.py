@@ -1,4 +1,4 @@
-"""The training pod of platform eks: it takes a whole node, and runs launch.sh with the variables of node.env."""
+"""The training pod of platform eks: it takes a whole node, and runs the node's agent with the variables of node.env."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from infra.kubernetes.objects import MANAGED_BY, Manifest, gpu_toleration
 from optimizer.plan import FleetPlan, Node
 
 JOB = "train"
-# Holds launch.sh's notes, the node's drain request and its instance id; gpufleet-node.service keeps it on the host.
+# Holds the agent's notes, the node's drain request and its instance id; gpufleet-node.service keeps it on the host.
 RUN_DIR = "/run/gpufleet"
 CODE_DIR = "/opt/gpufleet"
 SCRATCH_DIR = "/mnt/nvme"
@@ -17,7 +17,7 @@ SCRATCH_DIR = "/mnt/nvme"
 HUGEPAGES = "5120Mi"
 # Share of a node's processors and memory that the training pod requests; kubelet and daemons have the rest.
 POD_SHARE = 0.8
-# Exit statuses of launch.sh: the node is leaving (SIGTERM's), and the command is at fault (EX_CONFIG of sysexits.h).
+# Exit statuses of the agent: the node is leaving (SIGTERM's), and the command is at fault (EX_CONFIG of sysexits.h).
 LEFT, GAVE_UP = 143, 78
 
 # Program of the init container: fetches bundle and training code, and checks their digests. The image has boto3 for the
@@ -106,7 +106,7 @@ def build_pod(
             {
                 "name": container,
                 "image": image,
-                "command": ["bash", f"{CODE_DIR}/bootstrap/launch.sh"],
+                "command": ["python3", f"{CODE_DIR}/bootstrap/agent"],
                 "env": [*environment, rank],
                 "resources": _resources(node),
                 "securityContext": security | pinning,
@@ -122,7 +122,7 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
     """Variables of node.env, with those that differ in a pod."""
     variables = {
         **facts.environment,
-        # gpufleet-node.service on the node does this work. Without a group launch.sh ends with the training.
+        # gpufleet-node.service on the node does this work. Without a group the agent ends with the training.
         "GPUFLEET_ASG_NAME": "",
         "GPUFLEET_LAUNCH_HOOK": "",
         "GPUFLEET_TERMINATE_HOOK": "",

@@ -14,7 +14,7 @@ def read_ranks(client: EC2Client, group: DeployedGroup) -> list[str]:
     """Return the ids of the running nodes in service, by rank.
 
     torchrun's c10d rendezvous sorts the nodes by their addresses, as text (``_mark_rendezvous_complete`` of
-    torch.distributed.elastic.rendezvous.dynamic_rendezvous), and launch.sh gives it the private address.
+    torch.distributed.elastic.rendezvous.dynamic_rendezvous), and bootstrap/agent gives it the private address.
     """
     serving = [node.instance_id for node in group.nodes if node.lifecycle_state == "InService"]
     if not serving:

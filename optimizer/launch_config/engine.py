@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from optimizer.plan import FleetPlan
 
-# launch.sh's port; any free one does elsewhere.
+# The agent's port; any free one does elsewhere.
 RENDEZVOUS_PORT = 29400
 
 

@@ -67,7 +67,7 @@ def _training(plan: FleetPlan) -> Iterator[str]:
     yield "--lr 3e-4"
     yield f"--ckpt-format {'fsdp_dtensor' if split.sharding in _FSDP_STRATEGIES else 'torch_dist'}"
     yield f"--save-interval {checkpoint_interval_steps(plan)}"
-    # SIGTERM, which launch.sh sends to code of the user's own, saves and ends the run.
+    # SIGTERM, which bootstrap/agent sends to code of the user's own, saves and ends the run.
     yield "--exit-signal-handler"
 
 

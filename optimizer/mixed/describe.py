@@ -151,7 +151,7 @@ def shares(mix: Mix) -> str:
 
 
 def _node_environment(mix: Mix, problem: Problem) -> Mapping[str, str]:
-    """Variables of every node, alike on all: nodes whose layouts differ do not meet (launch.sh)."""
+    """Variables of every node, alike on all: nodes whose layouts differ do not meet (bootstrap/agent/torchrun.py)."""
     work, layout, architecture = problem.request.workload, mix.layout, problem.reach.architecture
     return {
         "GPUFLEET_NODE_COUNT": str(sum(mix.nodes)),

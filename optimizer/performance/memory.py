@@ -38,7 +38,7 @@ CONTEXT_BYTES = 0.75 * GIB
 NCCL_BYTES = 0.69e9
 ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
 # Reserved over allocated: 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv),
-# with the expandable segments that bootstrap/launch.sh sets (PYTORCH_CUDA_ALLOC_CONF,
+# with the expandable segments that bootstrap/agent sets (PYTORCH_CUDA_ALLOC_CONF,
 # https://pytorch.org/docs/stable/notes/cuda.html).
 FRAGMENTATION = 0.05
 

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.kill_trials --kills 1000 --jobs 24 --out kills.jsonl
 
-Runs of examples.tiny_gpt (DDP and FSDP2, two CPU workers and gloo each, started by bootstrap/launch.sh) side by side,
+Runs of examples.tiny_gpt (DDP and FSDP2, two CPU workers and gloo each, started by bootstrap/agent) side by side,
 each killed again and again until enough kills are counted. One JSON line a kill and a run; exits 0 only if all runs
 ended equal and none hung.
 """
@@ -98,11 +98,11 @@ class KilledRun:
         finally:
             self._signal_all()
             self.launch.wait()
-        return "done" if self.launch.returncode == 0 else f"launch.sh ended with {self.launch.returncode}"
+        return "done" if self.launch.returncode == 0 else f"the agent ended with {self.launch.returncode}"
 
     def _launch(self) -> subprocess.Popen[bytes]:
         with self.node.log.open("ab") as log:
-            command = [str(Path(__file__).parents[2] / "bootstrap" / "launch.sh")]
+            command = [sys.executable, str(Path(__file__).parents[2] / "bootstrap" / "agent")]
             return subprocess.Popen(command, env=self.node.environment, stdout=log, stderr=log, start_new_session=True)
 
     def _wait_for(self, moment: str) -> bool:

@@ -1,6 +1,6 @@
 """Time from a worker's SIGKILL to the next new step: ``python -m tests.benchmarks.measure_restart OUT.jsonl``.
 
-Needs a quiet machine. Kills worker 1 of a run of examples.tiny_gpt (two CPU processes, gloo, bootstrap/launch.sh)
+Needs a quiet machine. Kills worker 1 of a run of examples.tiny_gpt (two CPU processes, gloo, bootstrap/agent)
 several times, and times ``python -c 'import torch'`` on the same processors. One JSON line a kill, seconds by phase:
 
     gone     until the surviving worker has ended (torchrun notices, and stops it)

@@ -92,9 +92,8 @@ class Node:
         for path in BOOTSTRAP.iterdir():
             if path.is_file():
                 shutil.copy(path, self.bootstrap)
-        for name in ("contract", "steps", "checks", "training"):
+        for name in ("agent", "contract", "steps", "checks", "training"):
             shutil.copytree(BOOTSTRAP / name, self.bootstrap / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.replace("launch.sh", "exit 0")
 
     def _write_node_env(self, changes: Mapping[str, str]) -> None:
         lines = dict(line.split("=", 1) for line in (HEALTHY / "node.env").read_text().splitlines())
@@ -120,6 +119,7 @@ class Node:
         return {
             "PATH": str(self._bin),
             "ROOT": str(self.root),
+            "GPUFLEET_INSTANCE_ID": "i-0123456789abcdef0",
             "RETRY_DELAY_S": "0",
             "LEAVE_LIMIT_S": "60",
             "FAKE_CALLS": str(self.calls_file),

@@ -26,7 +26,7 @@ case "$*" in
 esac
 exit 0
 """
-# A container runs launch.sh for so many looks.
+# A container runs the agent for so many looks.
 PGREP = r"""
 left=$(cat "$FAKE_CASE/looks" 2>/dev/null || echo 0)
 echo "$((left - 1))" >"$FAKE_CASE/looks"
@@ -71,7 +71,7 @@ class KubernetesNode(Node):
         file.write_text(value)
 
     def trains(self, looks: int) -> None:
-        """A container runs launch.sh the next ``looks`` times somebody looks."""
+        """A container runs the agent the next ``looks`` times somebody looks."""
         (self.case / "looks").write_text(str(looks))
 
     def count(self, beginning: str) -> int:
@@ -140,7 +140,7 @@ def test_a_node_that_is_scaled_in_lets_the_container_save_and_completes_both_hoo
     launched, left = node.hook("CONTINUE")
     assert "gpufleet-demo-launch" in launched and "gpufleet-demo-terminate" in left and INSTANCE in left
     assert any("record-lifecycle-action-heartbeat" in call for call in node.calls)
-    # launch.sh's state reaches the controller in the node's name.
+    # The agent's state reaches the controller in the node's name.
     assert any(
         f"put-object --bucket gpufleet-demo-bucket --key control/nodes/{INSTANCE}.json" in call for call in node.calls
     )

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.contract import report
+from bootstrap.agent.group import REPORTS_FOLDER
+from bootstrap.agent.lease import STATE_KEY
+from bootstrap.contract import report, state
 from bootstrap.contract.requirements import read_pins
 from examples.local_imds import LocalImds
 from tests.bootstrap.node import BOOTSTRAP, HERE, Node, in_order
@@ -42,9 +44,9 @@ def script_of(step: str) -> str:
 
 
 def test_every_script_is_a_step_or_called_by_name() -> None:
-    callers = "".join(path.read_text() for path in BOOTSTRAP.rglob("*") if path.suffix in (".sh", ".service"))
+    callers = "".join(path.read_text() for path in BOOTSTRAP.rglob("*") if path.suffix in (".sh", ".service", ".py"))
     for path in (BOOTSTRAP / "steps").glob("*.sh"):
-        assert path.stem in STEPS or re.search(rf"(steps/|run_step ){path.stem}\b", callers), path.name
+        assert path.stem in STEPS or re.search(rf"(steps/|run_step |run_step\(.){path.stem}\b", callers), path.name
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -261,17 +263,16 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         "Restart=on-failure",
         "EnvironmentFile=/etc/gpufleet/node.env",
         "EnvironmentFile=/etc/gpufleet/runtime.env",
-        "ExecStart=/opt/gpufleet/bootstrap/launch.sh",
+        "ExecStart=/usr/bin/python3 /opt/gpufleet/bootstrap/agent",
         "WantedBy=multi-user.target",
     ):
         assert line in unit.splitlines()
 
 
 def test_nodes_report_where_the_controller_reads() -> None:
-    """The shell reads no Python, so the folder stands twice."""
     naming = pytest.importorskip("infra.naming")
     folder = f"{naming.Names.control_prefix}/{report.FOLDER}"
-    assert f"NODE_STATES_PREFIX:={folder}}}" in (BOOTSTRAP / "lib.sh").read_text()
+    assert (folder, f"{naming.Names.control_prefix}/{state.FILE}") == (REPORTS_FOLDER, STATE_KEY)
 
 
 def test_the_metrics_unit_never_hurts_training() -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -109,7 +108,7 @@ def test_the_container_has_the_nodes_variables_without_the_hooks(kind: Kind) -> 
     assert have["AWS_EC2_METADATA_DISABLED"] == "true"
     assert have["GPUFLEET_LEFT_STATUS"] == "143"
     assert have["GPUFLEET_TRAIN_DIR"] == "/opt/gpufleet/train"
-    assert container["command"] == ["bash", "/opt/gpufleet/bootstrap/launch.sh"]
+    assert container["command"] == ["python3", "/opt/gpufleet/bootstrap/agent"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("jobset", "train-nodes-0-1.train"), ("pytorchjob", "train-worker-1")])
@@ -254,7 +253,7 @@ class TestFetch:
 
     def test_the_bundle_and_the_training_code_are_unpacked(self, run: Any) -> None:
         folder = run()
-        assert os.access(folder / "bootstrap/launch.sh", os.X_OK)
+        assert (folder / "bootstrap/agent/__main__.py").is_file()
         assert (folder / "bootstrap/metrics/__main__.py").is_file()
         done = subprocess.run([sys.executable, folder / "train/train.py"], capture_output=True, text=True, check=True)
         assert done.stdout == "trained\n"

@@ -1,4 +1,4 @@
-"""Real launch.sh, torchrun and workers on this machine's CPUs, and one undisturbed run to compare with."""
+"""Real agent, torchrun and workers on this machine's CPUs, and one undisturbed run to compare with."""
 
 from __future__ import annotations
 

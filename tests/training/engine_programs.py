@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def end_this_process(step: int, stop_after: int | None) -> None:
-    """SIGTERM to this process, as launch.sh sends it."""
+    """SIGTERM to this process, as the agent sends it."""
     if step == stop_after:
         os.kill(os.getpid(), signal.SIGTERM)
 

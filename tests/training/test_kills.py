@@ -30,7 +30,7 @@ def gone_within(pids: list[int], limit_s: float) -> bool:
 def test_sigkill_at_random_steps_ends_bit_equal(
     seed: int, sharding: str, make_node: Callable[..., Node], request: pytest.FixtureRequest
 ) -> None:
-    """Two kills of a random victim at random steps; torchrun or launch.sh starts the run again by itself."""
+    """Two kills of a random victim at random steps; torchrun or the agent starts the run again by itself."""
     undisturbed = request.getfixturevalue("undisturbed" if sharding == "ddp" else "undisturbed_sharded")
     dice = random.Random(seed)  # noqa: S311 - not for secrets
     node = make_node(sharding=sharding)
@@ -55,7 +55,7 @@ def test_sigkill_at_random_steps_ends_bit_equal(
 
 
 def test_workers_do_not_outlive_their_torchrun(make_node: Callable[..., Node]) -> None:
-    """Or the torchrun that launch.sh starts next would train the same run beside them."""
+    """Or the torchrun that the agent starts next would train the same run beside them."""
     node = make_node()
     with node.running() as process:
         node.wait_for_step(3, process)
@@ -66,7 +66,7 @@ def test_workers_do_not_outlive_their_torchrun(make_node: Callable[..., Node]) -
 
 
 def test_stopping_the_service_saves_first(make_node: Callable[..., Node], undisturbed: Outcome) -> None:
-    """SIGTERM to launch.sh alone, as systemd sends it; the next start loses no step."""
+    """SIGTERM to the agent alone, as systemd sends it; the next start loses no step."""
     node = make_node()
     with node.running() as process:
         node.wait_for_step(7, process)

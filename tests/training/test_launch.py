@@ -1,10 +1,10 @@
-"""bootstrap/launch.sh against fake programs: a case is a folder with its environment, its fakes and what must come out.
+"""bootstrap/agent against fake programs: a case is a folder with its environment, its fakes and what must come out.
 
-    launch_cases/NAME/env        NAME=value lines for launch.sh
+    launch_cases/NAME/env        NAME=value lines for the agent
     launch_cases/NAME/python     what stands in for python (torchrun); absent: exits 0
     launch_cases/NAME/aws        what stands in for the AWS CLI; absent: fails
     launch_cases/NAME/TOOL       another fake: dmesg, nvidia-smi, journalctl
-    launch_cases/NAME/during.sh  optional: run while launch.sh runs, with its process id as $1
+    launch_cases/NAME/during.sh  optional: run while the agent runs, with its process id as $1
     launch_cases/NAME/leave      optional, lines of "TEXT" or "TEXT|PATH|VALUE": when the log holds TEXT, the metadata
                                  service gives the notice (by default the group ends this node)
     launch_cases/NAME/leave-after  the same, after during.sh
@@ -27,7 +27,7 @@ import pytest
 from examples.local_imds import LocalImds
 
 CASES = Path(__file__).parent / "launch_cases"
-LAUNCH = Path(__file__).parents[2] / "bootstrap" / "launch.sh"
+AGENT = [sys.executable, str(Path(__file__).parents[2] / "bootstrap" / "agent")]
 PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
 REAL_PYTHON = f'if [[ $1 == -c || $2 == bootstrap.training.watcher ]]; then exec {sys.executable} "$@"; fi\n'
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
@@ -76,7 +76,7 @@ def test_case(name: str, tmp_path: Path) -> None:
             "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1", "GPUFLEET_IMDS_POLL_S": "0.2",
             "GPUFLEET_TELL_DELAY_S": "1", "GPUFLEET_WORKER_PAUSE_S": "1", "GPUFLEET_GPU_CHECK_S": "1",
         } | given  # fmt: skip
-        process = subprocess.Popen([str(LAUNCH)], env=environment, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(AGENT, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             if (case / "leave").exists():
                 for notice in (case / "leave").read_text().splitlines():

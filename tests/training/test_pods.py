@@ -1,4 +1,4 @@
-"""Two pods of a manifest on this machine: launch.sh with the container's variables, real torchrun, real rendezvous.
+"""Two pods of a manifest on this machine: the agent with the container's variables, real torchrun, real rendezvous.
 
 Cluster DNS is a file, and the node's gpufleet-node.service is this test, which writes the drain file.
 """

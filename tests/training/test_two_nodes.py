@@ -1,4 +1,4 @@
-"""Two nodes on this machine: each its own launch.sh, metadata service and torchrun, joined by a real rendezvous.
+"""Two nodes on this machine: each its own agent, metadata service and torchrun, joined by a real rendezvous.
 
 Only the AWS CLI is a fake: it says which instances the fleet has, as a file tells it.
 """

@@ -18,7 +18,7 @@ KMS_KEY_VARIABLE = "GPUFLEET_KMS_KEY_ARN"
 
 
 def open_store(uri: str | None = None) -> Store:
-    """Store at ``s3://bucket/prefix`` or in a directory; default: ``GPUFLEET_CHECKPOINT_URI``, which launch.sh sets."""
+    """Store at ``s3://bucket/prefix`` or in a directory; default: ``GPUFLEET_CHECKPOINT_URI``, which the agent sets."""
     uri = uri or os.environ.get(URI_VARIABLE)
     if not uri:
         raise ConfigurationError(

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+import bootstrap.agent
 import bootstrap.training
+from bootstrap.agent.settings import Settings
 from bootstrap.training.imds import Imds, ImdsError
 from bootstrap.training.notices import NOTICE_LIMIT_S, SPOT_RESERVE_S, Notice, NoticeFiles
 from bootstrap.training.watcher import POLL_INTERVAL_S, Watcher, main
@@ -170,7 +172,7 @@ def test_notice_goes_through_the_drain_file_and_the_answer_comes_back(
         assert (files.path.parent / "drain.saved").exists()
     finally:
         training.close()
-    assert not (files.path.parent / "drain.listener").exists(), "launch.sh would wait for a process that is gone"
+    assert not (files.path.parent / "drain.listener").exists(), "the agent would wait for a process that is gone"
 
 
 def test_one_process_a_node_answers(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
@@ -257,9 +259,9 @@ def test_unreadable_drain_file_is_the_shorter_drain(files: NoticeFiles, text: st
 
 
 def test_command_asks_for_a_drain(files: NoticeFiles) -> None:
-    assert main([str(files.path), "--ask", "launch.sh got SIGTERM"]) == 0
+    assert main([str(files.path), "--ask", "the agent got SIGTERM"]) == 0
     notice = files.read_stop()
-    assert notice is not None and str(notice) == "launch.sh got SIGTERM"
+    assert notice is not None and str(notice) == "the agent got SIGTERM"
     assert 0 < seconds_left(notice) <= 75
 
 
@@ -412,12 +414,12 @@ def test_a_process_that_launch_started_reads_the_drain_file_alone(
 
 def test_times_of_a_drain_fit_into_the_two_minutes_of_a_spot_notice() -> None:
     """One place for each number, and together they are what EC2 and systemd give."""
-    launch = (Path(bootstrap.training.__file__).parents[1] / "launch.sh").read_text()
+    agent = "".join(path.read_text() for path in Path(bootstrap.agent.__file__).parent.glob("*.py"))
     unit = (Path(bootstrap.training.__file__).parents[1] / "gpufleet-train.service").read_text()
-    kill_after_s = float(re.findall(r"GPUFLEET_KILL_AFTER_S:=(\d+)", launch)[0])
+    kill_after_s = Settings.from_environment({}).kill_after_s
     stop_s = float(re.findall(r"TimeoutStopSec=(\d+)", unit)[0])
     assert kill_after_s > 30, "torchrun's own SIGKILL comes first"
     assert NOTICE_LIMIT_S + kill_after_s < stop_s
     assert POLL_INTERVAL_S + stop_s < 120
     assert POLL_INTERVAL_S + kill_after_s < SPOT_RESERVE_S
-    assert "DRAIN_LIMIT_S" not in launch and "SCALE_IN_LIMIT_S" not in launch
+    assert "DRAIN_LIMIT_S" not in agent and "SCALE_IN_LIMIT_S" not in agent

@@ -41,7 +41,7 @@ def test_every_run_that_was_measured_is_said_to_fit() -> None:
 
 
 def test_every_run_that_ran_out_of_memory_is_said_not_to_fit() -> None:
-    """The limit counts on expandable segments, which bootstrap/launch.sh sets."""
+    """The limit counts on expandable segments, which bootstrap/agent sets."""
     with OUT_OF_MEMORY.open(newline="") as file:
         ran_out = [row for row in csv.DictReader(file) if "expandable_segments:True" in row["source"]]
     assert len(ran_out) >= 8

@@ -1,0 +1,63 @@
+"""Command line of the agent: ``python3 /opt/gpufleet/bootstrap/agent [COMMAND]``; without a command it supervises."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+if not __package__:  # started by its folder, in whatever directory the command is to run
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from bootstrap.agent.efa import efa_settings
+from bootstrap.agent.group import Group
+from bootstrap.agent.lease import check_lease
+from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.settings import Settings
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Run a command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python3 bootstrap/agent", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("complete-terminate-hook", help="let the group end this node now")
+    commands.add_parser("extend-terminate-hook", help="send a heartbeat of the terminate hook")
+    commands.add_parser("ask-to-be-replaced", help="mark this node unhealthy")
+    commands.add_parser("check-lease", help="leave the group where the controller is silent")
+    commands.add_parser("efa-settings", help="print the variables that make NCCL use EFA")
+    tell = commands.add_parser("tell", help="report to the controller")
+    tell.add_argument("state")
+    tell.add_argument("exit_status", type=int)
+    tell.add_argument("step", nargs="?", default="")
+    options = parser.parse_args(arguments)
+    settings = Settings.from_environment(environ)
+    group = Group(settings)
+    try:
+        if options.command is None:
+            # Here: these modules need Python 3.10.
+            from bootstrap.agent.supervise import supervise
+
+            return supervise(settings)
+        if options.command == "complete-terminate-hook":
+            group.complete_terminate_hook()
+        elif options.command == "extend-terminate-hook":
+            group.extend_terminate_hook()
+        elif options.command == "ask-to-be-replaced":
+            return 0 if group.ask_to_be_replaced() else 1
+        elif options.command == "tell":
+            return 0 if group.report(options.state, options.exit_status, options.step) else 1
+        elif options.command == "check-lease":
+            check_lease(settings, group)
+        else:
+            for name, value in efa_settings(settings.root, environ).items():
+                sys.stdout.write(f"{name}={value}\n")
+    except (AgentError, OSError) as error:
+        log(f"FAIL {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

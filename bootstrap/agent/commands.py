@@ -1,0 +1,42 @@
+"""Programs that the agent runs: the AWS CLI, and the scripts of ``steps/``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootstrap.agent.messages import log
+
+BOOTSTRAP = Path(__file__).resolve().parents[1]
+# The AWS CLI's own retries, for throttling while a whole fleet starts.
+AWS_ENVIRONMENT = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_PAGER": ""}
+AWS_LIMIT_S = 60.0
+# nvidia-smi has 60 s in find-broken-gpu.sh.
+STEP_LIMIT_S = 120.0
+
+
+def aws_cli(region: str, *arguments: str) -> str | None:
+    """Text output of the AWS CLI; None where the call failed, or took a minute."""
+    command = ["aws", "--region", region, "--output", "text"]
+    command += ["--cli-connect-timeout", "5", "--cli-read-timeout", "20", *arguments]
+    return output_of(command, AWS_LIMIT_S)
+
+
+def run_step(name: str, *arguments: str) -> str | None:
+    """Output of ``steps/NAME.sh``; None where it failed."""
+    return output_of([str(BOOTSTRAP / f"steps/{name}.sh"), *arguments], STEP_LIMIT_S)
+
+
+def output_of(command: Sequence[str], limit_s: float) -> str | None:
+    """Output of a program; None where it is absent, failed, or took longer than the limit."""
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **AWS_ENVIRONMENT}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            timeout=limit_s, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log(f"{command[0]}: {error}")
+        return None
+    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None

@@ -1,0 +1,72 @@
+"""Ends of the agent. In a group the node stays until the group ends it, so that no node waits out a hook."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+from bootstrap.agent.commands import output_of, run_step
+from bootstrap.agent.messages import log
+from bootstrap.agent.node import Node
+
+# EX_CONFIG (sysexits.h): the training command is at fault; the unit does not restart it.
+GAVE_UP = 78
+# For the newest report, within the few seconds that the notice leaves.
+LAST_REPORT_S = 5.0
+
+
+def leave(node: Node) -> None:
+    """Let the group end this node now."""
+    node.reports.wait(LAST_REPORT_S)
+    node.group.complete_terminate_hook()
+    log("this node has left the run")
+
+
+def finish(node: Node, status: int) -> int:
+    """Return the exit status after the training; in a group only when the group ends this node."""
+    if not node.settings.in_group:
+        return status
+    if node.settings.mode == "workers":
+        node.group.protect_from_scale_in(on=False)
+    _stand_by(node)
+    return 0
+
+
+def give_up(node: Node, status: int, reason: str) -> int:
+    """End a run whose command cannot be started, or fails again and again."""
+    log(f"{reason}; giving up: journalctl -u gpufleet-train")
+    node.reports.tell("gave-up", status)
+    _send_log(node, "training gave up")
+    return finish(node, GAVE_UP)
+
+
+def be_replaced(node: Node, fault: str) -> int:
+    """Have the group replace this node, whose GPU broke."""
+    log(f"this node cannot train any more: {fault}")
+    node.reports.tell("sick", 0, "check-xid-errors" if "Xid" in fault else "check-gpus")
+    _send_log(node, f"a GPU broke: {fault}")
+    while not node.group.ask_to_be_replaced() and node.leaving() is None:
+        log("the group could not be told that this node is unhealthy; trying again")
+        node.rest(node.settings.tell_delay_s)
+    _stand_by(node)
+    return 0
+
+
+def _stand_by(node: Node) -> None:
+    log("waiting for the group to end this node, which is paid until then")
+    while (notice := node.leaving()) is None:
+        node.tick()
+    log(f"leaving: {notice}")
+    leave(node)
+
+
+def _send_log(node: Node, title: str) -> None:
+    """Send the end of this service's journal to the log group, before the node ends."""
+    if not node.settings.log_group or shutil.which("journalctl") is None or not node.group.instance_id():
+        return
+    text = output_of(["journalctl", "--unit", "gpufleet-train", "--lines", "200", "--no-pager"], 60.0)
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as file:
+        file.write(text or "the journal cannot be read\n")
+        file.flush()
+        if run_step("send-log", f"train/{node.group.instance_id()}", title, file.name) is None:
+            log("the log could not be sent to CloudWatch Logs")

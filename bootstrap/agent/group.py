@@ -1,0 +1,153 @@
+"""Calls to the Auto Scaling group, and reports to the controller.
+
+No call ends the agent: AWS may be out of reach, and training goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+
+from bootstrap.agent.commands import aws_cli
+from bootstrap.agent.messages import log
+from bootstrap.agent.settings import Settings
+from bootstrap.training.imds import Imds, ImdsError
+
+# Folder of node reports in the stack's bucket (contract/report.py).
+REPORTS_FOLDER = "control/nodes"
+
+
+@dataclass(frozen=True, order=True)
+class Instance:
+    """Node of the group; the order is by age, of equals by id."""
+
+    launched_at: str
+    id: str
+    private_ip: str
+
+
+class Group:
+    """This node's group; without one, or without a hook, its methods do nothing and succeed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._instance_id = settings.instance_id
+
+    def instance_id(self) -> str:
+        """Id of this node; empty where the metadata service does not answer."""
+        if not self._instance_id:
+            try:
+                self._instance_id = Imds().get("instance-id") or ""
+            except ImdsError as error:
+                log(f"the instance metadata service does not answer instance-id: {error}")
+        return self._instance_id
+
+    def in_service(self) -> list[Instance] | None:
+        """Running nodes in service, the oldest first; None where AWS does not answer."""
+        name = self._settings.group_name
+        ids = self._aws(
+            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", name,
+            "--query", "AutoScalingGroups[0].Instances[?LifecycleState=='InService'].InstanceId",
+        )  # fmt: skip
+        if ids is None or ids.split() in ([], ["None"]):
+            return None if ids is None else []
+        # Auto Scaling may still show a node in service that EC2 just interrupted.
+        lines = self._aws(
+            "ec2", "describe-instances", "--instance-ids", *ids.split(),
+            "--query", "Reservations[].Instances[] | [?State.Name=='running'].[LaunchTime,InstanceId,PrivateIpAddress]",
+        )  # fmt: skip
+        rows = [line.split() for line in (lines or "").splitlines()]
+        return None if lines is None else sorted(Instance(*row) for row in rows if len(row) == 3)
+
+    def complete_terminate_hook(self) -> None:
+        """Let the group end this node now."""
+        hook = self._settings.terminate_hook
+        if not self._has_hook():
+            return
+        done = self._aws(
+            "autoscaling", "complete-lifecycle-action", *self._hook(), "--lifecycle-action-result", "CONTINUE"
+        )
+        if done is not None:
+            log(f"terminate hook {hook} completed")
+        else:
+            # No hook waits on a spot interruption or a plain stop of the service.
+            log(f"terminate hook {hook} not completed; its timeout will")
+
+    def extend_terminate_hook(self) -> None:
+        """Send a heartbeat: the node still saves."""
+        if self._has_hook() and self._aws("autoscaling", "record-lifecycle-action-heartbeat", *self._hook()) is None:
+            log(f"a heartbeat of terminate hook {self._settings.terminate_hook} was not taken")
+
+    def protect_from_scale_in(self, *, on: bool) -> None:
+        """Keep the group from choosing this node when it shrinks, or let it."""
+        if not self._settings.group_name or not self.instance_id():
+            return
+        done = self._aws(
+            "autoscaling", "set-instance-protection", "--auto-scaling-group-name", self._settings.group_name,
+            "--instance-ids", self.instance_id(), f"--{'' if on else 'no-'}protected-from-scale-in",
+        )  # fmt: skip
+        if done is None:
+            log(f"scale-in protection of this node could not be turned {'on' if on else 'off'}")
+
+    def ask_to_be_replaced(self) -> bool:
+        """Mark this node unhealthy: the group ends it and starts another."""
+        if not self._settings.group_name:
+            return True
+        instance_id = self.instance_id()
+        if not instance_id:
+            return False
+        return None is not self._aws(
+            "autoscaling", "set-instance-health", "--instance-id", instance_id, "--health-status", "Unhealthy",
+            "--no-should-respect-grace-period",
+        )  # fmt: skip
+
+    def leave(self) -> bool:
+        """End this node without a replacement; its terminate hook holds it while it saves."""
+        instance_id = self.instance_id()
+        if not instance_id:
+            return False
+        return None is not self._aws(
+            "autoscaling", "terminate-instance-in-auto-scaling-group", "--instance-id", instance_id,
+            "--should-decrement-desired-capacity",
+        )  # fmt: skip
+
+    def report(self, state: str, exit_status: int, step: str = "") -> bool:
+        """Write this node's report (contract/report.py); True where it is written, or there is no controller."""
+        settings = self._settings
+        if not settings.bucket or not settings.group_name:
+            return True
+        instance_id = self.instance_id()
+        if not instance_id:
+            return False
+        report = {
+            "schema_version": 1, "run": settings.run_id, "state": state, "exit_status": exit_status, "step": step,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }  # fmt: skip
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as body:
+            body.write(json.dumps(report) + "\n")
+            body.flush()
+            # Encrypted by the bucket's default, the stack's key.
+            return None is not self._aws(
+                "s3api", "put-object", "--bucket", settings.bucket, "--key", f"{REPORTS_FOLDER}/{instance_id}.json",
+                "--body", body.name, "--content-type", "application/json",
+            )  # fmt: skip
+
+    def written_at(self, key: str) -> str | None:
+        """Time at which an object of the bucket was written, as the AWS CLI prints it."""
+        written = self._aws(
+            "s3api", "head-object", "--bucket", self._settings.bucket, "--key", key, "--query", "LastModified"
+        )
+        return None if written is None else written.strip()
+
+    def _has_hook(self) -> bool:
+        return bool(self._settings.terminate_hook and self._settings.group_name and self.instance_id())
+
+    def _hook(self) -> list[str]:
+        settings = self._settings
+        group = ["--auto-scaling-group-name", settings.group_name, "--lifecycle-hook-name", settings.terminate_hook]
+        return [*group, "--instance-id", self.instance_id()]
+
+    def _aws(self, *arguments: str) -> str | None:
+        return aws_cli(self._settings.region, *arguments)

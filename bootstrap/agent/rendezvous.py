@@ -1,0 +1,88 @@
+"""Rendezvous of a gang: every node picks the same host by itself."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from bootstrap.agent.commands import output_of
+from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.node import Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Address where the nodes meet, and this node's own."""
+
+    host_ip: str
+    own_ip: str
+    is_host: bool
+
+
+def meet(node: Node) -> Rendezvous | None:
+    """Wait until all nodes are there; None where a notice ended this one."""
+    by_peers = bool(node.settings.peers)
+    if not by_peers and not node.group.instance_id():
+        raise AgentError("without its instance id this node cannot find itself among the others")
+    deadline = time.monotonic() + node.settings.join_limit_s
+    while True:
+        found = _among_peers(node) if by_peers else _in_group(node)
+        if found is not None or node.leaving() is not None:
+            return found
+        if time.monotonic() >= deadline:
+            noun = "gang" if by_peers else "fleet"
+            raise AgentError(f"the {noun} was not complete within {node.settings.join_limit_s:g} s")
+        node.rest(node.settings.join_poll_s)
+
+
+def _in_group(node: Node) -> Rendezvous | None:
+    """Pick the oldest node, of equals the lower id.
+
+    A replacement is always younger, so it joins where the survivors wait; by the id alone, a replacement could found a
+    second group.
+    """
+    settings, own_id = node.settings, node.group.instance_id()
+    instances = node.group.in_service()
+    if instances is None:
+        log(f"cannot list the nodes of {settings.group_name}; trying again")
+        return None
+    own_ip = next((one.private_ip for one in instances if one.id == own_id), "")
+    if len(instances) < settings.node_count or not own_ip:
+        log(
+            f"{len(instances)} of {settings.node_count} nodes of {settings.group_name} are in service; waiting for the "
+            "rest"
+        )
+        return None
+    return Rendezvous(host_ip=instances[0].private_ip, own_ip=own_ip, is_host=instances[0].id == own_id)
+
+
+def _among_peers(node: Node) -> Rendezvous | None:
+    """Pick rank 0 of the pods, each of which has an address while it runs.
+
+    The others wait until it listens: the name of a pod whose node died stays for minutes, and a torchrun without its
+    host would count as failed.
+    """
+    settings = node.settings
+    addresses = [_address(settings.peers.replace("%d", str(rank))) for rank in range(settings.node_count)]
+    if not all(addresses):
+        log(f"{sum(map(bool, addresses))} of {len(addresses)} pods have an address; waiting for the rest")
+        return None
+    host_ip, is_host = addresses[0], settings.node_rank == 0
+    if not is_host and not _listens(host_ip, settings.rendezvous_port):
+        log("the first pod does not listen yet; waiting for it")
+        return None
+    return Rendezvous(host_ip=host_ip, own_ip=addresses[settings.node_rank], is_host=is_host)
+
+
+def _address(name: str) -> str:
+    """IPv4 address of a host name; empty for none."""
+    return ((output_of(["getent", "ahostsv4", name], 60.0) or "").split() or [""])[0]
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""Reports of this node's state to the controller, in one thread, until the newest is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.agent.group import Group
+from bootstrap.agent.messages import log
+
+
+@dataclass(frozen=True)
+class State:
+    """State of the node (contract/report.py)."""
+
+    name: str
+    exit_status: int
+    step: str = ""
+
+
+class Reports:
+    """The newest state, told again and again until that succeeds; an older one never follows a newer."""
+
+    def __init__(self, group: Group, state_file: Path, delay_s: float) -> None:
+        self._group, self._state_file, self._delay_s = group, state_file, delay_s
+        self._changed = threading.Condition()
+        self._newest: State | None = None
+        self._told: State | None = None
+        threading.Thread(target=self._work, name="reports", daemon=True).start()
+
+    def tell(self, name: str, exit_status: int, step: str = "") -> None:
+        """Have the controller told; returns at once."""
+        # A Kubernetes node's own service reports what it reads here (kubernetes/serve.sh).
+        new = self._state_file.with_name("state.new")
+        new.write_text(f"{name} {exit_status}{step and ' '}{step}\n", encoding="utf-8")
+        new.replace(self._state_file)
+        with self._changed:
+            self._newest = State(name, exit_status, step)
+            self._changed.notify_all()
+
+    def wait(self, limit_s: float) -> None:
+        """Return when the newest state is told, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest == self._told, timeout=limit_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._newest != self._told)
+                state = self._newest
+            assert state is not None
+            if self._group.report(state.name, state.exit_status, state.step):
+                with self._changed:
+                    self._told = state
+                    self._changed.notify_all()
+                log(f"the controller knows that this node is {state.name}")
+            else:
+                log(
+                    f"the controller could not be told that this node is {state.name}; trying again in "
+                    f"{self._delay_s:g} s"
+                )
+                time.sleep(self._delay_s)

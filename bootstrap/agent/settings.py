@@ -1,0 +1,198 @@
+"""Settings of a node: the variables of node.env and runtime.env (contract/node_env.py), read once."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
+# (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
+KILL_AFTER_S = 32.0
+# Between heartbeats of a lifecycle hook; lib.sh has the same.
+HOOK_HEARTBEAT_S = 60.0
+MODES = ("training", "workers")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings as typed values.
+
+    Attributes:
+        problems: what is wrong with the variables; a wrong number has its default, so that the node can still leave.
+        environ: all variables.
+        node_env: file of the variables, for messages.
+        root: prefix of the system's paths; ``/`` on a node, a folder in tests.
+        run_dir: memory folder with the files that the node's processes share.
+        instance_id: empty: ask the metadata service.
+        group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
+        command: arguments after ``torchrun``.
+        peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
+        node_rank: this pod's rank.
+        left_status: exit status of a node that left the run; Kubernetes counts a pod with 0 as done.
+        max_restarts: restarts of the workers by one torchrun, which take seconds; the loss of another node uses one.
+        max_launches: failed torchruns in a row until the agent gives up; one whose workers, torchrun's own restarts
+            counted in, lived ``healthy_s`` seconds each starts the count again.
+        relaunch_delay_s: before a failed torchrun is started again.
+        worker_pause_s: between two runs of a worker's command; the group may end the node in it.
+        kill_after_s: until a torchrun that does not end is killed.
+        join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks.
+        gpu_check_s: between two looks for a fatal Xid error.
+        tell_delay_s: between two attempts to report to the controller.
+        hook_heartbeat_s: between two heartbeats of the terminate hook.
+    """
+
+    problems: tuple[str, ...]
+    environ: Mapping[str, str]
+    node_env: str
+    root: Path
+    run_dir: Path
+    progress_file: Path
+    instance_id: str
+    region: str
+    group_name: str
+    terminate_hook: str
+    bucket: str
+    log_group: str
+    run_id: str
+    mode: str
+    node_count: int
+    gpus_per_node: int
+    gpudirect: bool
+    python: str
+    train_archive: str
+    train_command: str
+    train_dir: Path
+    checkpoint_prefix: str
+    peers: str
+    node_rank: int
+    rendezvous_port: int
+    left_status: int
+    max_restarts: int
+    max_launches: int
+    healthy_s: float
+    relaunch_delay_s: float
+    worker_pause_s: float
+    kill_after_s: float
+    join_limit_s: float
+    join_poll_s: float
+    gpu_check_s: float
+    tell_delay_s: float
+    hook_heartbeat_s: float
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read all variables; an empty one has its default."""
+        read = _Reader(environ)
+        root = Path(read.text("ROOT", "/"))
+        run_dir = Path(read.text("GPUFLEET_RUN_DIR", str(root / "run/gpufleet")))
+        region, group_name = read.text("GPUFLEET_REGION"), read.text("GPUFLEET_ASG_NAME")
+        mode, peers = read.text("GPUFLEET_MODE", MODES[0]), read.text("GPUFLEET_PEERS")
+        if mode not in MODES:
+            read.problems.append(f"GPUFLEET_MODE is '{mode}'; expected training or workers in {read.file}")
+        node_count = read.count("GPUFLEET_NODE_COUNT", 1)
+        gpus_per_node = read.count("GPUFLEET_GPUS_PER_NODE", 1)
+        train_command, python = read.text("GPUFLEET_TRAIN_COMMAND"), read.text("GPUFLEET_PYTHON", "python3")
+        if split_command(train_command) is None:
+            # Without the command, which may hold a token.
+            read.problems.append(f"GPUFLEET_TRAIN_COMMAND in {read.file} has unbalanced quotes")
+        if shutil.which(python) is None:
+            read.problems.append(
+                f"GPUFLEET_PYTHON is {python}, and there is no such program; steps/install-python-env.sh writes it"
+            )
+        if mode == MODES[0] and node_count > 1 and not peers and not (group_name and region):
+            read.problems.append(
+                f"GPUFLEET_NODE_COUNT is {node_count}: set GPUFLEET_ASG_NAME and GPUFLEET_REGION, to find the others"
+            )
+        return cls(
+            environ=environ,
+            node_env=read.file,
+            root=root,
+            run_dir=run_dir,
+            progress_file=Path(read.text("GPUFLEET_PROGRESS_FILE", str(run_dir / "progress.json"))),
+            instance_id=read.text("GPUFLEET_INSTANCE_ID"),
+            region=region,
+            group_name=group_name,
+            terminate_hook=read.text("GPUFLEET_TERMINATE_HOOK"),
+            bucket=read.text("GPUFLEET_BUCKET"),
+            log_group=read.text("GPUFLEET_LOG_GROUP"),
+            run_id=read.text("GPUFLEET_RUN"),
+            mode=mode,
+            node_count=node_count,
+            gpus_per_node=gpus_per_node,
+            gpudirect=read.text("GPUFLEET_GPUDIRECT", "0") != "0",
+            python=python,
+            train_archive=read.text("GPUFLEET_TRAIN_ARCHIVE"),
+            train_command=train_command,
+            train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),
+            checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
+            peers=peers,
+            node_rank=read.count("GPUFLEET_NODE_RANK", 0, least=0),
+            rendezvous_port=read.count("GPUFLEET_RENDEZVOUS_PORT", 29400),
+            left_status=read.count("GPUFLEET_LEFT_STATUS", 0, least=0),
+            max_restarts=read.count("GPUFLEET_MAX_RESTARTS", 10, least=0),
+            max_launches=read.count("GPUFLEET_MAX_LAUNCHES", 5),
+            healthy_s=read.seconds("GPUFLEET_HEALTHY_S", 300.0),
+            relaunch_delay_s=read.seconds("GPUFLEET_RELAUNCH_DELAY_S", 5.0),
+            worker_pause_s=read.seconds("GPUFLEET_WORKER_PAUSE_S", 60.0),
+            kill_after_s=read.seconds("GPUFLEET_KILL_AFTER_S", KILL_AFTER_S),
+            join_limit_s=read.seconds("GPUFLEET_JOIN_LIMIT_S", 1800.0),
+            join_poll_s=read.seconds("GPUFLEET_JOIN_POLL_S", 10.0),
+            gpu_check_s=read.seconds("GPUFLEET_GPU_CHECK_S", 60.0),
+            tell_delay_s=read.seconds("GPUFLEET_TELL_DELAY_S", 30.0),
+            hook_heartbeat_s=read.seconds("HOOK_HEARTBEAT_S", HOOK_HEARTBEAT_S),
+            problems=tuple(read.problems),
+        )
+
+    @property
+    def in_group(self) -> bool:
+        """True where a group ends this node."""
+        return bool(self.group_name)
+
+    @property
+    def is_gang(self) -> bool:
+        """True where several nodes train together."""
+        return self.mode == MODES[0] and self.node_count > 1
+
+
+class _Reader:
+    """Values of the variables, and what is wrong with them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.problems: list[str] = []
+        self.file = f"{environ.get('ROOT', '')}/etc/gpufleet/node.env"
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.environ.get(name) or default
+
+    def count(self, name: str, default: int, *, least: int = 1) -> int:
+        text = self.text(name, str(default))
+        if text.isascii() and text.isdecimal() and int(text) >= least:
+            return int(text)
+        self.problems.append(f"{name} is '{text}'; expected a count of at least {least} in {self.file}")
+        return default
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.text(name, str(default))
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if 0 <= value < math.inf:
+            return value
+        self.problems.append(f"{name} is '{text}'; expected seconds in {self.file}")
+        return default
+
+
+def split_command(text: str) -> list[str] | None:
+    """Split at blanks outside quotes, as xargs does; None where a quote is open. Nothing is expanded."""
+    words = shlex.shlex(text, posix=True, punctuation_chars=False)
+    words.whitespace_split, words.commenters, words.escapedquotes = True, "", ""
+    try:
+        return list(words)
+    except ValueError:
+        return None

@@ -1,0 +1,107 @@
+"""A node's training, from the first start to the node's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+from bootstrap.agent.commands import run_step
+from bootstrap.agent.drain import drain
+from bootstrap.agent.ending import be_replaced, finish, give_up, leave
+from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.node import Node
+from bootstrap.agent.rendezvous import meet
+from bootstrap.agent.settings import Settings
+from bootstrap.agent.torchrun import Torchrun
+from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.notices import Notice, notice_limit_s
+
+
+def supervise(settings: Settings) -> int:
+    """Train until the command is done, fails again and again, or this node ends; returns the exit status."""
+    # Before anything is started: a wrong limit is an error now, not when the node ends.
+    try:
+        limit_s = notice_limit_s()
+    except ConfigurationError as error:
+        raise AgentError(str(error)) from error
+    with Node(settings) as node:
+
+        def ask_drain(number: int, frame: FrameType | None) -> None:
+            if node.leaving() is None:
+                reason = f"the agent got {signal.Signals(number).name}"
+                node.notices.write_stop(Notice(source=reason, detail="", save_by=time.time() + limit_s))
+
+        # The unit's KillMode=mixed sends SIGTERM here and not to torchrun, which would give the workers only 30 s to
+        # save (torch 2.11 has no option for it).
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask_drain)
+        return _train(node)
+
+
+def _train(node: Node) -> int:
+    settings = node.settings
+    if not settings.train_command.strip():
+        log(f"nothing to train: GPUFLEET_TRAIN_COMMAND is empty in {settings.node_env}")
+        return finish(node, 0)
+    problems = list(settings.problems)
+    if not os.access(settings.train_dir, os.X_OK):
+        problems.append(f"GPUFLEET_TRAIN_DIR is {settings.train_dir}, and there is no such folder")
+    if problems:
+        for problem in problems:
+            log(f"FAIL {problem}")
+        return give_up(node, 1, "the training command cannot be started")
+    failures = 0
+    while True:
+        rendezvous = meet(node) if settings.is_gang else None
+        began, status, fault = time.monotonic(), 0, ""
+        if node.leaving() is None:
+            if settings.mode == "workers":
+                node.group.protect_from_scale_in(on=True)
+            status, fault = _run_once(node, Torchrun(node, rendezvous))
+        if node.leaving() is not None:
+            leave(node)
+            return settings.left_status
+        if settings.in_group and (fault := fault or (_broken_gpu() if status else "")):
+            return be_replaced(node, fault)
+        if status == 0:
+            node.reports.tell("done", 0)
+            if settings.mode == "training":
+                log("training is complete")
+                return finish(node, 0)
+            failures = 0
+            log(f"the command is done; starting it again in {settings.worker_pause_s:g} s")
+            node.group.protect_from_scale_in(on=False)
+            node.rest(settings.worker_pause_s)
+            continue
+        lived_s = time.monotonic() - began
+        failures = 1 if lived_s >= settings.healthy_s * (settings.max_restarts + 1) else failures + 1
+        if failures >= settings.max_launches:
+            reason = f"torchrun failed {failures} times in a row within {settings.healthy_s:g} s a start"
+            return give_up(node, status, f"{reason}, the last with status {status}")
+        log(f"torchrun ended with status {status} after {lived_s:.0f} s; starting it again")
+        node.rest(settings.relaunch_delay_s)
+
+
+def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:
+    """Wait for torchrun, or end it on a notice or when a GPU broke; returns its exit status and the fault."""
+    fault, look_at = "", time.monotonic() + node.settings.gpu_check_s
+    node.reports.tell("training", 0)
+    while torchrun.runs():
+        if (notice := node.leaving()) is not None:
+            drain(node, torchrun, notice)
+            break
+        if node.settings.in_group and time.monotonic() >= look_at:
+            look_at = time.monotonic() + node.settings.gpu_check_s
+            fault = _broken_gpu("--xid")
+            if fault:
+                torchrun.end()
+                break
+        node.tick()
+    return torchrun.status(), fault
+
+
+def _broken_gpu(*options: str) -> str:
+    """GPU fault that makes this node unable to train; empty for none."""
+    return (run_step("find-broken-gpu", *options) or "").strip()

@@ -1,0 +1,108 @@
+"""One torchrun: its command line, its workers, its end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bootstrap.agent.environment import training_environment
+from bootstrap.agent.messages import log
+from bootstrap.agent.node import Node
+from bootstrap.agent.rendezvous import Rendezvous
+from bootstrap.agent.settings import Settings, split_command
+
+# Measured with torch 2.11: shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
+RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# The plan's job and layout, which the training command follows.
+PLANNED = (
+    "GPUFLEET_ARCHITECTURE", "GPUFLEET_PRECISION", "GPUFLEET_OPTIMIZER", "GPUFLEET_COMPILED", "GPUFLEET_GLOBAL_BATCH",
+    "GPUFLEET_STEPS", "GPUFLEET_TRAIN_DATA", "GPUFLEET_BASE_WEIGHTS", "GPUFLEET_METHOD", "GPUFLEET_LORA_RANK",
+    "GPUFLEET_LORA_ALPHA", "GPUFLEET_LORA_TARGETS", "GPUFLEET_FROZEN", "GPUFLEET_DATA_PARALLEL", "GPUFLEET_SHARDING",
+    "GPUFLEET_TENSOR_PARALLEL", "GPUFLEET_PIPELINE_PARALLEL", "GPUFLEET_CONTEXT_PARALLEL", "GPUFLEET_EXPERT_PARALLEL",
+    "GPUFLEET_SEQUENCE_PARALLEL", "GPUFLEET_VIRTUAL_STAGES", "GPUFLEET_MICRO_BATCH", "GPUFLEET_GRAD_ACCUM",
+    "GPUFLEET_ACTIVATION_CHECKPOINTING", "GPUFLEET_GRADIENT_COMPRESSION", "GPUFLEET_SHARES",
+)  # fmt: skip
+
+
+def version(settings: Settings) -> str:
+    """Digest of code, command, job and layout.
+
+    Nodes of two versions never meet at the rendezvous, where they would silently compute different things in one job.
+    """
+    layout = "".join(f" {name}={settings.environ[name]}" for name in PLANNED if settings.environ.get(name))
+    text = f"{settings.train_archive} {settings.train_command}{layout}\n"
+    return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:12]
+
+
+def arguments(settings: Settings, rendezvous: Rendezvous | None) -> list[str]:
+    """Arguments of torchrun before the training command."""
+    conf = RENDEZVOUS_CONF
+    where = ["--standalone", "--nnodes", "1"]
+    if rendezvous is not None:
+        conf += f",is_host={int(rendezvous.is_host)}"
+        # The address, not the name: all ranks connect to the first rank, and a VPC may have no DNS for its name.
+        where = [
+            "--nnodes", str(settings.node_count), "--rdzv-backend", "c10d",
+            "--rdzv-id", f"{settings.group_name or 'pods'}-{version(settings)}",
+            "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.rendezvous_port}", "--local-addr", rendezvous.own_ip,
+        ]  # fmt: skip
+    counts = ["--nproc-per-node", str(settings.gpus_per_node), "--max-restarts", str(settings.max_restarts)]
+    return [*counts, "--rdzv-conf", conf, *where]
+
+
+class Torchrun:
+    """Running torchrun with the training command."""
+
+    def __init__(self, node: Node, rendezvous: Rendezvous | None) -> None:
+        self._node = node
+        options, command = arguments(node.settings, rendezvous), split_command(node.settings.train_command) or []
+        node.notices.stop_listening()  # a killed process could not
+        # The command itself is not logged: it may hold a token.
+        log(f"starting torchrun {' '.join(options)}")
+        self._process = subprocess.Popen(
+            [node.settings.python, "-m", "torch.distributed.run", *options, *command],
+            cwd=node.settings.train_dir, env=training_environment(node, rendezvous), stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def runs(self) -> bool:
+        """True until torchrun has ended."""
+        return self._process.poll() is None
+
+    def status(self) -> int:
+        """Wait for the exit status; 128 and the signal's number after a signal, as in a shell."""
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
+
+    def workers(self) -> list[int]:
+        """torchrun's children, which have sessions of their own and so no common process group."""
+        pids = []
+        for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                pids += [int(pid) for pid in children.read_text().split()]
+        return pids
+
+    def end(self) -> None:
+        """Send SIGTERM, and SIGKILL to all where torchrun does not end in time."""
+        deadline = time.monotonic() + self._node.settings.kill_after_s
+        self._process.terminate()
+        while self.runs():
+            if time.monotonic() >= deadline:
+                log("torchrun does not end; killing it")
+                for pid in (*self.workers(), self._process.pid):
+                    send(pid, signal.SIGKILL)
+                return
+            self._node.tick()
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal (0: none); returns whether the process is there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Parts of the agent that tests/training/launch_cases do not reach: settings, versions of Python, the lease."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bootstrap.agent
+from bootstrap.agent.efa import efa_settings
+from bootstrap.agent.lease import _unix_seconds
+from bootstrap.agent.messages import AgentError
+from bootstrap.agent.settings import Settings, split_command
+
+AGENT = Path(bootstrap.agent.__file__).parent
+BOOTSTRAP = AGENT.parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.py", "  -m my.train  --lr 1e-3 ", "a 'b c' \"d  e\" f'g 'h", r"a\ b '\n' c\\d", "--x '' \"\" y",
+        r'--json "{\"a"', "# no comment $HOME `id` *", "'open", 'x "open', "--name 'oops",
+    ],
+)  # fmt: skip
+def test_a_command_is_split_as_xargs_splits_it(command: str) -> None:
+    """As `xargs printf` did, word for word: nothing of a stack's command may change its meaning."""
+    done = subprocess.run(["xargs", "printf", r"%s\0"], input=command.encode(), capture_output=True, check=False)
+    words = split_command(command)
+    assert words == (done.stdout.decode().split("\0")[:-1] if done.returncode == 0 else None)
+
+
+def test_a_wrong_setting_is_named_and_the_node_can_still_leave() -> None:
+    wrong = {
+        "GPUFLEET_MODE": "both", "GPUFLEET_NODE_COUNT": "0", "GPUFLEET_MAX_LAUNCHES": "many",
+        "GPUFLEET_JOIN_POLL_S": "-1",
+        "GPUFLEET_GPUDIRECT": "0", "GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_TERMINATE_HOOK": "drain-hook",
+    }  # fmt: skip
+    settings = Settings.from_environment(wrong)
+    assert settings.problems == (
+        "GPUFLEET_MODE is 'both'; expected training or workers in /etc/gpufleet/node.env",
+        "GPUFLEET_NODE_COUNT is '0'; expected a count of at least 1 in /etc/gpufleet/node.env",
+        "GPUFLEET_MAX_LAUNCHES is 'many'; expected a count of at least 1 in /etc/gpufleet/node.env",
+        "GPUFLEET_JOIN_POLL_S is '-1'; expected seconds in /etc/gpufleet/node.env",
+    )
+    assert (settings.max_launches, settings.join_poll_s, settings.gpudirect) == (5, 10.0, False)
+    assert settings.in_group and settings.terminate_hook == "drain-hook"
+    assert not Settings.from_environment({"GPUFLEET_NODE_COUNT": ""}).problems
+
+
+def test_shell_and_agent_keep_the_same_heartbeat() -> None:
+    """The shell reads no Python, so the number stands twice."""
+    (seconds,) = re.findall(r"HOOK_HEARTBEAT_S:=(\d+)", (BOOTSTRAP / "lib.sh").read_text())
+    assert float(seconds) == Settings.from_environment({}).hook_heartbeat_s
+
+
+def test_both_aws_clis_tell_when_the_controller_wrote() -> None:
+    times = ("2026-11-21T16:00:00+00:00", "2026-11-21T16:00:00Z", "Sat, 21 Nov 2026 16:00:00 GMT")
+    assert {_unix_seconds(text) for text in times} == {1795276800.0}
+    with pytest.raises(AgentError, match="was written at None, which is no time"):
+        _unix_seconds("None")
+
+
+def test_nccls_plugin_is_found_by_its_newer_name(tmp_path: Path) -> None:
+    assert efa_settings(tmp_path, {}) == {"FI_PROVIDER": "efa", "NCCL_NET": "AWS Libfabric"}
+    plugin = tmp_path / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so.0"
+    plugin.parent.mkdir(parents=True)
+    plugin.touch()
+    found = efa_settings(tmp_path, {"LD_LIBRARY_PATH": "/own"})
+    assert (found["LD_LIBRARY_PATH"], found["NCCL_NET_PLUGIN"]) == (f"{plugin.parent}:/own", "ofi")
+
+
+def test_the_commands_run_in_the_python_of_amazon_linux() -> None:
+    """Amazon Linux 2023, the host of platform eks, has Python 3.9: no dataclass(kw_only=...), no datetime.UTC."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(BOOTSTRAP.parent)!r}); "
+        "import bootstrap.agent.__main__; print(*(m for m in sys.modules if m.startswith('bootstrap')))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"bootstrap.agent.group", "bootstrap.agent.lease"} < loaded
+    for name in loaded:
+        path = BOOTSTRAP.parent / name.replace(".", "/")
+        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+        ast.parse(source, feature_version=(3, 9))
+        assert "kw_only" not in source and "slots=" not in source and "datetime import UTC" not in source, name
+
+
+def test_the_agent_is_of_the_standard_library() -> None:
+    for path in AGENT.glob("*.py"):
+        source = path.read_text()
+        ast.parse(source, feature_version=(3, 10))
+        imported = {name.split(".")[0] for name in re.findall(r"^ *(?:from|import) ([\w.]+)", source, re.MULTILINE)}
+        assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}, path.name
