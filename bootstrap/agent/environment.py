@@ -9,6 +9,7 @@ from bootstrap.agent.commands import AWS_ENVIRONMENT, BOOTSTRAP, output_of
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
+from bootstrap.agent.settings import user_of
 
 # A system service's PATH lacks the programs of the EFA installer and CUDA.
 PROGRAMS = ("opt/amazon/efa/bin", "usr/local/cuda/bin")
@@ -42,6 +43,8 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
         # process in 0 of 10.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
+    if (user := user_of(settings.train_user)) is not None:
+        made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     if settings.gpudirect:
         made |= efa_settings(settings.root, made)
     return made

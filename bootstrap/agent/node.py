@@ -27,6 +27,10 @@ class Node:
         self.settings = settings
         self.notices = NoticeFiles(settings.run_dir / "drain")
         settings.run_dir.mkdir(parents=True, exist_ok=True)
+        if settings.train_user:
+            # As /tmp: the training writes its own files here, and cannot take away or redirect the agent's
+            # (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
+            settings.run_dir.chmod(0o1777)
         # Left by an earlier start.
         self.notices.clear()
         for path in (settings.run_dir / "state", settings.progress_file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pwd
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Settings:
         run_dir: memory folder with the files that the node's processes share.
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
-        command: arguments after ``torchrun``.
+        train_user: user that torchrun runs as; empty: the agent's own, as in a pod.
         peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
         node_rank: this pod's rank.
         left_status: exit status of a node that left the run; Kubernetes counts a pod with 0 as done.
@@ -66,6 +67,7 @@ class Settings:
     train_archive: str
     train_command: str
     train_dir: Path
+    train_user: str
     checkpoint_prefix: str
     peers: str
     node_rank: int
@@ -103,6 +105,11 @@ class Settings:
             read.problems.append(
                 f"GPUFLEET_PYTHON is {python}, and there is no such program; steps/install-python-env.sh writes it"
             )
+        train_user = read.text("GPUFLEET_TRAIN_USER")
+        if train_user and user_of(train_user) is None:
+            read.problems.append(
+                f"GPUFLEET_TRAIN_USER is {train_user}, and there is no such user: run steps/create-training-user.sh"
+            )
         if mode == MODES[0] and node_count > 1 and not peers and not (group_name and region):
             read.problems.append(
                 f"GPUFLEET_NODE_COUNT is {node_count}: set GPUFLEET_ASG_NAME and GPUFLEET_REGION, to find the others"
@@ -128,6 +135,7 @@ class Settings:
             train_archive=read.text("GPUFLEET_TRAIN_ARCHIVE"),
             train_command=train_command,
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),
+            train_user=train_user,
             checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
             peers=peers,
             node_rank=read.count("GPUFLEET_NODE_RANK", 0, least=0),
@@ -186,6 +194,14 @@ class _Reader:
             return value
         self.problems.append(f"{name} is '{text}'; expected seconds in {self.file}")
         return default
+
+
+def user_of(name: str) -> pwd.struct_passwd | None:
+    """Entry of a user; None where there is none."""
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None
 
 
 def split_command(text: str) -> list[str] | None:

@@ -59,7 +59,14 @@ def _train(node: Node) -> int:
         if node.leaving() is None:
             if settings.mode == "workers":
                 node.group.protect_from_scale_in(on=True)
-            status, fault = _run_once(node, Torchrun(node, rendezvous))
+            try:
+                torchrun = Torchrun(node, rendezvous)
+            except OSError as error:
+                # As a shell says of a program that cannot be run.
+                status = 126
+                log(f"torchrun does not start: {error}")
+            else:
+                status, fault = _run_once(node, torchrun)
         if node.leaving() is not None:
             leave(node)
             return settings.left_status

@@ -14,7 +14,7 @@ from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
-from bootstrap.agent.settings import Settings, split_command
+from bootstrap.agent.settings import Settings, split_command, user_of
 
 # Measured with torch 2.11: shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
 RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
@@ -62,11 +62,15 @@ class Torchrun:
         self._node = node
         options, command = arguments(node.settings, rendezvous), split_command(node.settings.train_command) or []
         node.notices.stop_listening()  # a killed process could not
+        user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
         self._process = subprocess.Popen(
             [node.settings.python, "-m", "torch.distributed.run", *options, *command],
             cwd=node.settings.train_dir, env=training_environment(node, rendezvous), stdin=subprocess.DEVNULL,
+            # The unit's limits (LimitMEMLOCK, for EFA) stay.
+            user=user.pw_uid if user else None, group=user.pw_gid if user else None,
+            extra_groups=[] if user else None,
         )  # fmt: skip
 
     def runs(self) -> bool:

@@ -17,9 +17,12 @@ Fakes append their name and arguments to $CALLS. $CASE is the case's scratch fol
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,15 +62,26 @@ def give_notice(told: str, log: Path, imds: LocalImds) -> None:
     imds.values[path] = value
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Folder that other users may read; pytest's own belongs to one user."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir() if path.is_dir()))
-def test_case(name: str, tmp_path: Path) -> None:
-    case = CASES / name
+def test_case(name: str, open_folder: Path) -> None:
+    case, tmp_path = CASES / name, open_folder
     install_fakes(case, tmp_path / "bin")
     calls, log = tmp_path / "calls", tmp_path / "log"
     calls.touch()
+    calls.chmod(0o666)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "drain").write_text("left by an earlier start")
     given = dict(line.split("=", 1) for line in (case / "env").read_text().splitlines() if line)
+    if "GPUFLEET_TRAIN_USER" in given and os.geteuid() != 0:
+        pytest.skip("only root may start programs as another user")
     with LocalImds().running() as imds, log.open("wb") as output:
         environment = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "CASE": str(tmp_path),
@@ -92,10 +106,12 @@ def test_case(name: str, tmp_path: Path) -> None:
                 os.killpg(process.pid, 9)
                 process.wait()
     called, said = calls.read_text(), log.read_text()
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    memlock = "unlimited" if limit == resource.RLIM_INFINITY else str(limit // 1024)
     expected_status, *expected = (case / "expected").read_text().splitlines()
     assert status == int(expected_status), said
     for line in expected:
-        kind, text = line[0], line[2:].replace("$CASE", str(tmp_path))
+        kind, text = line[0], line[2:].replace("$CASE", str(tmp_path)).replace("$MEMLOCK", memlock)
         where = {"+": called, ">": said, "!": called + said}[kind]
         assert (text in where) is (kind != "!"), f"{line}\n--- calls\n{called}--- log\n{said}"
 
