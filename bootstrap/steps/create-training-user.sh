@@ -18,4 +18,8 @@ closed=$(find "$ROOT/dev" -maxdepth 2 ! -type d ! -perm -006 \
 [[ -z $closed ]] || die "user $user may not use ${closed//$'\n'/, }: training does not run as root"
 train=$ROOT/opt/gpufleet/train
 [[ ! -d $train ]] || chown --recursive "$user:" "$train"
+# Training adds copies of its own (weights) beside those of stage-data.sh. A link is not followed.
+scratch=$(sed --silent 's/^GPUFLEET_SCRATCH_DIR=//p' "$RUNTIME_ENV" 2>/dev/null || true)
+mkdir -p "$ROOT${scratch:-/tmp}/gpufleet-data"
+chown --no-dereference "$user:" "$ROOT${scratch:-/tmp}/gpufleet-data"
 set_runtime GPUFLEET_TRAIN_USER "$user"
