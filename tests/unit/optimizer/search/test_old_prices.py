@@ -47,9 +47,10 @@ def test_a_current_spot_price_heads_the_ranking_as_any_other() -> None:
 def test_the_best_plan_at_a_list_price_comes_before_an_old_spot_price() -> None:
     fresh, old = answered(1).plans, answered(2).plans
     assert old[0].purchase.option == "on-demand"
-    assert old[0] == min(
-        (plan for plan in fresh if plan.purchase.option == "on-demand"), key=lambda p: p.cost_usd.expected
-    )
+    same = min((plan for plan in fresh if plan.purchase.option == "on-demand"), key=lambda p: p.cost_usd.expected)
+    assert old[0] == same.model_copy(update={"alternates": old[0].alternates})
+    assert any(alternate.purchase == "spot" for alternate in same.alternates)
+    assert not any(alternate.purchase == "spot" for alternate in old[0].alternates), "nor after one at a current price"
     rest = [plan.cost_usd.expected for plan in old[1:]]
     assert rest == sorted(rest) and rest[0] < old[0].cost_usd.expected
 
