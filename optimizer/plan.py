@@ -242,7 +242,9 @@ class Cost(Spread):
 class Interruption(_Model):
     """Interruptions that the run is expected to meet."""
 
-    rate: NonNegative = Field(description="Interruptions per node-hour: hardware failures, and reclaims of spot nodes.")
+    rate: NonNegative = Field(
+        description="Interruptions of the fleet an hour, over its nodes: hardware failures, and reclaims of spot."
+    )
     source: str = Field(description="Where the rate comes from.")
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive

@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
-from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, measured_hazard
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import running_costs
 from optimizer.performance.types import Floats
@@ -85,6 +85,7 @@ def _outcome(plan: FleetPlan) -> Outcome:
     """The run's hours and interruptions; the spot rate is what ``interruption.rate`` has above failures."""
     nodes, gpus, purchase = plan.node_count, plan.node.ranks, plan.purchase
     spot_nodes = nodes - purchase.on_demand_base if purchase.option == "spot" else 0
+    gang = float(gang_reclaims(_column(spot_nodes))[0])
     reclaims = (plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes
     return predict_outcome(
         Fleets(
@@ -93,7 +94,7 @@ def _outcome(plan: FleetPlan) -> Outcome:
             nodes=_column(nodes),
             spot_nodes=_column(spot_nodes),
             gpus_per_node=_column(gpus),
-            spot_rate=_column(max(0.0, reclaims / spot_nodes) if spot_nodes else 0.0),
+            spot_rate=_column(max(0.0, reclaims / gang) if spot_nodes else 0.0),
             spot_wait_hours=_column(measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours if spot_nodes else 0),
             checkpoint_gib=_column(plan.job.checkpoint_gib),
             checkpoint_writers=_column(plan.checkpoint_writers),

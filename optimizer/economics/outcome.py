@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.economics.checkpoint import interval_s, stall_s
-from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.performance.types import Floats
 
 # z of the 95th percentile of a normal distribution.
@@ -21,6 +21,7 @@ class Fleets:
     Attributes:
         train_hours: useful hours without any interruption (the estimator's median).
         log_error: standard deviation of the estimator's log error.
+        spot_rate, spot_wait_hours: reclaims an hour of one spot node, and its mean wait for capacity after one.
     """
 
     train_hours: Floats
@@ -60,26 +61,40 @@ class Outcome:
 
 def predict_outcome(fleets: Fleets) -> Outcome:
     """Expected wall hours and their spread (docs/economics.md)."""
-    spot_rate = fleets.spot_rate * fleets.spot_nodes
-    rate = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes + spot_rate
+    failures = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes
+    reclaims = fleets.spot_rate * gang_reclaims(fleets.spot_nodes)
+    rate = failures + reclaims
     stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
     interval = interval_s(stall, rate)
     redo_hours = interval / 3600 / 2
     mean_factor = np.exp(fleets.log_error**2 / 2)
     useful = fleets.train_hours * mean_factor * (1 + stall / interval)
     with np.errstate(divide="ignore", invalid="ignore"):
-        progress = 1 - rate * (RESTART_HOURS + redo_hours)
-        running = np.where(progress > 0, useful / progress, np.inf)
-        waiting = np.where(spot_rate > 0, spot_rate * running * fleets.spot_wait_hours, 0.0)
+
+        def run(rate: Floats, waits: Floats) -> tuple[Floats, Floats]:
+            """Running and waiting hours at a rate of interruptions and hours waited per running hour."""
+            progress = 1 - rate * (RESTART_HOURS + redo_hours)
+            running = np.where(progress > 0, useful / progress, np.inf)
+            return running, np.where(waits > 0, waits * running, 0.0)
+
+        one_waits = fleets.spot_rate * fleets.spot_wait_hours
+        running, waiting = run(rate, one_waits * gang_waits(fleets.spot_nodes))
         wall = RESTART_HOURS + running + waiting
         count = rate * running
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
         loss_square = (RESTART_HOURS + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
-        wait_square = 2 * fleets.spot_wait_hours**2
+        waits = reclaims * running
+        wait_squares = np.where(waits > 0, 2 * waiting**2 / waits, 0.0)
+        # How often a gang breaks and how long it waits is as unsure as the pools differ.
+        worse = sum(
+            run(
+                failures + fleets.spot_rate * gang_reclaims(fleets.spot_nodes, p95=True),
+                one_waits * gang_waits(fleets.spot_nodes, p95=True),
+            )
+        )
+        gang_std = np.where(fleets.spot_nodes > 1, (worse - running - waiting) / _Z95, 0.0)
         variance = (
-            (running + waiting) ** 2 * np.expm1(fleets.log_error**2)
-            + count * loss_square
-            + np.where(spot_rate > 0, spot_rate * running * wait_square, 0.0)
+            (running + waiting) ** 2 * np.expm1(fleets.log_error**2) + count * loss_square + wait_squares + gang_std**2
         )
         std = np.sqrt(variance)
         p50, p95 = lognormal_percentiles(wall, std)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
+from optimizer.economics.interruption import gang_reclaims, gang_waits
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.types import Hardware
@@ -144,8 +145,12 @@ class NodeGroups:
             relative_error: of the speed; without it, that of the less certain group.
         """
         spot = (nodes * (self.hazard_rate[pair] > 0)).sum(axis=1)
-        rates = nodes * self.hazard_rate[pair]
+        # The groups are two pools, whose reclaims do not come together.
+        node_rate = self.hazard_rate[pair]
+        rates = node_rate * gang_reclaims(nodes)
         rate = rates.sum(axis=1)
+        spot_rate = rate / np.maximum(gang_reclaims(spot), 1)
+        waits = (node_rate * gang_waits(nodes) * self.wait_hours[pair]).sum(axis=1)
         # Share of the reclaims that takes a node of each group.
         share = np.divide(rates, rate[:, None], out=np.zeros(rates.shape), where=rate[:, None] > 0)
         all_nodes = nodes.sum(axis=1).astype(float)
@@ -157,8 +162,10 @@ class NodeGroups:
                 nodes=all_nodes,
                 spot_nodes=spot,
                 gpus_per_node=(nodes * self.ranks[pair]).sum(axis=1) / all_nodes,
-                spot_rate=rate / np.maximum(spot, 1),
-                spot_wait_hours=(share * self.wait_hours[pair]).sum(axis=1),
+                spot_rate=spot_rate,
+                spot_wait_hours=np.divide(
+                    waits, spot_rate * gang_waits(spot), out=np.zeros(rate.shape), where=spot_rate > 0
+                ),
                 checkpoint_gib=np.full(all_nodes.size, self.problem.checkpoint_gib),
                 checkpoint_writers=checkpoint_writers,
             )

@@ -1,4 +1,4 @@
-"""Spot in several pools: the hazard's curve, how gangs break, and the policies against the bound.
+"""Spot in several pools: the hazard's curve, and the policies against the bound; spot_gangs.py has the gangs.
 
 ``python -m tests.benchmarks.spot_zones FOLDER`` reads the traces of FOLDER (availability and preemption traces of
 github.com/skypilot-org/spot-traces, and the 13 H100 zones of 2025) and writes ``results/spot_zones_<yyyymm>.csv`` and
@@ -68,15 +68,6 @@ def fit(shortest: Sequence[float], longest: Sequence[float], ended: Sequence[boo
 
     shape, young = np.exp(minimize(loss, [0.0, 0.0], method="Nelder-Mead").x)
     return float(shape), float(young)
-
-
-def gang_rates(trace: Trace, gang: int) -> tuple[float, float]:
-    """Losses per node-hour of one node, and per gang-hour of a gang of ``gang``."""
-    hours = trace.gap_s / 3600
-    lost = np.maximum(-np.diff(trace.nodes), 0).sum()
-    has = trace.nodes >= gang
-    broken = (has[:-1] & ~has[1:]).sum()
-    return float(lost / (trace.nodes.sum() * hours)), float(broken / (has.sum() * hours))
 
 
 def scenarios(read: dict[str, list[Trace]]) -> Iterable[tuple[str, list[Trace], int, float, dict[str, float]]]:
@@ -156,15 +147,6 @@ def main(folder: str) -> None:
             cells += [f"{shape:.2f}", f"{young:.2f}"]
             count += len(measured[0])
         lines.append(f"| {name} | {gang or ''} | {' | '.join(cells)} | {count} |")
-    columns = ("pool", "gang", "node, 1/h", "gang, 1/h", "ratio")
-    lines += heading("How often a gang breaks, beside one of its nodes", columns)
-    for pattern, gang in (("availability*", 16), ("preemption_4*", 4), ("gcp*", 16)):
-        for trace in read[pattern]:
-            if (trace.nodes >= gang).mean() < 0.05:
-                continue
-            node, whole = gang_rates(trace, gang)
-            ratio = f"{whole / node:.2f}" if node else ""
-            lines.append(f"| {trace.name.removesuffix('.json')} | {gang} | {node:.3f} | {whole:.3f} | {ratio} |")
     columns = ("pools", "gang", "deadline", "bound", *POLICIES[:-1], "adaptive: refusals, moves", "missed")
     lines += heading("Policies, mean cost over the lower bound's", columns)
     rows = []

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizer.economics import interruption
 from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
-from optimizer.economics.outcome import Fleets, lognormal_percentiles, predict_outcome
+from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
+from tests.benchmarks import spot_gangs
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
@@ -101,7 +103,7 @@ def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
 def test_interruptions_cost_what_a_simulation_says() -> None:
     """Against a simulation of the run, second by second of its events, not against the formula again."""
     rate, wait, hours = 0.4, 0.5, 20.0
-    run = predict_outcome(candidates(train_hours=hours, spot_nodes=2.0, spot_rate=rate / 2, spot_wait_hours=wait))
+    run = predict_outcome(candidates(train_hours=hours, spot_nodes=1.0, spot_rate=rate, spot_wait_hours=wait))
     interval = run.checkpoint_interval_s[0] / 3600
     stall = 7.4 / 3600
     total_rate = rate + FAILURES_PER_GPU_HOUR * 16
@@ -124,9 +126,43 @@ def test_interruptions_cost_what_a_simulation_says() -> None:
 
 
 def test_a_gang_that_cannot_recover_never_ends() -> None:
-    run = predict_outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=1.0, spot_wait_hours=1.0))
+    run = predict_outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=4.0, spot_wait_hours=1.0))
     assert np.isinf(run.hours_expected[0])
     assert np.isinf(run.hours_p95[0])
+
+
+def test_a_gang_breaks_as_the_measured_pools_say() -> None:
+    """The exponents are those of the committed rows; the 95th percentile holds for pools it was not fitted on."""
+    with (spot_gangs.RESULTS / "spot_gangs_202611.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    clouds = [[row for row in rows if row["family"] == family] for family in dict.fromkeys(r["family"] for r in rows)]
+    assert [len(spot_gangs.largest(cloud)) for cloud in clouds] == [6, 11]
+    breaks = spot_gangs.fit(rows, "breaks")
+    assert breaks == pytest.approx(interruption.GANG_RECLAIMS, abs=5e-3)
+    assert max(spot_gangs.fit(cloud, "waits")[0] for cloud in clouds) == pytest.approx(
+        interruption.GANG_WAITS[0], abs=5e-3
+    )
+    assert interruption.GANG_WAITS[1] >= spot_gangs.fit(rows, "waits")[1]
+    for fitted, judged in (clouds, clouds[::-1]):
+        limit = spot_gangs.fit(fitted, "breaks")[1]
+        pools = spot_gangs.largest(judged)
+        assert sum(float(row["breaks_exponent"]) <= limit for row in pools) >= len(pools) - 1
+
+
+def test_a_gang_costs_between_one_node_and_the_sum_of_its_nodes() -> None:
+    def run(nodes: float, gang: float) -> Outcome:
+        return predict_outcome(
+            candidates(train_hours=100.0, nodes=nodes, spot_nodes=gang, spot_rate=0.02, spot_wait_hours=1.0)
+        )
+
+    none, one, gang = run(16, 0), run(16, 1), run(16, 16)
+    reclaims = [float(each.rate[0] - none.rate[0]) for each in (one, gang)]
+    assert reclaims == pytest.approx([0.02, 0.02 * 16**0.17])
+    assert one.hours_expected[0] < gang.hours_expected[0]
+    assert gang.waiting_hours[0] == pytest.approx(gang.running_hours[0] * 0.02 * 16**0.52, rel=0.01)
+    # At the 95th percentile 16 nodes wait as if each was reclaimed by itself.
+    assert gang.hours_p95[0] > gang.hours_expected[0] + 0.02 * 16 * 100 - gang.waiting_hours[0]
+    assert float(interruption.gang_reclaims(np.array([32.0]), p95=True)[0]) == pytest.approx(2 * 16**0.43)
 
 
 @given(
