@@ -109,7 +109,8 @@ class Offer:
 
     Attributes:
         zone_ids: zone ids that offer the type ("use1-az6"), sorted; empty where unknown.
-        reserved_1yr: one year, no upfront.
+        reserved_1yr, reserved_3yr: Reserved Instances of one and three years, nothing upfront.
+        capacity_block: published rate of an hour of a Capacity Block; each block is offered at its own.
         spot: of the cheapest zone; of the whole region where it is derived.
         dearer_spot: of the other zones, the cheapest first.
         interruption_band: Spot Advisor's share of instances interrupted in a month, (low, high); high is None for the
@@ -121,6 +122,8 @@ class Offer:
     zone_ids: tuple[str, ...] = ()
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
+    reserved_3yr: HourlyPrice | None = None
+    capacity_block: HourlyPrice | None = None
     spot: HourlyPrice | None = None
     dearer_spot: tuple[HourlyPrice, ...] = ()
     interruption_band: tuple[float, float | None] | None = None

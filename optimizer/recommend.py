@@ -35,6 +35,7 @@ from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
+from optimizer.search.levers import describe_commitments, describe_reclaims, describe_slack
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -55,6 +56,7 @@ class Recommendation:
         searched_plans: ``configurations`` crossed with their purchases.
         configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
+        levers: break-evens of plan 1 between purchase options, and what a later deadline saves.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
@@ -68,6 +70,7 @@ class Recommendation:
     configurations: int
     evaluated: int
     alternatives: tuple[dict[str, Any], ...]
+    levers: tuple[str, ...]
     notes: tuple[str, ...]
     wider: str
     elapsed_s: float
@@ -90,6 +93,7 @@ class Recommendation:
                 "ruled_out_by_bound": self.configurations - self.evaluated,
             },
             "alternatives": list(self.alternatives),
+            "levers": list(self.levers),
             "notes": [*self.notes, *([self.wider] if self.wider else [])],
             "elapsed_s": round(self.elapsed_s, 4),
         }
@@ -164,6 +168,17 @@ def recommend(
         table = feasible[chosen[0].table]
         alternatives = list_alternatives(problem, plans[chosen[0]], table.purchases[table.purchase[chosen[0].row]])
     advice: list[str] = []
+    levers: list[str] = []
+    if chosen:
+        first = plans[chosen[0]]
+        offer = catalog.offer(first.instance_type, first.region)
+        slack = describe_slack(problem, searched, first)
+        advice += [*slack, *describe_commitments(first, offer, only_long=True)]
+        levers = [
+            *slack,
+            *describe_reclaims(problem, feasible[chosen[0].table], chosen[0].row),
+            *describe_commitments(first, offer, only_long=False),
+        ]
     if chosen and request.objective != "pareto":
         best = plans[chosen[0]]
         if request.objective == "time":
@@ -185,6 +200,7 @@ def recommend(
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(alternatives),
+        levers=tuple(levers),
         notes=(
             *_workload_notes(problem),
             *_batch_notes(problem),

@@ -22,6 +22,7 @@ from optimizer.catalog.gpus import DATA
 from optimizer.catalog.snapshot import SHIPPED, Snapshot, build_catalog, list_sources, write_snapshot
 from optimizer.catalog.sources import (
     Skipped,
+    capacity_blocks,
     instance_types,
     offerings,
     published_prices,
@@ -29,6 +30,7 @@ from optimizer.catalog.sources import (
     unit_prices,
     zone_prices,
 )
+from optimizer.catalog.sources.capacity_blocks import BlockRate
 from optimizer.catalog.sources.published_prices import PublishedPrice
 from optimizer.catalog.sources.spot_advisor import SpotAdvice
 from optimizer.catalog.sources.zone_prices import QuotedPrices
@@ -39,7 +41,7 @@ INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
 MOTO_VERSION = "5.2.5"
 MOTO_BUILT = date(2026, 10, 27)
-MADE_AT = datetime(2026, 11, 22, tzinfo=UTC)
+MADE_AT = datetime(2026, 11, 23, tzinfo=UTC)
 
 
 def main() -> None:
@@ -85,7 +87,7 @@ def build() -> tuple[Tables, list[Skipped]]:
         row = offers.get((instance_type, region)) or OfferRow(instance_type=instance_type, region=region)
         offers[instance_type, region] = row._replace(**facts)
 
-    def leave_out(source: str, row: PublishedPrice | SpotAdvice | QuotedPrices, reason: str) -> None:
+    def leave_out(source: str, row: PublishedPrice | SpotAdvice | QuotedPrices | BlockRate, reason: str) -> None:
         skipped.append(Skipped(source=source, place=f"{row.instance_type} in {row.region}", reason=reason))
 
     for file in (_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir():
@@ -101,6 +103,13 @@ def build() -> tuple[Tables, list[Skipped]]:
             update(price.instance_type, price.region, on_demand=price.on_demand, reserved_1yr=price.reserved_1yr)
         else:
             leave_out(published_prices.NAME, price, "type without facts")
+    blocks, blocks_skipped = capacity_blocks.parse(_read_input("capacity_blocks.csv").splitlines())
+    skipped += blocks_skipped
+    for block in blocks:
+        if (block.instance_type, block.region) in offers:
+            update(block.instance_type, block.region, capacity_block=block.rate)
+        else:
+            leave_out(capacity_blocks.NAME, block, "no offer there")
     quotes, quotes_skipped = zone_prices.parse(_read_input("zone_prices.csv").splitlines())
     skipped += quotes_skipped
     for place, zones in quotes.items():

@@ -110,14 +110,15 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
 def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
     """Rule and value of each violation in an offer's prices."""
     spot = [("spot", price) for price in offer.spot_by_zone]
-    for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), *spot):
+    commitments = [("reserved", offer.reserved_1yr), ("three-year reserved", offer.reserved_3yr)]
+    for kind, price in (("on-demand", offer.on_demand), *commitments, ("block", offer.capacity_block), *spot):
         if price is None:
             continue
         if not 0 < price.usd_per_hour < float("inf"):
             yield "a price is above 0 USD per hour", f"{kind} {price.usd_per_hour}"
         if not price.source or price.as_of > latest:
             yield "a price has a source and a date not in the future", f"{kind}: {price.source!r}, {price.as_of}"
-        if kind != "on-demand" and offer.on_demand and price.is_above(offer.on_demand):
+        if kind not in ("on-demand", "block") and offer.on_demand and price.is_above(offer.on_demand):
             yield (
                 f"{kind} is at most on-demand",
                 f"{price.usd_per_hour} above {offer.on_demand.usd_per_hour} USD per hour",

@@ -268,7 +268,7 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
         facts["zones"] = Zones(ids=ids, source=offerings.ORIGIN, as_of=today) if ids else None
     if answer.prices is not None:
         price = answer.prices.get(name)
-        for kind in ("on_demand", "reserved_1yr"):
+        for kind in ("on_demand", "reserved_1yr", "reserved_3yr"):
             usd: float | None = getattr(price, kind, None)
             facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
     row = row._replace(**facts)
@@ -286,8 +286,9 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
     offers = []
     for row in tables.offers:
         zone_ids = row.zones.ids if row.zones else ()
-        kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": []}
-        prices = [("reserved_1yr", row.reserved_1yr), *(("spot", price) for price in (row.spot, *row.dearer_spot))]
+        kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": [], "reserved_3yr": []}
+        prices = [("reserved_1yr", row.reserved_1yr), ("reserved_3yr", row.reserved_3yr)]
+        prices += [("spot", price) for price in (row.spot, *row.dearer_spot)]
         for kind, price in prices:
             if price is None:
                 continue
@@ -303,7 +304,8 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
                 f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-        offers.append(row._replace(reserved_1yr=next(iter(kept["reserved_1yr"]), None)).with_spot(kept["spot"]))
+        reserved = {kind: next(iter(kept[kind]), None) for kind in ("reserved_1yr", "reserved_3yr")}
+        offers.append(row._replace(**reserved).with_spot(kept["spot"]))
     return tables._replace(offers=offers), dropped
 
 

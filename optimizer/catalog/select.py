@@ -13,7 +13,7 @@ from optimizer.catalog.model import Catalog, unknown
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import HourlyPrice, Offer
 
-PricedAs = Literal["on-demand", "reserved", "spot"]
+PricedAs = Literal["on-demand", "reserved", "reserved-3yr", "capacity-block", "spot"]
 SortKey = Literal["price", "price-per-gpu", "type", "region"]
 
 
@@ -98,7 +98,14 @@ def sort(offers: Iterable[Offer], key: SortKey, priced_as: PricedAs) -> list[Off
 
 def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
     """Price of that kind; None where nobody published one."""
-    return {"on-demand": offer.on_demand, "reserved": offer.reserved_1yr, "spot": offer.spot}[priced_as]
+    prices: dict[PricedAs, HourlyPrice | None] = {
+        "on-demand": offer.on_demand,
+        "reserved": offer.reserved_1yr,
+        "reserved-3yr": offer.reserved_3yr,
+        "capacity-block": offer.capacity_block,
+        "spot": offer.spot,
+    }
+    return prices[priced_as]
 
 
 def _affordable(offer: Offer, conditions: Filter) -> bool:

@@ -18,7 +18,7 @@ from optimizer.hardware import HourlyPrice, InstanceType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OFFER_PRICES = ("on_demand", "reserved_1yr", "spot")
+OFFER_PRICES = ("on_demand", "reserved_1yr", "reserved_3yr", "capacity_block", "spot")
 
 
 class Zones(NamedTuple):
@@ -46,6 +46,8 @@ class OfferRow(NamedTuple):
     zones: Zones | None = None
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
+    reserved_3yr: HourlyPrice | None = None
+    capacity_block: HourlyPrice | None = None
     spot: HourlyPrice | None = None
     dearer_spot: tuple[HourlyPrice, ...] = ()
     interruptions: InterruptionBand | None = None
@@ -103,6 +105,8 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         else None,
         on_demand=price("on_demand"),
         reserved_1yr=price("reserved_1yr"),
+        reserved_3yr=price("reserved_3yr"),
+        capacity_block=price("capacity_block"),
         spot=spot,
         dearer_spot=tuple(
             HourlyPrice(usd_per_hour=usd, source=row["spot_source"], as_of=row["spot_as_of"], zone_id=zone_id)
@@ -156,15 +160,11 @@ _OFFER_COLUMNS = {
     "zone_ids": "string",
     "zone_ids_source": "string",
     "zone_ids_as_of": "date32",
-    "on_demand_usd_per_hour": "double",
-    "on_demand_source": "string",
-    "on_demand_as_of": "date32",
-    "reserved_1yr_usd_per_hour": "double",
-    "reserved_1yr_source": "string",
-    "reserved_1yr_as_of": "date32",
-    "spot_usd_per_hour": "double",
-    "spot_source": "string",
-    "spot_as_of": "date32",
+    **{
+        f"{kind}_{name}": parquet
+        for kind in OFFER_PRICES
+        for name, parquet in (("usd_per_hour", "double"), ("source", "string"), ("as_of", "date32"))
+    },
     "spot_zone_id": "string",
     "dearer_spot_zone_ids": "string!",
     "dearer_spot_usd_per_hour": "doubles!",

@@ -34,6 +34,7 @@ DAYS_BY_FACT = {
     # AWS cut P4 and P5 prices by up to 45% in June 2025 and raises or cuts rarely otherwise.
     "on-demand prices": 90,
     "reserved prices": 90,  # they follow on-demand prices
+    "Capacity Block rates": 90,  # AWS updates them every quarter or so
     "interruption bands": SPOT_ADVISOR_DAYS,
     "instance types": 365,  # a type's hardware does not change; new types appear
     "zones": 180,  # AWS adds zones to a type over months
@@ -84,7 +85,12 @@ def check_max_age(
     old = [
         (age_days(price.as_of, today), offer, kind, price)
         for offer in offers
-        for kind, price in (("on-demand", offer.on_demand), ("reserved", offer.reserved_1yr), ("spot", offer.spot))
+        for kind, price in (
+            ("on-demand", offer.on_demand),
+            ("reserved", offer.reserved_1yr),
+            ("three-year reserved", offer.reserved_3yr),
+            ("spot", offer.spot),
+        )
         if price is not None and age_days(price.as_of, today) > max_age_days
     ]
     if not old:

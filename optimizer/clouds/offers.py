@@ -89,7 +89,6 @@ def _build_row(facts: TypeRow, row: PriceRow, rates: dict[str, RateRow]) -> list
                 region=region,
                 zone_ids=(),
                 on_demand=on_demand,
-                reserved_1yr=None,
                 spot=spot,
                 interruption_band=None,
             ),

@@ -15,6 +15,7 @@ from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_ran
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands import complete
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
+from optimizer.economics.commitment import break_even_hours, break_even_share
 from optimizer.errors import DataMissingError, NothingFeasibleError
 from optimizer.hardware import HourlyPrice, Offer
 
@@ -32,6 +33,20 @@ def _usd(price: HourlyPrice | None) -> float | None:
 
 def _day(price: HourlyPrice | None) -> str | None:
     return price.as_of.isoformat() if price else None
+
+
+def _source(price: HourlyPrice | None) -> str | None:
+    return price.source if price else None
+
+
+def _pays_from(commitment: HourlyPrice | None, other: HourlyPrice | None, years: int) -> int | None:
+    hours = break_even_hours(commitment, other, years=years)
+    return None if hours is None else math.ceil(hours)
+
+
+def _share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
+    share = break_even_share(commitment, other)
+    return None if share is None else math.ceil(share * 1000) / 1000
 
 
 # Published: programs read these names, in this order; further ones go to the end.
@@ -69,6 +84,19 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "spot_by_zone": lambda offer: (
         " ".join(f"{p.zone_id}={p.usd_per_hour:g}" for p in offer.spot_by_zone if p.zone_id) or None
     ),
+    "reserved_1yr_source": lambda offer: _source(offer.reserved_1yr),
+    "reserved_3yr_usd_per_hour": lambda offer: _usd(offer.reserved_3yr),
+    "reserved_3yr_source": lambda offer: _source(offer.reserved_3yr),
+    "reserved_3yr_as_of": lambda offer: _day(offer.reserved_3yr),
+    "capacity_block_usd_per_hour": lambda offer: _usd(offer.capacity_block),
+    "capacity_block_source": lambda offer: _source(offer.capacity_block),
+    "capacity_block_as_of": lambda offer: _day(offer.capacity_block),
+    "reserved_1yr_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.on_demand, 1),
+    "reserved_1yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.spot, 1),
+    "reserved_3yr_break_even_hours": lambda offer: _pays_from(offer.reserved_3yr, offer.on_demand, 3),
+    "reserved_3yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_3yr, offer.spot, 3),
+    "capacity_block_break_even_share": lambda offer: _share(offer.capacity_block, offer.on_demand),
+    "capacity_block_spot_break_even_share": lambda offer: _share(offer.capacity_block, offer.spot),
 }
 TABLE = {
     "instance_type": "type",
@@ -83,6 +111,8 @@ TABLE = {
     "interconnect": "link",
     "on_demand_usd_per_hour": "on-demand $/h",
     "reserved_1yr_usd_per_hour": "reserved $/h",
+    "reserved_1yr_break_even_hours": "pays from h/year",
+    "capacity_block_usd_per_hour": "block $/h",
     "spot_usd_per_hour": "spot $/h",
     "spot_source": "spot source",
     "interrupted": "interrupted",
@@ -90,7 +120,8 @@ TABLE = {
 }
 # Left out of a narrow table, the first first.
 SPARE = (
-    *("spot_source", "memory_gib", "vcpus", "reserved_1yr_usd_per_hour", "efa_cards", "fabric", "interconnect"),
+    *("capacity_block_usd_per_hour", "reserved_1yr_break_even_hours", "spot_source", "memory_gib", "vcpus"),
+    *("reserved_1yr_usd_per_hour", "efa_cards", "fabric", "interconnect"),
     *("interrupted", "network_gbit_per_s", "note", "as_of", "gpu_memory_gib"),
 )
 # Without the columns that only AWS publishes.
@@ -201,6 +232,9 @@ def command(
 
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
     in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are the others'.
+    A commitment is paid for its whole term, used or not: reserved_1yr_break_even_hours is the use in a year from which
+    a one-year reservation costs less than on-demand, reserved_1yr_spot_break_even_hours than spot; of three years
+    alike. A Capacity Block's rate is the published one; AWS offers each block at its own price.
     A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged. Exit status
     4: no row has the price that --price names.
 

@@ -152,6 +152,13 @@ def test_on_demand_and_reserved_prices_are_the_newest_inputs_exactly(catalog: Ca
     assert priced == {(line["instance_type"], line["region"]) for line in published}
 
 
+def test_capacity_block_rates_are_the_inputs_exactly(catalog: Catalog) -> None:
+    lines = _input("capacity_blocks.csv")
+    rates = {(line["instance_type"], line["region"]): float(line["usd_per_hour"]) for line in lines}
+    shown = {(o.instance.name, o.region): o.capacity_block.usd_per_hour for o in catalog.offers if o.capacity_block}
+    assert shown == rates and len(rates) == 45
+
+
 def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: Catalog) -> None:
     quotes = {
         (line["instance_type"], line["zone_id"]): float(line["spot_usd_per_hour"])

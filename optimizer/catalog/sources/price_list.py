@@ -28,16 +28,17 @@ INSTANCE_ATTRIBUTES = {
     "capacitystatus": "Used",
     "preInstalledSw": "NA",
 }
-RESERVED_TERM = {"LeaseContractLength": "1yr", "PurchaseOption": "No Upfront", "OfferingClass": "standard"}
+RESERVED_TERM = {"PurchaseOption": "No Upfront", "OfferingClass": "standard"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePrice:
-    """Prices of one type, USD per instance-hour; ``reserved_1yr`` is one year, nothing upfront, not convertible."""
+    """Prices of one type, USD per instance-hour; reserved are one and three years, nothing upfront, not convertible."""
 
     instance_type: str
     on_demand: float
     reserved_1yr: float | None
+    reserved_3yr: float | None = None
 
 
 class _UnitQuery(NamedTuple):
@@ -196,12 +197,17 @@ def _instance_price(name: str, terms: Mapping[str, Any]) -> InstancePrice:
     on_demand = max((_first_tier(term, {"Hrs"}) for term in terms.get("OnDemand", {}).values()), default=None)
     if on_demand is None:
         raise UnusableRowError("no on-demand term")
-    reserved = (
-        _first_tier(term, {"Hrs"})
-        for term in terms.get("Reserved", {}).values()
-        if RESERVED_TERM.items() <= term.get("termAttributes", {}).items()
+    reserved: dict[str, list[float]] = {"1yr": [], "3yr": []}
+    for term in terms.get("Reserved", {}).values():
+        attributes = term.get("termAttributes", {})
+        if RESERVED_TERM.items() <= attributes.items() and attributes.get("LeaseContractLength") in reserved:
+            reserved[attributes["LeaseContractLength"]].append(_first_tier(term, {"Hrs"}))
+    return InstancePrice(
+        instance_type=name,
+        on_demand=on_demand,
+        reserved_1yr=max(reserved["1yr"], default=None),
+        reserved_3yr=max(reserved["3yr"], default=None),
     )
-    return InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=max(reserved, default=None))
 
 
 def _first_tier(term: Mapping[str, Any], units: Collection[str]) -> float:

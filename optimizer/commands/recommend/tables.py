@@ -178,6 +178,10 @@ def print_explanation(answer: Recommendation) -> None:
             title="Plan 1 was chosen over, on the same nodes",
             spare=("checkpointing", "peak_gib", "micro_batch"),
         )
+    if answer.levers:
+        click.echo("\nLevers of plan 1")
+        for lever in answer.levers:
+            write_text(f"  {lever}", indent="    ")
     if answer.rejected:
         click.echo()
         rejected = [asdict(rejection) for rejection in answer.rejected]

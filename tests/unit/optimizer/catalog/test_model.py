@@ -62,6 +62,7 @@ def test_the_description_has_every_source_with_dates(catalog: Catalog) -> None:
         "GPU table",
         "on-demand prices",
         "reserved prices",
+        "Capacity Block rates",
         "spot prices",
         "interruption bands",
         "zones",

@@ -14,7 +14,7 @@ TYPES = {"p5.48xlarge", "p4d.24xlarge"}
 STANDARD = ("1yr", "No Upfront", "standard")
 
 
-def test_reads_on_demand_and_the_one_reserved_term_that_counts() -> None:
+def test_reads_on_demand_and_the_two_reserved_terms_that_count() -> None:
     document = instance_document(
         "p4d.24xlarge",
         on_demand="21.9576420000",
@@ -28,7 +28,9 @@ def test_reads_on_demand_and_the_one_reserved_term_that_counts() -> None:
     found, skipped = price_list.parse_instances([document], REGION, TYPES)
     assert skipped == []
     assert found == {
-        "p4d.24xlarge": InstancePrice(instance_type="p4d.24xlarge", on_demand=21.957642, reserved_1yr=13.921094)
+        "p4d.24xlarge": InstancePrice(
+            instance_type="p4d.24xlarge", on_demand=21.957642, reserved_1yr=13.921094, reserved_3yr=8.5
+        )
     }
 
 

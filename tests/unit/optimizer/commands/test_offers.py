@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,24 @@ def test_filters_reach_the_selection(run: Gpufleet) -> None:
     assert rows[0]["on_demand_usd_per_hour"] == 55.04 and rows[0]["gpu_count"] == 8
     assert rows[0]["reserved_1yr_usd_per_hour"] is None
     assert (rows[0]["as_of"], rows[0]["spot_as_of"]) == ("2026-07-20", "2026-07-09")
+
+
+def test_commitments_say_from_which_use_on_they_pay(run: Gpufleet) -> None:
+    _, out, _ = run("--type", "g5.xlarge", "--type", "p5.48xlarge", "--region", "us-east-1", "--format", "json")
+    rows = {row["instance_type"]: row for row in json.loads(out)}
+    small, large = rows["g5.xlarge"], rows["p5.48xlarge"]
+    share = small["reserved_1yr_usd_per_hour"] / small["on_demand_usd_per_hour"]
+    assert small["reserved_1yr_break_even_hours"] == math.ceil(8760 * share)
+    assert small["reserved_1yr_source"] == "AWS public price list"
+    # Spot at less than the reservation is cheaper whatever the use; nobody published the other prices.
+    assert small["spot_usd_per_hour"] < small["reserved_1yr_usd_per_hour"]
+    unpriced = ("reserved_1yr_spot_break_even_hours", "reserved_3yr_usd_per_hour", "capacity_block_usd_per_hour")
+    assert [small[name] for name in unpriced] == [None] * 3
+    assert [large["capacity_block_usd_per_hour"], large["capacity_block_as_of"]] == [31.464, "2026-02-01"]
+    assert large["capacity_block_break_even_share"] == pytest.approx(31.464 / 55.04, abs=1e-3)
+    assert large["reserved_1yr_break_even_hours"] is None
+    code, out, _ = run("--price", "capacity-block", "--sort", "price", "--max-price", "12", "--format", "csv")
+    assert code == 0 and {row.split(",")[0] for row in out.splitlines()[1:]} == {"p4d.24xlarge", "p5.4xlarge"}
 
 
 def test_the_price_to_sort_by_can_be_chosen(run: Gpufleet) -> None:

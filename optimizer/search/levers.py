@@ -1,0 +1,126 @@
+"""Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from optimizer.economics.commitment import break_even_hours, break_even_share
+from optimizer.hardware import Offer
+from optimizer.plan import FleetPlan
+from optimizer.search.candidates import CandidateTable, build_tables
+from optimizer.search.nearest import find_needs
+from optimizer.search.problem import Problem
+from optimizer.search.purchases import list_purchases
+from optimizer.search.ranking import rank_first
+from optimizer.search.tables import take_rows
+from optimizer.units import HOURS_PER_YEAR
+
+# A run of a tenth of the break-even hours: ten a year make a reservation pay.
+_LONG_SHARE = 0.1
+# Later deadlines that are tried, times the request's, and the least saving worth a note.
+_LATER = (1.25, 1.5, 2.0)
+_LEAST_SAVING = 0.05
+# Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
+_RATES = np.geomspace(1e-5, 10, 241)
+
+
+def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: bool) -> list[str]:
+    """Say what a plan's new reservation bills, or from which use on a commitment would beat the plan's purchase.
+
+    ``only_long`` leaves out what does not matter to a short run.
+    """
+    hours, nodes, option = plan.hours.expected, plan.node_count, plan.purchase.option
+    if offer is None or offer.on_demand is None or plan.purchase.capacity_reservation_id:
+        return []
+    place = f"{plan.instance_type} in {plan.region}"
+    bought = any(node.market == "reserved-1yr" for node in plan.node_prices_usd_per_hour)
+    if bought and offer.reserved_1yr:
+        year_usd = offer.reserved_1yr.usd_per_hour * HOURS_PER_YEAR
+        return [
+            f"{nodes} x {place} reserved for one year are billed for {HOURS_PER_YEAR:,.0f} h, used or not: the plan "
+            f"has all {nodes * year_usd:,.0f} USD for {hours:,.3g} h of use, which cost "
+            f"{nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand"
+        ]
+    if option not in ("on-demand", "spot") or (only_long and option == "spot"):
+        return []
+    notes = []
+    for price, years in ((offer.reserved_1yr, 1), (offer.reserved_3yr, 3)):
+        needed = break_even_hours(price, offer.on_demand, years=years)
+        if price is None or needed is None or (only_long and hours < _LONG_SHARE * needed):
+            continue
+        spot_hours = break_even_hours(price, offer.spot, years=years)
+        spot = "never" if spot_hours is None else f"above {spot_hours:,.0f} h"
+        notes.append(
+            f"a {years}-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR * years:,.0f} USD a "
+            f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
+            f"{f', spot {spot}' if offer.spot else ''}; this run uses {hours:,.3g} h"
+        )
+    block = offer.capacity_block
+    share = break_even_share(block, offer.on_demand)
+    if share is not None and block is not None and not only_long:
+        notes.append(
+            f"a Capacity Block of {place} at the published {block.usd_per_hour:,.2f} USD/h ({block.as_of}) beats "
+            f"on-demand where more than {share:.0%} of its hours are used; AWS offers each block at its own price"
+        )
+    return notes
+
+
+def describe_reclaims(problem: Problem, table: CandidateTable, row: int) -> list[str]:
+    """Say up to how many reclaims spot stays cheaper than on-demand, for the nodes and layout of a candidate."""
+    offer = table.purchases[int(table.purchase[row])].offer
+    limits = problem.request.constraints.model_copy(
+        update={"purchase_options": ("on-demand", "spot"), "existing_reservations": (), "spot_fallback": "none"}
+    )
+    by_option = {purchase.option: purchase for purchase in reversed(list_purchases(offer, limits))}
+    on_demand, spot = by_option.get("on-demand"), by_option.get("spot")
+    if on_demand is None or spot is None or spot.hazard is None:
+        return []
+    fastest, configuration = table.fastest, [int(table.configuration[row])]
+    nodes = int(fastest.nodes[configuration[0]])
+    one = replace(
+        fastest,
+        layouts=take_rows(fastest.layouts, configuration),
+        **{name: getattr(fastest, name)[configuration] for name in ("sharding", "checkpointing")},
+        **{name: getattr(fastest, name)[configuration] for name in ("relative_error", "train_hours")},
+    )
+    pools = [replace(spot, hazard=replace(spot.hazard, rate_per_node_hour=float(rate))) for rate in _RATES]
+    (priced,) = build_tables(problem, [(one, [on_demand, *pools])])
+    cheaper = priced.cost.expected[1:] < priced.cost.expected[0]
+    fleet = f"{nodes} x {offer.instance.name} in {spot.price.zone_id or offer.region}"
+    prices = f"{spot.price.usd_per_hour:,.2f} USD/h ({spot.price.as_of}) against {on_demand.price.usd_per_hour:,.2f}"
+    if not cheaper[0]:
+        return [f"spot of {fleet} is no cheaper than on-demand at any rate of reclaims: {prices}"]
+    last = int(np.argmin(cheaper)) - 1 if not cheaper.all() else len(_RATES) - 1
+    return [
+        f"spot of {fleet} stays cheaper than on-demand up to {_RATES[last]:.2g} reclaims/h a node, by expected dollars "
+        f"at {prices}; expected are {spot.hazard.rate_per_node_hour:.2g} ({spot.hazard.source})"
+    ]
+
+
+def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
+    """Say what a later deadline saves, where it saves enough; ``tables`` have all candidates, feasible or not."""
+    request = problem.request
+    deadline = request.constraints.deadline_hours
+    if deadline is None or request.objective != "cost":
+        return []
+    best: tuple[float, str] | None = None
+    for factor in _LATER:
+        candidate = rank_first(tables, problem.with_constraints(deadline_hours=deadline * factor).request)
+        if candidate is None:
+            continue
+        table, row = candidate
+        usd, needed = float(table.cost.expected[row]), find_needs(table, row)["deadline_hours"]
+        more, saved = needed - deadline, plan.cost_usd.expected - usd
+        if more <= 0 or saved < _LEAST_SAVING * plan.cost_usd.expected or (best and saved / more <= best[0]):
+            continue
+        purchase = table.purchases[int(table.purchase[row])]
+        fleet = f"{int(table.fastest.nodes[table.configuration[row]])} x {table.fastest.instance.name}"
+        best = (
+            saved / more,
+            f"{more:,.3g} h more would save {saved:,.0f} USD: {fleet}, {purchase.option} in {purchase.offer.region}, "
+            f"cost {usd:,.2f} USD expected (--deadline {needed:g}h; gpufleet what-if has the curve)",
+        )
+    return [best[1]] if best else []

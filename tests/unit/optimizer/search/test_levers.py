@@ -1,0 +1,77 @@
+"""Levers hold when they are pulled: the search agrees with each number that the notes name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from optimizer.catalog import load
+from optimizer.economics.interruption import Hazard
+from optimizer.hardware import HourlyPrice
+from optimizer.recommend import Recommendation, recommend
+from optimizer.request import request_from_dict
+from optimizer.search import purchases
+from optimizer.search.levers import describe_commitments
+
+
+def answer(model: str = "llama-3.2-1b", **constraints: Any) -> Recommendation:
+    workload = {"tokens": "2B", "seq_len": 2048}
+    return recommend(request_from_dict({"model": model, "workload": workload, "constraints": constraints}))
+
+
+def only(lines: tuple[str, ...], pattern: str) -> re.Match[str]:
+    (match,) = filter(None, (re.search(pattern, line) for line in lines))
+    return match
+
+
+def test_spot_is_cheaper_up_to_the_named_reclaims_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
+    on_demand = answer(purchase_options=["on-demand"], **where)
+    limit = float(only(on_demand.levers, r"cheaper than on-demand up to ([0-9.e-]+) reclaims/h a node")[1])
+
+    wait_hours = purchases.spot_hazard(None, multi_gpu=True, as_of="").wait_hours
+
+    def expected_usd(rate: float) -> float:
+        hazard = Hazard(rate_per_node_hour=rate, wait_hours=wait_hours, source="test")
+        with monkeypatch.context() as patch:
+            patch.setattr(purchases, "spot_hazard", lambda *_, **__: hazard)
+            plans = answer(purchase_options=["spot"], **where).plans
+        return plans[0].cost_usd.expected if plans else float("inf")
+
+    usd = on_demand.plans[0].cost_usd.expected
+    assert expected_usd(limit * 0.9) < usd < expected_usd(limit * 1.15)
+
+
+def test_a_later_deadline_saves_what_the_note_says() -> None:
+    where = {"instance_types": ["g5"], "purchase_options": ["on-demand"]}
+    first = answer("llama-3.1-8b", deadline_hours=100, **where)
+    note = only(first.notes, r"([0-9.]+) h more would save ([0-9,]+) USD: .* \(--deadline ([0-9.]+)h")
+    later = answer("llama-3.1-8b", deadline_hours=float(note[3]), **where)
+    assert float(note[1]) == pytest.approx(float(note[3]) - 100, rel=0.01)
+    saved = first.plans[0].cost_usd.expected - later.plans[0].cost_usd.expected
+    assert saved == pytest.approx(float(note[2]), abs=1) and saved > 0
+    assert not any("h more would save" in note for note in answer(**where).notes)
+
+
+def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_bought() -> None:
+    catalog = load()
+    offer = catalog.offer("g5.12xlarge", "us-east-1")
+    assert offer is not None and offer.on_demand is not None and offer.reserved_1yr is not None
+    where = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
+    (plan, *_) = answer(purchase_options=["on-demand"], **where).plans
+    needed = 8760 * offer.reserved_1yr.usd_per_hour / offer.on_demand.usd_per_hour
+    assert describe_commitments(plan, offer, only_long=True) == []
+    (short,) = describe_commitments(plan, offer, only_long=False)
+    assert f"beats on-demand above {needed:,.0f} h of use, spot never" in short and "2026-01-21" in short
+    long = plan.model_copy(update={"hours": plan.hours.model_copy(update={"expected": 700.0})})
+    three = replace(offer, reserved_3yr=HourlyPrice(usd_per_hour=2.0, source="AWS", as_of=date(2026, 11, 1)))
+    notes = describe_commitments(long, three, only_long=True)
+    assert [note[:8] for note in notes] == ["a 1-year"]
+    assert "a 3-year" in describe_commitments(long, three, only_long=False)[1]
+    (bought, *_) = answer(purchase_options=["reserved"], **where).plans
+    (note,) = describe_commitments(bought, offer, only_long=True)
+    assert f"all {offer.reserved_1yr.usd_per_hour * 8760:,.0f} USD" in note
