@@ -42,6 +42,7 @@ from optimizer.search.problem import Problem
 from optimizer.search.ranking import purchase_at, rank, rank_first
 from optimizer.search.reach import AXES, find_reach
 from optimizer.search.rejections import Rejection
+from optimizer.search.room import Rooms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +116,8 @@ def recommend(
     request: FleetRequest | Mapping[str, Any] | str | Path,
     catalog: Catalog | None = None,
     calibration: Calibration | None = None,
+    *,
+    rooms: Rooms | None = None,
 ) -> Recommendation:
     """Find the best fleets for a request.
 
@@ -122,6 +125,7 @@ def recommend(
         request: also a mapping with the keys of docs/request.md, or the path of a YAML file with them.
         catalog: by default the newer of the shipped one and the user's.
         calibration: by default the shipped one.
+        rooms: what the account's quotas leave free; plans above them become rejections.
 
     Raises:
         InvalidInputError: the request is wrong.
@@ -134,7 +138,7 @@ def recommend(
         request = request_from_dict(request)
     catalog = catalog or load()
     calibration = calibration or calibrations.load()
-    problem = Problem.resolve(request, catalog, calibration)
+    problem = Problem.resolve(request, catalog, calibration, rooms=rooms)
     limits = request.constraints
     searched: list[CandidateTable] = []
     feasible: list[CandidateTable] = []
@@ -144,9 +148,11 @@ def recommend(
             rejected.append(result)
             continue
         searched.append(result)
+        excluded = [] if rooms is None else result.excluded_by_quota(limits)
+        rejected += excluded
         if result.feasible(limits).any():
             feasible.append(result)
-        else:
+        elif not excluded:
             rejected.append(result.reject(limits))
     ranking = rank(feasible, request)
     chosen = ranking.best
@@ -193,7 +199,10 @@ def recommend(
         problem=problem,
         plans=tuple(plans[position] for position in chosen),
         pareto=pareto,
-        mixed_fleets=find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
+        # A mixed fleet is of two quotas or regions, which nothing compares.
+        mixed_fleets=()
+        if rooms is not None
+        else find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
         nearest=() if chosen else tuple(find_nearest(problem, searched)),
         rejected=tuple(rejected),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -204,6 +204,8 @@ def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
 
 # AWS's description, and the vCPUs of an instance.
 Reservation = tuple[dict[str, Any], int]
+# True for a resource, as AWS describes it, that is not to be counted.
+Owns = Callable[[Mapping[str, Any]], bool]
 
 
 def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
@@ -217,3 +219,42 @@ def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
     own = [one for one in reservations if account_id is None or one.get("OwnerId", account_id) == account_id]
     by_type = vcpus(client, {one["InstanceType"] for one in own})
     return [(one, by_type[one["InstanceType"]]) for one in own]
+
+
+def used_by_blocks(quota: Quota, reservations: Iterable[Reservation]) -> int:
+    """Sum the vCPUs of Capacity Blocks that count towards ``quota``."""
+    return sum(
+        vcpus * int(reservation["TotalInstanceCount"])
+        for reservation, vcpus in reservations
+        if is_block(reservation) and capacity_block(reservation["InstanceType"]) == quota
+    )
+
+
+def used_on_spot(
+    quota: Quota, instances: Iterable[Running], requested: Iterable[tuple[str, int]], owns: Owns = lambda _: False
+) -> int:
+    """Sum the vCPUs of spot instances and open requests that count towards ``quota``."""
+    waiting = sum(vcpus for name, vcpus in requested if spot(name) == quota)
+    return waiting + sum(
+        instance.vcpus
+        for instance in instances
+        if instance.lifecycle == "spot" and spot(instance.instance_type) == quota and not owns({"Tags": instance.tags})
+    )
+
+
+def used_on_demand(
+    quota: Quota, instances: Iterable[Running], reservations: Iterable[Reservation], owns: Owns = lambda _: False
+) -> int:
+    """Sum the vCPUs of on-demand instances and unused reservations that count towards ``quota``."""
+    held = sum(
+        vcpus * unused(reservation)
+        for reservation, vcpus in reservations
+        if not is_block(reservation) and on_demand(reservation["InstanceType"]) == quota and not owns(reservation)
+    )
+    return held + sum(
+        instance.vcpus
+        for instance in instances
+        if instance.lifecycle in ("on-demand", "scheduled")
+        and on_demand(instance.instance_type) == quota
+        and not owns({"Tags": instance.tags})
+    )

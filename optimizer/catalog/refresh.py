@@ -304,7 +304,7 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
                 f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-        reserved = {kind: next(iter(kept[kind]), None) for kind in ("reserved_1yr", "reserved_3yr")}
+        reserved: dict[str, Any] = {kind: next(iter(kept[kind]), None) for kind in ("reserved_1yr", "reserved_3yr")}
         offers.append(row._replace(**reserved).with_spot(kept["spot"]))
     return tables._replace(offers=offers), dropped
 

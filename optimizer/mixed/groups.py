@@ -147,10 +147,10 @@ class NodeGroups:
         spot = (nodes * (self.hazard_rate[pair] > 0)).sum(axis=1)
         # The groups are two pools, whose reclaims do not come together.
         node_rate = self.hazard_rate[pair]
-        rates = node_rate * gang_reclaims(nodes)
+        rates = node_rate * gang_reclaims(nodes.astype(float))
         rate = rates.sum(axis=1)
         spot_rate = rate / np.maximum(gang_reclaims(spot), 1)
-        waits = (node_rate * gang_waits(nodes) * self.wait_hours[pair]).sum(axis=1)
+        waits = (node_rate * gang_waits(nodes.astype(float)) * self.wait_hours[pair]).sum(axis=1)
         # Share of the reclaims that takes a node of each group.
         share = np.divide(rates, rate[:, None], out=np.zeros(rates.shape), where=rate[:, None] > 0)
         all_nodes = nodes.sum(axis=1).astype(float)

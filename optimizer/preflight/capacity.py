@@ -217,41 +217,15 @@ def _used(
 ) -> float | Unknown:
     """Sum the vCPUs that count towards ``quota``: on demand also those of unused reservations, on spot of requests."""
     if quota.market == "capacity-block":
-        if isinstance(reserved, Unknown):
-            return reserved
-        return sum(
-            vcpus * int(reservation["TotalInstanceCount"])
-            for reservation, vcpus in reserved
-            if quotas.is_block(reservation) and quotas.capacity_block(reservation["InstanceType"]) == quota
-        )
+        return reserved if isinstance(reserved, Unknown) else quotas.used_by_blocks(quota, reserved)
     if isinstance(running, Unknown):
         return running
+    # Without this stack's own nodes: they are part of the plan's need.
     if quota.market == "spot":
         if isinstance(requested, Unknown):
             return requested
-        waiting = sum(vcpus for name, vcpus in requested if quotas.spot(name) == quota)
-        return _running_vcpus(context, quota, running, ("spot",)) + waiting
-    if isinstance(reserved, Unknown):
-        return reserved
-    return _running_vcpus(context, quota, running, ("on-demand", "scheduled")) + sum(
-        vcpus * quotas.unused(reservation)
-        for reservation, vcpus in reserved
-        if not quotas.is_block(reservation)
-        and quotas.on_demand(reservation["InstanceType"]) == quota
-        and not context.owns(reservation)
-    )
-
-
-def _running_vcpus(context: Context, quota: Quota, running: Iterable[Running], lifecycles: tuple[str, ...]) -> int:
-    """Sum vCPUs that count towards ``quota``, without this stack's own nodes: they are part of the plan's need."""
-    quota_of = quotas.spot if quota.market == "spot" else quotas.on_demand
-    return sum(
-        instance.vcpus
-        for instance in running
-        if instance.lifecycle in lifecycles
-        and quota_of(instance.instance_type) == quota
-        and not context.owns({"Tags": instance.tags})
-    )
+        return quotas.used_on_spot(quota, running, requested, context.owns)
+    return reserved if isinstance(reserved, Unknown) else quotas.used_on_demand(quota, running, reserved, context.owns)
 
 
 def _no_quota_known(context: Context, market: str) -> Finding:

@@ -28,7 +28,7 @@ from optimizer.search.plan_builder import (
     node_price,
 )
 from optimizer.search.problem import Problem
-from optimizer.search.purchases import PricedPurchase, list_purchases
+from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
 from optimizer.search.tables import take_rows
 from optimizer.units import rounded
 
@@ -86,7 +86,7 @@ def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPl
         if offer is None or not offer.zone_ids:
             continue
         purchases = [
-            replace(purchase, fallback=False)
+            replace(bound_by_quota(purchase, problem.rooms), fallback=False)
             for purchase in list_purchases(offer, limits, every_zone=True)
             if purchase.option in ("on-demand", "spot") and not purchase.base and purchase.stale <= old
         ]

@@ -21,7 +21,7 @@ from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
-from optimizer.search.rejections import Rejection, reject_limits, reject_purchase
+from optimizer.search.rejections import Rejection, reject_limits, reject_purchase, reject_quota
 from optimizer.search.tables import take_rows
 
 # With fewer types, numpy's calls dominate; with more, arrays miss the cache.
@@ -41,12 +41,30 @@ class CandidateTable:
     reserve_hours: Floats
 
     def feasible(self, limits: Constraints) -> Bools:
-        """Mask of the candidates that keep the limits and end before their capacity does."""
-        return keeps_limits(self.outcome, self.cost, limits) & (self.outcome.hours_p95 <= self._available_hours)
+        """Mask of the candidates that keep the limits and the quotas and end before their capacity does."""
+        most = np.array([purchase.most_nodes for purchase in self.purchases])[self.purchase]
+        return self._keeps_limits(limits) & (self.fastest.nodes[self.configuration] <= most)
+
+    def excluded_by_quota(self, limits: Constraints) -> list[Rejection]:
+        """Reject each purchase option whose cheapest candidate only a quota keeps out."""
+        allowed, cost = self._keeps_limits(limits), self.cost.expected
+        within = self.feasible(limits)
+        rejected: list[Rejection] = []
+        options = np.array([purchase.option for purchase in self.purchases])[self.purchase]
+        for option in dict.fromkeys(options[allowed].tolist()):
+            rows = np.flatnonzero(allowed & (options == option))
+            row = int(rows[cost[rows].argmin()])
+            if not within[row]:
+                nodes = int(self.fastest.nodes[self.configuration[row]])
+                rejected.append(reject_quota(self.purchases[int(self.purchase[row])], nodes))
+        return rejected
 
     def reject(self, limits: Constraints) -> Rejection:
         """Reject the type, none of whose candidates is feasible."""
         return reject_limits(self.fastest.instance.name, self.outcome, self.cost, self._available_hours, limits)
+
+    def _keeps_limits(self, limits: Constraints) -> Bools:
+        return keeps_limits(self.outcome, self.cost, limits) & (self.outcome.hours_p95 <= self._available_hours)
 
     @property
     def _available_hours(self) -> Floats:

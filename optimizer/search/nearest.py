@@ -143,7 +143,7 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
     """Nearest plan with one limit opened; unless ``alone``, budget and deadline may move with it."""
     request = problem.with_constraints(**changes).request
-    wider = Problem.resolve(request, problem.catalog, problem.calibration)
+    wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
     tables = [result for result in find_candidates(wider) if isinstance(result, CandidateTable)]
     if "max_nodes" in changes:
         candidate = find_least(tables, request.constraints, "max_nodes")

@@ -22,6 +22,7 @@ from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.search.global_batch import choose_global_batch
 from optimizer.search.quotes import with_quotes
 from optimizer.search.reach import Reach, find_reach
+from optimizer.search.room import Rooms
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
@@ -106,7 +107,11 @@ def _check_module(work: Workload, model: ModelSpec) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A request, resolved; regions and instance types are the catalog's that the constraints allow."""
+    """A request, resolved; regions and instance types are the catalog's that the constraints allow.
+
+    Attributes:
+        rooms: what the account's quotas leave free; None where they were not asked.
+    """
 
     request: FleetRequest
     model: ModelSpec
@@ -116,9 +121,12 @@ class Problem:
     calibration: Calibration
     regions: tuple[str, ...]
     instance_types: tuple[InstanceType, ...]
+    rooms: Rooms | None = None
 
     @classmethod
-    def resolve(cls, request: FleetRequest, catalog: Catalog, calibration: Calibration) -> Self:
+    def resolve(
+        cls, request: FleetRequest, catalog: Catalog, calibration: Calibration, *, rooms: Rooms | None = None
+    ) -> Self:
         """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have."""
         model = resolve_model(request.model)
         recipe = _build_recipe(request, model)
@@ -140,6 +148,7 @@ class Problem:
             calibration=calibration,
             regions=tuple(regions),
             instance_types=tuple(catalog.instance_type(name) for name in types),
+            rooms=rooms,
         )
 
     def with_constraints(self, **changes: Any) -> Self:

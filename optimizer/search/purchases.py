@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from optimizer.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.plan import PurchaseOption
 from optimizer.request import Constraints, Reservation
 from optimizer.search.problem import Problem
+from optimizer.search.room import QuotaRoom, Rooms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class PricedPurchase:
         hazard: of a spot node.
         fallback: on-demand nodes replace spot nodes that do not come.
         hours: hours the nodes are available, drain included; finite for a Capacity Block.
+        most_nodes, room: nodes that the account's quotas allow, and the quota that bounds them.
     """
 
     option: PurchaseOption
@@ -36,6 +38,8 @@ class PricedPurchase:
     reservation: Reservation | None = None
     fallback: bool = False
     hours: float = math.inf
+    most_nodes: float = math.inf
+    room: QuotaRoom | None = None
 
     @cached_property
     def stale(self) -> bool:
@@ -101,4 +105,26 @@ def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurch
     offered = {offer.region for offer in offers}
     unoffered = {owned.region for owned in limits.existing_reservations} & set(regions) - offered
     offers += [Offer(instance=instance, region=region) for region in unoffered]
-    return [purchase for offer in offers for purchase in list_purchases(offer, limits)]
+    found = [purchase for offer in offers for purchase in list_purchases(offer, limits)]
+    return [bound_by_quota(purchase, problem.rooms) for purchase in found]
+
+
+def bound_by_quota(purchase: PricedPurchase, rooms: Rooms | None) -> PricedPurchase:
+    """Return the purchase with the most nodes that the quotas leave room for."""
+    if rooms is None:
+        return purchase
+    if purchase.reservation and purchase.reservation.capacity_reservation_id:
+        return purchase  # its instances are in use already
+    name, vcpus, region = purchase.offer.instance.name, purchase.offer.instance.vcpus, purchase.offer.region
+    if (region, "on-demand", name) not in rooms:
+        return replace(purchase, most_nodes=0.0)
+    on_demand, spot = rooms[region, "on-demand", name], rooms[region, "spot", name]
+
+    def nodes(room: QuotaRoom | None) -> float:
+        return room.free // vcpus if room else math.inf
+
+    if purchase.option != "spot":
+        return replace(purchase, most_nodes=nodes(on_demand), room=on_demand)
+    if purchase.base > nodes(on_demand):
+        return replace(purchase, most_nodes=0.0, room=on_demand)
+    return replace(purchase, most_nodes=purchase.base + nodes(spot), room=spot)

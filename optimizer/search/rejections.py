@@ -15,6 +15,7 @@ from optimizer.performance.types import DDP, SHARDINGS, Floats, Ints
 from optimizer.request import Constraints
 from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
+from optimizer.search.purchases import PricedPurchase
 from optimizer.search.search_space import SearchSpace
 
 Binding = Literal[
@@ -28,6 +29,7 @@ Binding = Literal[
     "deadline",
     "interruptions",
     "capacity-block",
+    "quota",
 ]
 
 
@@ -103,6 +105,23 @@ def reject_limits(
         f"drain, the budget is {budget:,.2f} USD"
     )
     return Rejection(name, reason, "budget", cheapest, budget)
+
+
+def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
+    """Reject a purchase of so many nodes, which a quota of the account leaves no room for."""
+    instance, region, room = purchase.offer.instance, purchase.offer.region, purchase.room
+    fleet = f"{nodes} x {instance.name} {purchase.option} in {region}"
+    if room is None:
+        reason = f"{fleet}: the quotas of {region} could not be read"
+        return Rejection(instance.name, reason, "quota", nodes * instance.vcpus, None)
+    on_demand_base = purchase.option == "spot" and purchase.most_nodes == 0 and purchase.base
+    bought = purchase.base if on_demand_base else nodes - purchase.base
+    needed = bought * instance.vcpus
+    reason = (
+        f"{fleet} needs {needed:,} vCPUs of quota {room.name} ({room.code}), which is {room.value:,.0f}, "
+        f"{room.used:,.0f} in use; next: {room.increase(room.used + needed)}"
+    )
+    return Rejection(instance.name, reason, "quota", needed, room.free)
 
 
 def reject_memory(space: SearchSpace, machine: int, rows: Ints) -> Rejection:

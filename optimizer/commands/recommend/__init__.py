@@ -13,6 +13,7 @@ from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv, write_notes
 from optimizer.commands.progress import patience
+from optimizer.commands.recommend.quotas import read_rooms
 from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
 from optimizer.commands.recommend.tables import (
     CSV_COLUMNS,
@@ -130,6 +131,12 @@ Example:
 )
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
 @click.option(
+    "--respect-quotas",
+    is_flag=True,
+    help="First read the account's quotas and what runs in the regions in play, and leave out what exceeds them; needs "
+    "credentials.",
+)
+@click.option(
     "--compare-clouds",
     is_flag=True,
     help="Also estimate Azure, Tencent and Alibaba types, compute only (table and JSON); "
@@ -145,6 +152,7 @@ def command(
     explain: bool,
     save: Path | None,
     refresh: bool,
+    respect_quotas: bool,
     show_all: bool,
     **flags: Any,
 ) -> None:
@@ -165,6 +173,10 @@ def command(
         refreshed = refresh_spot_prices(answer)
         with patience("searching the plans at today's prices"):
             answer = recommend(request, refreshed, chosen)
+    if respect_quotas:
+        rooms = read_rooms(answer)
+        with patience("searching the plans within the quotas"):
+            answer = recommend(request, answer.problem.catalog, chosen, rooms=rooms)
     others = None
     if compare_clouds:
         from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it

@@ -17,6 +17,7 @@ from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, inter
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
 from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
 from tests.benchmarks import spot_gangs
+from tests.benchmarks.spot_zones import RESULTS
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
@@ -133,7 +134,7 @@ def test_a_gang_that_cannot_recover_never_ends() -> None:
 
 def test_a_gang_breaks_as_the_measured_pools_say() -> None:
     """The exponents are those of the committed rows; the 95th percentile holds for pools it was not fitted on."""
-    with (spot_gangs.RESULTS / "spot_gangs_202611.csv").open(encoding="utf-8") as file:
+    with (RESULTS / "spot_gangs_202611.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     clouds = [[row for row in rows if row["family"] == family] for family in dict.fromkeys(r["family"] for r in rows)]
     assert [len(spot_gangs.largest(cloud)) for cloud in clouds] == [6, 11]

@@ -29,7 +29,7 @@ def only(lines: tuple[str, ...], pattern: str) -> re.Match[str]:
 
 
 def test_spot_is_cheaper_up_to_the_named_reclaims_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
+    where: dict[str, Any] = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
     on_demand = answer(purchase_options=["on-demand"], **where)
     limit = float(only(on_demand.levers, r"cheaper than on-demand up to ([0-9.e-]+) reclaims/h a node")[1])
 
@@ -47,7 +47,7 @@ def test_spot_is_cheaper_up_to_the_named_reclaims_and_no_further(monkeypatch: py
 
 
 def test_a_later_deadline_saves_what_the_note_says() -> None:
-    where = {"instance_types": ["g5"], "purchase_options": ["on-demand"]}
+    where: dict[str, Any] = {"instance_types": ["g5"], "purchase_options": ["on-demand"]}
     first = answer("llama-3.1-8b", deadline_hours=100, **where)
     note = only(first.notes, r"([0-9.]+) h more would save ([0-9,]+) USD: .* \(--deadline ([0-9.]+)h")
     later = answer("llama-3.1-8b", deadline_hours=float(note[3]), **where)
@@ -61,7 +61,7 @@ def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_boug
     catalog = load()
     offer = catalog.offer("g5.12xlarge", "us-east-1")
     assert offer is not None and offer.on_demand is not None and offer.reserved_1yr is not None
-    where = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
+    where: dict[str, Any] = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
     (plan, *_) = answer(purchase_options=["on-demand"], **where).plans
     needed = 8760 * offer.reserved_1yr.usd_per_hour / offer.on_demand.usd_per_hour
     assert describe_commitments(plan, offer, only_long=True) == []
