@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
+from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.plan import FleetPlan
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
@@ -179,7 +180,7 @@ class Settings(_Model):
     none."""
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
-    gang_window_minutes: int = 45
+    gang_window_minutes: int = DEFAULT_GANG_WINDOW_MINUTES
     """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
     gpufleet:data comes on top."""
     scaling: ScalingSettings | None = None

@@ -13,6 +13,9 @@ from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLE = "GPUFLEET_CONTROL"
 
+# Minutes that the controller pays an incomplete gang, where gpufleet:gangWindowMinutes is not set.
+DEFAULT_GANG_WINDOW_MINUTES = 45
+
 Lifecycle = Literal["on-demand", "spot", "capacity-block"]
 
 

@@ -15,7 +15,7 @@ from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.economics.controller import reserve_hours
-from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, with_fallback
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import running_costs
@@ -98,6 +98,7 @@ def _outcome(plan: FleetPlan) -> Outcome:
             spot_wait_hours=_column(measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours if spot_nodes else 0),
             checkpoint_gib=_column(plan.job.checkpoint_gib),
             checkpoint_writers=_column(plan.checkpoint_writers),
+            fallback=np.array([purchase.fallback == "on-demand"]),
         )
     )
 
@@ -178,7 +179,8 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
         controller_usd_per_hour=_column(usd.controller_usd_per_hour),
         reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
     )
-    cost = fleet_cost(outcome, rates)
+    falls_back = np.array([purchase.fallback == "on-demand"])
+    cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, _column(on_demand_usd)))
     if purchase.fallback == "on-demand":
         dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=_column(on_demand_usd)))
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.economics.outcome import Outcome, lognormal_percentiles
-from optimizer.performance.types import Floats
+from optimizer.performance.types import Bools, Floats
 from optimizer.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 
 
@@ -55,6 +55,12 @@ def widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
         logs = np.hypot(np.log(cost.p95 / cost.expected), np.log(at_p95_price.expected / cost.expected))
         wider = cost.expected * np.exp(logs)
     return replace(cost, p95=np.where(at_p95_price.expected > cost.expected, wider, cost.p95))
+
+
+def with_fallback(rates: HourlyRates, outcome: Outcome, fallback: Bools, on_demand_usd_per_hour: Floats) -> HourlyRates:
+    """Price the spot nodes of fleets that fall back at the mean of spot and on-demand over the run."""
+    mean = outcome.spot_share * rates.spot_usd_per_hour + (1 - outcome.spot_share) * on_demand_usd_per_hour
+    return replace(rates, spot_usd_per_hour=np.where(fallback, mean, rates.spot_usd_per_hour))
 
 
 def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:

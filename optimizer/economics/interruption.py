@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH
 
@@ -31,6 +32,9 @@ GANG_RECLAIMS = (0.17, 0.43)
 GANG_WAITS = (0.52, 1.0)
 # Largest gang that was measured; at the 95th percentile, the reclaims of more nodes add up.
 _MEASURED_GANG = 16
+
+# The controller's wait for spot before it buys on demand (bootstrap/controller/phases.py); refusals end it earlier.
+FALLBACK_AFTER_HOURS = DEFAULT_GANG_WINDOW_MINUTES / 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +59,30 @@ def gang_reclaims(spot_nodes: Floats, *, p95: bool = False) -> Floats:
 def gang_waits(spot_nodes: Floats, *, p95: bool = False) -> Floats:
     """Hours that a gang waits for spot capacity over those that one node waits; 0 without spot nodes."""
     return np.where(spot_nodes > 0, np.maximum(spot_nodes, 1.0) ** GANG_WAITS[p95], 0.0)
+
+
+def fallback_share(running_hours: Floats, reclaims_per_hour: Floats, wait_hours: Floats) -> tuple[Floats, Floats]:
+    """Expected share of a run's work on spot where on-demand nodes replace spot that does not come, to the end.
+
+    The controller falls back when a wait for capacity, the first launch's too, outlasts the gang window. Waits are
+    exponential with their mean; the pool is empty at the launch as often as its waits take of the time.
+
+    Args:
+        running_hours: hours with all nodes, if all are on spot.
+        reclaims_per_hour: of the gang.
+        wait_hours: mean wait after a reclaim.
+
+    Returns:
+        The share, and the mean wait that the window cuts off, h.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        outlasts = np.where(wait_hours > 0, np.exp(-FALLBACK_AFTER_HOURS / wait_hours), 0.0)
+        waits = reclaims_per_hour * wait_hours
+        at_launch = waits / (1 + waits) * outlasts
+        falls = reclaims_per_hour * outlasts * running_hours
+        # Mean share of the run before an event of that rate.
+        before = np.where(falls > 0, -np.expm1(-falls) / falls, 1.0)
+    return np.where(np.isfinite(running_hours), (1 - at_launch) * before, 0.0), wait_hours * (1 - outlasts)
 
 
 @cache

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.economics.checkpoint import interval_s, stall_s
-from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, gang_reclaims, gang_waits
-from optimizer.performance.types import Floats
+from optimizer.economics.interruption import (
+    FAILURES_PER_GPU_HOUR,
+    RESTART_HOURS,
+    fallback_share,
+    gang_reclaims,
+    gang_waits,
+)
+from optimizer.performance.types import Bools, Floats
 
 # z of the 95th percentile of a normal distribution.
 _Z95 = 1.6448536269514722
@@ -21,6 +27,7 @@ class Fleets:
     Attributes:
         train_hours: useful hours without any interruption (the estimator's median).
         log_error: standard deviation of the estimator's log error.
+        fallback: on-demand nodes replace spot nodes that do not come.
         spot_rate, spot_wait_hours: reclaims an hour of one spot node, and its mean wait for capacity after one.
     """
 
@@ -33,6 +40,7 @@ class Fleets:
     spot_wait_hours: Floats
     checkpoint_gib: Floats
     checkpoint_writers: Floats
+    fallback: Bools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +53,7 @@ class Outcome:
         running_hours, waiting_hours: expected hours with all nodes, and waiting for a spot node.
         rate, expected_count: interruptions per running hour of the fleet, and of the run.
         lost_hours: expected wall hours that are not useful training.
+        spot_share: share of the running hours before on-demand nodes replace the spot nodes; 1 without a fallback.
     """
 
     hours_expected: Floats
@@ -57,6 +66,7 @@ class Outcome:
     expected_count: Floats
     checkpoint_interval_s: Floats
     lost_hours: Floats
+    spot_share: Floats
 
 
 def predict_outcome(fleets: Fleets) -> Outcome:
@@ -78,13 +88,22 @@ def predict_outcome(fleets: Fleets) -> Outcome:
             return running, np.where(waits > 0, waits * running, 0.0)
 
         one_waits = fleets.spot_rate * fleets.spot_wait_hours
-        running, waiting = run(rate, one_waits * gang_waits(fleets.spot_nodes))
+        waits_per_hour = one_waits * gang_waits(fleets.spot_nodes)
+        spot_running, spot_waiting = run(rate, waits_per_hour)
+        wait_hours = np.where(reclaims > 0, waits_per_hour / reclaims, 0.0)
+        fallen_running, _ = run(failures, np.zeros_like(failures))
+        share, cut_wait_hours = fallback_share(spot_running, reclaims, wait_hours)
+        falls = fleets.fallback & np.isfinite(spot_running)
+        share, wait_hours = np.where(falls, share, 1.0), np.where(falls, cut_wait_hours, wait_hours)
+        on_spot = share * spot_running
+        running = np.where(falls, on_spot + (1 - share) * fallen_running, on_spot)
+        spot_share = np.where(falls, on_spot / running, 1.0)
+        waits = np.where(reclaims > 0, reclaims * on_spot, 0.0)
+        waiting = np.where(waits > 0, waits * wait_hours, 0.0)
         wall = RESTART_HOURS + running + waiting
-        count = rate * running
+        count = failures * running + waits
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
         loss_square = (RESTART_HOURS + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
-        waits = reclaims * running
-        wait_squares = np.where(waits > 0, 2 * waiting**2 / waits, 0.0)
         # How often a gang breaks and how long it waits is as unsure as the pools differ.
         worse = sum(
             run(
@@ -92,9 +111,15 @@ def predict_outcome(fleets: Fleets) -> Outcome:
                 one_waits * gang_waits(fleets.spot_nodes, p95=True),
             )
         )
-        gang_std = np.where(fleets.spot_nodes > 1, (worse - running - waiting) / _Z95, 0.0)
+        gang_std = np.where(fleets.spot_nodes > 1, share * (worse - spot_running - spot_waiting) / _Z95, 0.0)
+        # When a run falls back is chance; a share has at most the variance of a yes or no.
+        fall_variance = share * (1 - share) * (spot_running + spot_waiting - fallen_running) ** 2
         variance = (
-            (running + waiting) ** 2 * np.expm1(fleets.log_error**2) + count * loss_square + wait_squares + gang_std**2
+            (running + waiting) ** 2 * np.expm1(fleets.log_error**2)
+            + count * loss_square
+            + np.where(waits > 0, 2 * waits * wait_hours**2, 0.0)
+            + gang_std**2
+            + np.where(falls, fall_variance, 0.0)
         )
         std = np.sqrt(variance)
         p50, p95 = lognormal_percentiles(wall, std)
@@ -109,6 +134,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         expected_count=count,
         checkpoint_interval_s=interval,
         lost_hours=wall - fleets.train_hours * mean_factor,
+        spot_share=spot_share,
     )
 
 

@@ -168,6 +168,7 @@ class NodeGroups:
                 ),
                 checkpoint_gib=np.full(all_nodes.size, self.problem.checkpoint_gib),
                 checkpoint_writers=checkpoint_writers,
+                fallback=np.zeros(all_nodes.size, dtype=bool),
             )
         )
         costs = [self.problem.running_costs(self.purchases[a].offer.region) for a in pair[:, 0].tolist()]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, widen
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, widen, with_fallback
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.types import Bools, Floats
 from optimizer.request import Constraints
@@ -122,6 +122,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
     spot = by_purchase([p.option == "spot" for p in purchases])
     committed = by_purchase([p.committed for p in purchases])
+    fallback = by_purchase([p.fallback for p in purchases]) > 0
     outcome = predict_outcome(
         Fleets(
             train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
@@ -133,6 +134,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             spot_wait_hours=by_purchase([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
             checkpoint_gib=np.full(nodes.size, problem.checkpoint_gib),
             checkpoint_writers=by_configuration([fastest.checkpoint_writers for fastest in configurations]),
+            fallback=fallback,
         )
     )
     price = by_purchase([p.price.usd_per_hour for p in purchases])
@@ -152,14 +154,13 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         controller_usd_per_hour=by_purchase([usd.controller_usd_per_hour for usd in running]),
         reserve_hours=reserve_hours,
     )
-    cost = fleet_cost(outcome, rates)
+    cost = fleet_cost(outcome, with_fallback(rates, outcome, fallback, on_demand))
     p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])
     if (p95_price > price).any():
         cost = widen(cost, fleet_cost(outcome, replace(rates, spot_usd_per_hour=p95_price)))
-    fallback = by_purchase([p.fallback for p in purchases])
     if fallback.any():
-        # No data says how often spot capacity does not come: limits bind a run that gets none.
-        all_on_demand = replace(rates, spot_usd_per_hour=np.where(fallback > 0, on_demand, price))
+        # Limits bind a run that gets no spot node.
+        all_on_demand = replace(rates, spot_usd_per_hour=np.where(fallback, on_demand, price))
         dearer = fleet_cost(outcome, all_on_demand)
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
     ends = np.searchsorted(configuration, first_configuration).tolist()

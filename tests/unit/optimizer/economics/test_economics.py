@@ -22,7 +22,7 @@ from tests.benchmarks.spot_zones import RESULTS
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
 
-def candidates(**changes: float) -> Fleets:
+def candidates(*, fallback: bool = False, **changes: float) -> Fleets:
     values = {
         "train_hours": 10.0,
         "log_error": 0.0,
@@ -34,7 +34,8 @@ def candidates(**changes: float) -> Fleets:
         "checkpoint_gib": 15.0,
         "checkpoint_writers": 1.0,
     } | changes
-    return Fleets(**{name: np.array([value]) for name, value in values.items()})
+    columns = {name: np.array([value]) for name, value in values.items()}
+    return Fleets(**columns, fallback=np.array([fallback]))
 
 
 def test_closed_band_is_read_at_its_upper_end() -> None:
@@ -124,6 +125,26 @@ def test_interruptions_cost_what_a_simulation_says() -> None:
         walls.append(wall)
     assert run.hours_expected[0] == pytest.approx(np.mean(walls), rel=0.05)
     assert run.hours_p95[0] == pytest.approx(np.quantile(walls, 0.95), rel=0.08)
+
+
+def test_the_share_on_spot_before_a_fallback_is_that_of_a_simulation() -> None:
+    rate, wait, hours, window = 0.2, 1.0, 30.0, interruption.FALLBACK_AFTER_HOURS
+    one = [np.array([value]) for value in (hours, rate, wait)]
+    random, shares = np.random.default_rng(0), []
+    for _ in range(20_000):
+        done = 0.0
+        empty = random.random() < rate * wait / (1 + rate * wait)
+        while not (empty and random.exponential(wait) > window) and done < hours:
+            done, empty = min(hours, done + random.exponential(1 / rate)), True
+        shares.append(done / hours)
+    assert float(interruption.fallback_share(*one)[0][0]) == pytest.approx(np.mean(shares), abs=0.01)
+    never, _ = interruption.fallback_share(np.array([10.0, 10.0]), np.array([0.0, 1.0]), np.array([1.0, 0.0]))
+    assert never.tolist() == [1.0, 1.0]
+    pool = {"train_hours": hours, "nodes": 1.0, "spot_nodes": 1.0, "spot_rate": 1.5, "spot_wait_hours": wait}
+    spot, both = (predict_outcome(candidates(**pool, fallback=fallback)) for fallback in (False, True))
+    plain = predict_outcome(candidates(train_hours=hours, nodes=1.0))
+    assert plain.hours_expected[0] < both.hours_expected[0] < spot.hours_expected[0]
+    assert both.hours_p95[0] > plain.hours_p95[0] and 0 < both.spot_share[0] < 0.3 and spot.spot_share[0] == 1
 
 
 def test_a_gang_that_cannot_recover_never_ends() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import load
-from optimizer.economics.interruption import Hazard
+from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.hardware import HourlyPrice
 from optimizer.recommend import Recommendation, recommend
 from optimizer.request import request_from_dict
@@ -33,7 +33,7 @@ def test_spot_is_cheaper_up_to_the_named_reclaims_and_no_further(monkeypatch: py
     on_demand = answer(purchase_options=["on-demand"], **where)
     limit = float(only(on_demand.levers, r"cheaper than on-demand up to ([0-9.e-]+) reclaims/h a node")[1])
 
-    wait_hours = purchases.spot_hazard(None, multi_gpu=True, as_of="").wait_hours
+    wait_hours = spot_hazard(None, multi_gpu=True, as_of="").wait_hours
 
     def expected_usd(rate: float) -> float:
         hazard = Hazard(rate_per_node_hour=rate, wait_hours=wait_hours, source="test")
