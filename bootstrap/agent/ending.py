@@ -40,11 +40,11 @@ def give_up(node: Node, status: int, reason: str) -> int:
     return finish(node, GAVE_UP)
 
 
-def be_replaced(node: Node, fault: str) -> int:
-    """Have the group replace this node, whose GPU broke."""
+def be_replaced(node: Node, fault: str, check: str) -> int:
+    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it."""
     log(f"this node cannot train any more: {fault}")
-    node.reports.tell("sick", 0, "check-xid-errors" if "Xid" in fault else "check-gpus")
-    _send_log(node, f"a GPU broke: {fault}")
+    node.reports.tell("sick", 0, check)
+    _send_log(node, f"this node failed {check}: {fault}")
     while not node.group.ask_to_be_replaced() and node.leaving() is None:
         log("the group could not be told that this node is unhealthy; trying again")
         node.rest(node.settings.tell_delay_s)

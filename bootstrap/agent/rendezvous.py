@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 
 from bootstrap.agent.commands import output_of
@@ -18,16 +19,18 @@ class Rendezvous:
     host_ip: str
     own_ip: str
     is_host: bool
+    own_id: str = ""  # of the instance; pods have none, as in the next
+    members: frozenset[str] = frozenset()  # ids of all
 
 
-def meet(node: Node) -> Rendezvous | None:
-    """Wait until all nodes are there; None where a notice ended this one."""
+def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
+    """Wait until all nodes are there, ``without`` those of bad hosts; None where a notice ended this one."""
     by_peers = bool(node.settings.peers)
     if not by_peers and not node.group.instance_id():
         raise AgentError("without its instance id this node cannot find itself among the others")
     deadline = time.monotonic() + node.settings.join_limit_s
     while True:
-        found = _among_peers(node) if by_peers else _in_group(node)
+        found = _among_peers(node) if by_peers else _in_group(node, without)
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:
@@ -36,7 +39,7 @@ def meet(node: Node) -> Rendezvous | None:
         node.rest(node.settings.join_poll_s)
 
 
-def _in_group(node: Node) -> Rendezvous | None:
+def _in_group(node: Node, without: Set[str]) -> Rendezvous | None:
     """Pick the oldest node, of equals the lower id.
 
     A replacement is always younger, so it joins where the survivors wait; by the id alone, a replacement could found a
@@ -47,6 +50,7 @@ def _in_group(node: Node) -> Rendezvous | None:
     if instances is None:
         log(f"cannot list the nodes of {settings.group_name}; trying again")
         return None
+    instances = [one for one in instances if one.id not in without]
     own_ip = next((one.private_ip for one in instances if one.id == own_id), "")
     if len(instances) < settings.node_count or not own_ip:
         log(
@@ -54,7 +58,10 @@ def _in_group(node: Node) -> Rendezvous | None:
             "rest"
         )
         return None
-    return Rendezvous(host_ip=instances[0].private_ip, own_ip=own_ip, is_host=instances[0].id == own_id)
+    return Rendezvous(
+        host_ip=instances[0].private_ip, own_ip=own_ip, is_host=instances[0].id == own_id, own_id=own_id,
+        members=frozenset(one.id for one in instances),
+    )  # fmt: skip
 
 
 def _among_peers(node: Node) -> Rendezvous | None:
@@ -69,7 +76,7 @@ def _among_peers(node: Node) -> Rendezvous | None:
         log(f"{sum(map(bool, addresses))} of {len(addresses)} pods have an address; waiting for the rest")
         return None
     host_ip, is_host = addresses[0], settings.node_rank == 0
-    if not is_host and not _listens(host_ip, settings.rendezvous_port):
+    if not is_host and not listens(host_ip, settings.rendezvous_port):
         log("the first pod does not listen yet; waiting for it")
         return None
     return Rendezvous(host_ip=host_ip, own_ip=addresses[settings.node_rank], is_host=is_host)
@@ -80,7 +87,8 @@ def _address(name: str) -> str:
     return ((output_of(["getent", "ahostsv4", name], 60.0) or "").split() or [""])[0]
 
 
-def _listens(host: str, port: int) -> bool:
+def listens(host: str, port: int) -> bool:
+    """Whether a program answers there."""
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError:

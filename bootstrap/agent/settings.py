@@ -40,6 +40,7 @@ class Settings:
         relaunch_delay_s: before a failed torchrun is started again.
         worker_pause_s: between two runs of a worker's command; the group may end the node in it.
         kill_after_s: until a torchrun that does not end is killed.
+        gang_test_s: limit of the gang test; 0 for none.
         join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks.
         gpu_check_s: between two looks for a fatal Xid error.
         tell_delay_s: between two attempts to report to the controller.
@@ -79,6 +80,7 @@ class Settings:
     relaunch_delay_s: float
     worker_pause_s: float
     kill_after_s: float
+    gang_test_s: float
     join_limit_s: float
     join_poll_s: float
     gpu_check_s: float
@@ -147,6 +149,7 @@ class Settings:
             relaunch_delay_s=read.seconds("GPUFLEET_RELAUNCH_DELAY_S", 5.0),
             worker_pause_s=read.seconds("GPUFLEET_WORKER_PAUSE_S", 60.0),
             kill_after_s=read.seconds("GPUFLEET_KILL_AFTER_S", KILL_AFTER_S),
+            gang_test_s=read.seconds("GPUFLEET_GANG_TEST_S", 90.0),
             join_limit_s=read.seconds("GPUFLEET_JOIN_LIMIT_S", 1800.0),
             join_poll_s=read.seconds("GPUFLEET_JOIN_POLL_S", 10.0),
             gpu_check_s=read.seconds("GPUFLEET_GPU_CHECK_S", 60.0),

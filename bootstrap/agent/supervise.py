@@ -10,13 +10,17 @@ from types import FrameType
 from bootstrap.agent.commands import run_step
 from bootstrap.agent.drain import drain
 from bootstrap.agent.ending import be_replaced, finish, give_up, leave
+from bootstrap.agent.gang_test import Proof, prove_gang
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import Node
-from bootstrap.agent.rendezvous import meet
+from bootstrap.agent.rendezvous import Rendezvous, meet
 from bootstrap.agent.settings import Settings
 from bootstrap.agent.torchrun import Torchrun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice, notice_limit_s
+
+# Gang tests in a row that fail with other hosts to blame: it is not they, then.
+MAX_GANG_FAILURES = 3
 
 
 def supervise(settings: Settings) -> int:
@@ -53,8 +57,17 @@ def _train(node: Node) -> int:
             log(f"FAIL {problem}")
         return give_up(node, 1, "the training command cannot be started")
     failures = 0
+    gang = _Gang()
     while True:
-        rendezvous = meet(node) if settings.is_gang else None
+        rendezvous = meet(node, gang.bad_hosts) if settings.is_gang else None
+        if rendezvous is not None and (proof := gang.prove(node, rendezvous)).failure:
+            if rendezvous.own_id in proof.bad_hosts:
+                return be_replaced(node, proof.failure, "gang-test")
+            if gang.failures >= MAX_GANG_FAILURES or not proof.bad_hosts:
+                return give_up(node, 1, proof.failure)
+            log(f"{proof.failure}; waiting for the replacement")
+            node.rest(settings.relaunch_delay_s)
+            continue
         began, status, fault = time.monotonic(), 0, ""
         if node.leaving() is None:
             if settings.mode == "workers":
@@ -71,7 +84,7 @@ def _train(node: Node) -> int:
             leave(node)
             return settings.left_status
         if settings.in_group and (fault := fault or (_broken_gpu() if status else "")):
-            return be_replaced(node, fault)
+            return be_replaced(node, fault, "check-xid-errors" if "Xid" in fault else "check-gpus")
         if status == 0:
             node.reports.tell("done", 0)
             if settings.mode == "training":
@@ -89,6 +102,30 @@ def _train(node: Node) -> int:
             return give_up(node, status, f"{reason}, the last with status {status}")
         log(f"torchrun ended with status {status} after {lived_s:.0f} s; starting it again")
         node.rest(settings.relaunch_delay_s)
+
+
+class _Gang:
+    """Gang tests of this node: which members passed one, and whom the failed ones blame."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.bad_hosts: frozenset[str] = frozenset()
+        self._proven: frozenset[str] = frozenset()
+
+    def prove(self, node: Node, rendezvous: Rendezvous) -> Proof:
+        """Test a gang that has not passed yet with these members."""
+        settings = node.settings
+        # In a pod nothing would replace the bad host.
+        wanted = settings.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
+        if not wanted or node.leaving() is not None:
+            return Proof()
+        proof = prove_gang(node, rendezvous)
+        if proof.passed:
+            self._proven, self.failures = rendezvous.members, 0
+        elif proof.failure:
+            self.failures += 1
+            self.bad_hosts |= proof.bad_hosts
+        return proof
 
 
 def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from bootstrap.agent.settings import Settings, split_command, user_of
 
 # Measured with torch 2.11: shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
 RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# Limit of the gang test's rendezvous, s; torchrun's own is 600. A node that finds the others at another port than
+# theirs gives up here, and they meet at the training's.
+TEST_JOIN_S = 120.0
 # The plan's job and layout, which the training command follows.
 PLANNED = (
     "GPUFLEET_ARCHITECTURE", "GPUFLEET_PRECISION", "GPUFLEET_OPTIMIZER", "GPUFLEET_COMPILED", "GPUFLEET_GLOBAL_BATCH",
@@ -39,28 +43,32 @@ def version(settings: Settings) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:12]
 
 
-def arguments(settings: Settings, rendezvous: Rendezvous | None) -> list[str]:
-    """Arguments of torchrun before the training command."""
-    conf = RENDEZVOUS_CONF
+def arguments(settings: Settings, rendezvous: Rendezvous | None, *, test: bool = False) -> list[str]:
+    """Arguments of torchrun before the training command, or the gang test's, which has a rendezvous of its own."""
+    conf, suffix, max_restarts = RENDEZVOUS_CONF, "", settings.max_restarts
+    if test:
+        conf, suffix, max_restarts = f"{conf},join_timeout={TEST_JOIN_S:g}", "-test", 0
     where = ["--standalone", "--nnodes", "1"]
     if rendezvous is not None:
         conf += f",is_host={int(rendezvous.is_host)}"
         # The address, not the name: all ranks connect to the first rank, and a VPC may have no DNS for its name.
         where = [
             "--nnodes", str(settings.node_count), "--rdzv-backend", "c10d",
-            "--rdzv-id", f"{settings.group_name or 'pods'}-{version(settings)}",
-            "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.rendezvous_port}", "--local-addr", rendezvous.own_ip,
+            "--rdzv-id", f"{settings.group_name or 'pods'}-{version(settings)}{suffix}",
+            "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.rendezvous_port + test}",
+            "--local-addr", rendezvous.own_ip,
         ]  # fmt: skip
-    counts = ["--nproc-per-node", str(settings.gpus_per_node), "--max-restarts", str(settings.max_restarts)]
+    counts = ["--nproc-per-node", str(settings.gpus_per_node), "--max-restarts", str(max_restarts)]
     return [*counts, "--rdzv-conf", conf, *where]
 
 
 class Torchrun:
-    """Running torchrun with the training command."""
+    """Running torchrun with the training command, or the gang test's."""
 
-    def __init__(self, node: Node, rendezvous: Rendezvous | None) -> None:
+    def __init__(self, node: Node, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
-        options, command = arguments(node.settings, rendezvous), split_command(node.settings.train_command) or []
+        options = arguments(node.settings, rendezvous, test=bool(test))
+        command = test or split_command(node.settings.train_command) or []
         node.notices.stop_listening()  # a killed process could not
         user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.

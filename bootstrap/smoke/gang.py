@@ -80,7 +80,8 @@ class _Gang:
             results=self.results,
             error=error,
         )
-        text |= {"host": self.host(self.place.rank), "bad_hosts": list(bad or bad_hosts(self.results, self.names))}
+        bad = fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names)
+        text |= {"host": self.host(self.place.rank), "bad_hosts": list(bad)}
         if self.place.rank == 0:
             sys.stderr.write(table(text))
         if self.place.local_rank == 0 and (self.options.out or self.place.rank == 0):
@@ -166,7 +167,12 @@ def bad_hosts(results: Sequence[report.Result], names: Sequence[str]) -> list[st
         return []
     blamed = {name for result in failed for name in result.hosts}
     blamed = blamed or {name for result in results if result.verdict == "warn" for name in result.hosts}
-    return sorted(blamed) if 2 * len(blamed) <= len(names) else []
+    return fewer_than_others(sorted(blamed), names)
+
+
+def fewer_than_others(blamed: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Blamed hosts; none where they are more than half of all: the fault is not theirs."""
+    return list(blamed) if 2 * len(blamed) <= len(names) or not names else []
 
 
 def table(text: dict[str, Any]) -> str:

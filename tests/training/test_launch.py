@@ -89,6 +89,7 @@ def test_case(name: str, open_folder: Path) -> None:
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "HOME": str(tmp_path),
             "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1", "GPUFLEET_IMDS_POLL_S": "0.2",
             "GPUFLEET_TELL_DELAY_S": "1", "GPUFLEET_WORKER_PAUSE_S": "1", "GPUFLEET_GPU_CHECK_S": "1",
+            "GPUFLEET_GANG_TEST_S": "0",
         } | given  # fmt: skip
         process = subprocess.Popen(AGENT, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
