@@ -8,9 +8,8 @@ import tempfile
 from bootstrap.agent.commands import output_of, run_step
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
+from bootstrap.contract.report import EXIT_AT_FAULT
 
-# EX_CONFIG (sysexits.h): the training command is at fault; the unit does not restart it.
-GAVE_UP = 78
 # For the newest report, within the few seconds that the notice leaves.
 LAST_REPORT_S = 5.0
 
@@ -37,7 +36,7 @@ def give_up(node: Node, status: int, reason: str) -> int:
     log(f"{reason}; giving up: journalctl -u gpufleet-train")
     node.reports.tell("gave-up", status)
     _send_log(node, "training gave up")
-    return finish(node, GAVE_UP)
+    return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
 
 
 def be_replaced(node: Node, fault: str, check: str) -> int:

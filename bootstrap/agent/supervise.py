@@ -16,6 +16,7 @@ from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous, meet
 from bootstrap.agent.settings import Settings
 from bootstrap.agent.torchrun import Torchrun
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice, notice_limit_s
 
@@ -95,6 +96,8 @@ def _train(node: Node) -> int:
             node.group.protect_from_scale_in(on=False)
             node.rest(settings.worker_pause_s)
             continue
+        if status == EXIT_AT_FAULT:
+            return give_up(node, status, "the training command says that its settings are at fault")
         lived_s = time.monotonic() - began
         failures = 1 if lived_s >= settings.healthy_s * (settings.max_restarts + 1) else failures + 1
         if failures >= settings.max_launches:

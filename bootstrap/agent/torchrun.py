@@ -74,7 +74,7 @@ class Torchrun:
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
         self._process = subprocess.Popen(
-            [node.settings.python, "-m", "torch.distributed.run", *options, *command],
+            [node.settings.python, "-m", "bootstrap.training.torchrun", *options, *command],
             cwd=node.settings.train_dir, env=training_environment(node, rendezvous), stdin=subprocess.DEVNULL,
             # The unit's limits (LimitMEMLOCK, for EFA) stay.
             user=user.pw_uid if user else None, group=user.pw_gid if user else None,

@@ -9,6 +9,8 @@ from typing import Literal
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json, time_text
 
 FOLDER = "nodes"
+# Exit status of a worker, torchrun and the agent (EX_CONFIG of sysexits.h): another start would end in the same way.
+EXIT_AT_FAULT = 78
 
 ReportState = Literal["training", "done", "gave-up", "unfit", "sick"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, Phase
 from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
@@ -52,10 +53,8 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
     node_count = tick.settings.node_count
     for key, instance in sorted(state.instances.items()):
         if instance.report == "gave-up":
-            return "failed", (
-                f"{key} gave up: the training command failed again and again, or its data cannot be copied; see the "
-                f"log streams train/{key} and node-init/{key} of the stack's log group, then `gpufleet resume`"
-            )
+            why = _reason(key, tick.seen.reports.get(key))
+            return "failed", f"{key} gave up: {why} of the stack's log group, then `gpufleet resume`"
     instances = state.instances.values()
     done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]
     if len(done) >= node_count:
@@ -63,6 +62,18 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
     if done and tick.now - min(done) >= DONE_GRACE:
         return "done", f"the training command ended well on {len(done)} of {node_count} nodes"
     return None
+
+
+def _reason(key: str, report: NodeReport | None) -> str:
+    """Reason of a node that gave up, up to the log stream that says more."""
+    if report and report.step:
+        return f"the set-up's {report.step} fails as on any other node; see the log stream node-init/{key}"
+    if report and report.exit_status == EXIT_AT_FAULT:
+        return (
+            "the training command cannot run with its settings, or its memory; what to change is at the end of the log "
+            f"stream train/{key}"
+        )
+    return f"the training command failed again and again; see the log stream train/{key}"
 
 
 def _over_budget(tick: Tick, state: ControllerState) -> str | None:

@@ -6,14 +6,12 @@ import logging
 import os
 import sys
 
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.trainer import oom
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.run import train
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.leaving import end_process
-
-# EX_CONFIG of sysexits.h, as the agent's GAVE_UP: another start would end the same way.
-EXIT_AT_FAULT = 78
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bootstrap.contract.report import EXIT_AT_FAULT
 from infra.kubernetes.cluster_facts import ClusterFacts
 from infra.kubernetes.constants import SERVICE_ACCOUNT
 from infra.kubernetes.objects import MANAGED_BY, Manifest, gpu_toleration
@@ -17,8 +18,8 @@ SCRATCH_DIR = "/mnt/nvme"
 HUGEPAGES = "5120Mi"
 # Share of a node's processors and memory that the training pod requests; kubelet and daemons have the rest.
 POD_SHARE = 0.8
-# Exit statuses of the agent: the node is leaving (SIGTERM's), and the command is at fault (EX_CONFIG of sysexits.h).
-LEFT, GAVE_UP = 143, 78
+# Exit statuses of the agent: the node is leaving (SIGTERM's), and the command is at fault.
+LEFT, GAVE_UP = 143, EXIT_AT_FAULT
 
 # Program of the init container: fetches bundle and training code, and checks their digests. The image has boto3 for the
 # checkpoints, and may lack the AWS CLI.

@@ -172,7 +172,7 @@ class KilledRun:
                     continue
                 command = (entry / "cmdline").read_bytes()
                 roles["node"].append(int(entry.name))
-                if b"torch.distributed.run" in command:
+                if b"bootstrap.training.torchrun" in command:
                     roles["torchrun"].append(int(entry.name))
                 elif b"\0LOCAL_RANK=" in variables and b"examples.tiny_gpt" in command:
                     roles["worker"].append(int(entry.name))

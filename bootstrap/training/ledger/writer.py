@@ -26,6 +26,8 @@ PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
 APPEND_LIMIT_S = 0.02
 # S3 cannot append: one object a minute.
 SEGMENT_INTERVAL_S = 60.0
+# Of a process that stood by (standby.py): Unix seconds at which it got its command.
+STARTED_VARIABLE = "GPUFLEET_STARTED_AT"
 
 
 class Sink(Protocol):
@@ -210,6 +212,8 @@ def boot_id() -> str:
 
 def process_started_at() -> float:
     """Unix seconds of this process's start, before its imports (field 22 of ``/proc/self/stat``, proc(5))."""
+    if started := positive_number(STARTED_VARIABLE):
+        return started
     try:
         ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The node's watcher dies, as of the kernel's lack of memory; a second one takes its place and sees the notice.
 pids="/proc/$1/task/$1/children"
-until grep -q bootstrap.training.watcher "$CALLS" && grep -q torch.distributed.run "$CALLS"; do sleep 0.05; done
+until grep -q bootstrap.training.watcher "$CALLS" && grep -q bootstrap.training.torchrun "$CALLS"; do sleep 0.05; done
 sleep 0.5
 for pid in $(<"$pids"); do
   if tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q bootstrap.training.watcher; then kill -KILL "$pid"; fi

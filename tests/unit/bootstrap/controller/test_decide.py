@@ -277,13 +277,14 @@ def test_one_done_node_is_enough_after_a_while_unless_it_speaks_of_another_run()
     assert "1 of 3" in world.known.reason
 
 
-def test_a_node_that_gave_up_fails_the_run() -> None:
+@pytest.mark.parametrize(("exit_status", "why"), [(1, "failed again and again"), (78, "what to change is at the end")])
+def test_a_node_that_gave_up_fails_the_run(exit_status: int, why: str) -> None:
     world = trained(World(settings()))
     loser = world.in_service()[1]
     world.say(world.in_service()[0], "training")
-    world.say(loser, "gave-up")
+    world.say(loser, "gave-up", exit_status=exit_status)
     world.run_until("failed")
-    assert loser in world.known.reason
+    assert loser in world.known.reason and why in world.known.reason
     assert not world.alive()
 
 

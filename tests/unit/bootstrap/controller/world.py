@@ -147,13 +147,13 @@ class World:
         """A person's request."""
         self.request = PersonRequest(schema_version=1, want=want, at=self.now, by="arn:aws:iam::123456789012:user/ann")
 
-    def say(self, key: str, report: ReportState, run_id: str | None = None) -> None:
+    def say(self, key: str, report: ReportState, run_id: str | None = None, *, exit_status: int = 0) -> None:
         """A node's report."""
         self.nodes[key].report = NodeReport(
             schema_version=1,
             run_id=run_id or self.config.run_id,
             state=report,
-            exit_status=0,
+            exit_status=exit_status,
             step="",
             at=self.now,
             modified_at=self.now,

@@ -1,0 +1,172 @@
+"""Processes that stand by for a failed worker: their imports are done, which take most of a restart.
+
+torchrun starts them one after the other, a while after its workers and in the same way. Each waits for a command on a
+pipe and then runs it as ``python`` would. Nothing is forked, so neither CUDA nor threads are in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import logging
+import os
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+
+from bootstrap.training.environment import positive_number
+from bootstrap.training.ledger.writer import STARTED_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+STANDBY_VARIABLE = "GPUFLEET_STANDBY"
+DELAY_VARIABLE = "GPUFLEET_STANDBY_DELAY_S"
+# Workers import, compile and load in the first minute, and want the processors for themselves.
+DEFAULT_DELAY_S = 60.0
+# A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); the rest is the training's.
+FREE_BYTES = 4 * 2**30
+READY = "is ready to take a worker's place"
+TRAINER = "bootstrap.trainer"
+# An optimizer's constructor imports torch._dynamo, and that sympy: together as long as torch itself.
+MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp", "bootstrap.training.run")
+TRAINER_MODULES = ("bootstrap.trainer.run", "transformers.models.auto.modeling_auto")
+
+
+@dataclass
+class _Waiting:
+    process: Popen[bytes]
+    command: int
+    is_ready: bool = False
+
+
+class Standby:
+    """Waiting processes of one torchrun, as many as it has workers."""
+
+    def __init__(self, modules: Sequence[str], *, delay_s: float) -> None:
+        self._modules, self._delay_s = tuple(modules), delay_s
+        self._waiting: list[_Waiting] = []
+        self._changed = threading.Condition()
+        self._wanted, self._not_before, self._is_closed = 0, 0.0, False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_environment(cls, arguments: Sequence[str]) -> Standby | None:
+        """Processes for a torchrun with these arguments; None where they are off.
+
+        The reference trainer has them. A script of one's own asks for them with ``GPUFLEET_STANDBY=1``: a variable that
+        it sets before it imports torch would come too late for torch.
+        """
+        asked = os.environ.get(STANDBY_VARIABLE, "").strip()
+        is_trainer = any(pair == ("-m", TRAINER) for pair in itertools.pairwise(arguments))
+        if asked == "0" or (asked != "1" and not is_trainer):
+            return None
+        modules = (*MODULES, *TRAINER_MODULES) if is_trainer else MODULES
+        return cls(modules, delay_s=positive_number(DELAY_VARIABLE) or DEFAULT_DELAY_S)
+
+    def take(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> Popen[bytes] | None:
+        """Give a command to a waiting process, which becomes that worker; None where none can."""
+        if arguments[:2] != (sys.executable, "-u"):
+            return None
+        command = {"arguments": list(arguments[1:]), "environment": {**environment, STARTED_VARIABLE: str(time.time())}}
+        with self._changed:
+            for one in [one for one in self._waiting if one.is_ready]:
+                self._waiting.remove(one)
+                with os.fdopen(one.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+                    pipe.write(json.dumps(command).encode())
+                    pipe.flush()
+                    if one.process.poll() is None:
+                        return one.process
+        return None
+
+    def started(self, workers: int) -> None:
+        """Note that a worker of ``workers`` was started: later, so many processes stand by."""
+        with self._changed:
+            self._wanted, self._not_before = workers, time.monotonic() + self._delay_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep, name="standby", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the waiting processes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            for one in self._waiting:
+                one.process.kill()
+                one.process.wait()
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed and (
+                    len(self._waiting) >= self._wanted or time.monotonic() < self._not_before
+                ):
+                    left_s = self._not_before - time.monotonic()
+                    self._changed.wait(left_s if left_s > 0 else None)
+                if self._is_closed:
+                    return
+            if not self._start_one():
+                return
+
+    def _start_one(self) -> bool:
+        # Here: it imports torch, and a standby process imports what it is told.
+        from bootstrap.training.host_buffer import available_bytes
+
+        free, where = available_bytes()
+        if free < FREE_BYTES:
+            logger.warning("no process stands by: %.1f GiB are free (%s)", free / 2**30, where)
+            return False
+        command_end, command = os.pipe()
+        ready, ready_end = os.pipe()
+        arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end), str(ready_end)]
+        with self._changed:
+            if self._is_closed:
+                return False
+            process = Popen([*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True)
+            one = _Waiting(process=process, command=command)
+            self._waiting.append(one)
+        os.close(command_end)
+        os.close(ready_end)
+        with os.fdopen(ready, "rb") as pipe:
+            one.is_ready = pipe.read() == b"1"
+        if one.is_ready:
+            logger.info("standby: process %d %s", process.pid, READY)
+        return one.is_ready
+
+
+def wait_for_command(command: int, ready: int, modules: Sequence[str]) -> None:
+    """Import, wait, and run the command that comes; return where torchrun is gone."""
+    for name in modules:
+        with contextlib.suppress(Exception):  # the command's own import of it gives the error
+            importlib.import_module(name)
+    with os.fdopen(ready, "wb") as pipe:
+        pipe.write(b"1")
+    with os.fdopen(command, "rb") as pipe:
+        text = pipe.read()
+    if not text:
+        return
+    given = json.loads(text)
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    arguments = given["arguments"][1:]  # after -u, as this process has it
+    sys.orig_argv = [sys.executable, *given["arguments"]]
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    wait_for_command(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

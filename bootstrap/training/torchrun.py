@@ -1,0 +1,78 @@
+"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds two things.
+
+A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. And processes that have
+done the imports already take a failed worker's place (standby.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from subprocess import Popen
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from bootstrap.contract.report import EXIT_AT_FAULT
+from bootstrap.training.standby import Standby
+
+run: Any = importlib.import_module("torch.distributed.run")
+# torchrun names no place for an agent or a handler of one's own; these modules have the names by which it finds both.
+api: Any = importlib.import_module("torch.distributed.launcher.api")
+handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
+logger = logging.getLogger("bootstrap.training.torchrun")
+
+
+class FleetAgent(LocalElasticAgent):
+    """torchrun's agent; restarts nothing that would fail in the same way."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if any(failure.exitcode == EXIT_AT_FAULT for failure in result.failures.values()):
+            self._remaining_restarts = 0
+        return result
+
+
+def with_standby(standby: Standby) -> type[SubprocessHandler]:
+    """Make the class that starts torchrun's workers from the processes that stand by, where one is ready."""
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+            waiting = None
+            if self._stdout is None and self._stderr is None:
+                waiting = standby.take(args, env)
+            standby.started(int(env["LOCAL_WORLD_SIZE"]))
+            return waiting or super()._popen(args, env)
+
+    return Handler
+
+
+def main() -> None:
+    """Run torchrun; exits with ``EXIT_AT_FAULT`` where a worker did."""
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("%(asctime)s torchrun %(message)s"))
+    ours = logging.getLogger("bootstrap")
+    ours.addHandler(console)
+    ours.setLevel(logging.INFO)
+    api.LocalElasticAgent = FleetAgent
+    standby = Standby.from_environment(sys.argv[1:])
+    if standby is not None:
+        handlers.SubprocessHandler = with_standby(standby)
+    try:
+        run.main()
+    except ChildFailedError as error:
+        if all(failure.exitcode != EXIT_AT_FAULT for failure in error.failures.values()):
+            raise
+        logger.error("a worker ended with %d: its settings are at fault, see its last lines", EXIT_AT_FAULT)
+        sys.exit(EXIT_AT_FAULT)
+    finally:
+        if standby is not None:
+            standby.close()
+
+
+if __name__ == "__main__":
+    main()

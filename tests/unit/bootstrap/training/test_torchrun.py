@@ -1,0 +1,94 @@
+"""torchrun of a node, in this process with real workers: places taken by standby processes, faults that are final."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bootstrap.training import standby, torchrun
+
+# Dies without a word at its first start, and finds its settings at fault at its second.
+WORKER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from bootstrap.training.ledger.writer import process_started_at
+
+here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+row = {"argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "path": sys.path[0], "parent": os.getppid(),
+       "session": os.getsid(0) == os.getpid(), "imported": "told" in sys.modules, "rank": os.environ["RANK"],
+       "started_at": process_started_at()}
+with (here / "starts.jsonl").open("a") as file:
+    file.write(json.dumps(row) + "\\n")
+while not restarts and not (here / "go").exists():
+    time.sleep(0.01)
+if not restarts:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(78)
+"""
+
+
+def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "told.py").write_text("")
+    (tmp_path / "work.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(torchrun.__file__).parents[2]}")
+    monkeypatch.setenv("GPUFLEET_STANDBY", "1")
+    monkeypatch.setenv("GPUFLEET_STANDBY_DELAY_S", "0.05")
+    monkeypatch.setattr(standby, "MODULES", ("told", "no_such_module"))
+    # What main() sets, so that it is set back.
+    monkeypatch.setattr(torchrun.api, "LocalElasticAgent", torchrun.api.LocalElasticAgent)
+    monkeypatch.setattr(torchrun.handlers, "SubprocessHandler", torchrun.handlers.SubprocessHandler)
+    command = [str(tmp_path / "work.py"), str(tmp_path), "b c"]
+    arguments = ["--standalone", "--nproc-per-node", "1", "--max-restarts", "3", *command]
+    monkeypatch.setattr(sys, "argv", ["torchrun", *arguments])
+    killed: list[float] = []
+
+    def kill_when_ready() -> None:
+        deadline = time.monotonic() + 60
+        while standby.READY not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        killed.append(time.time())
+        (tmp_path / "go").touch()
+
+    threading.Thread(target=kill_when_ready, daemon=True).start()
+    with pytest.raises(SystemExit) as ended:
+        torchrun.main()
+    assert ended.value.code == 78
+    first, second = (json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines())
+    assert not first["imported"] and second["imported"]
+    assert killed[0] <= second["started_at"] <= time.time()
+    for row in (first, second):
+        assert row["argv"] == command and row["orig_argv"] == [sys.executable, "-u", *command]
+        assert row["name"] == "__main__" and row["path"] == str(tmp_path) and row["rank"] == "0"
+        assert row["parent"] == os.getpid() and row["session"]
+
+
+def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFLEET_STANDBY", raising=False)
+    trainer, own = ["--nnodes", "1", "-m", "bootstrap.trainer"], ["--nnodes", "1", "train.py", "bootstrap.trainer"]
+    assert standby.Standby.from_environment(trainer) and not standby.Standby.from_environment(own)
+    monkeypatch.setenv("GPUFLEET_STANDBY", "1")
+    assert standby.Standby.from_environment(own)
+    monkeypatch.setenv("GPUFLEET_STANDBY", "0")
+    assert not standby.Standby.from_environment(trainer)
+
+
+def test_without_free_memory_nothing_stands_by(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(standby, "FREE_BYTES", 2**60)
+    waiting = standby.Standby(("json",), delay_s=0.01)
+    waiting.started(2)
+    deadline = time.monotonic() + 10
+    while "no process stands by" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "GiB are free" in caplog.text
+    assert waiting.take((sys.executable, "-u", "train.py"), {}) is None
+    waiting.close()
