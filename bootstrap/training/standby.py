@@ -30,6 +30,7 @@ STANDBY_VARIABLE = "GPUFLEET_STANDBY"
 DELAY_VARIABLE = "GPUFLEET_STANDBY_DELAY_S"
 # Workers import, compile and load in the first minute, and want the processors for themselves.
 DEFAULT_DELAY_S = 60.0
+REAP_S = 1.0
 # A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); the rest is the training's.
 FREE_BYTES = 4 * 2**30
 READY = "is ready to take a worker's place"
@@ -89,6 +90,9 @@ class Standby:
         """Note that a worker of ``workers`` was started: later, so many processes stand by."""
         with self._changed:
             self._wanted, self._not_before = workers, time.monotonic() + self._delay_s
+            for one in [one for one in self._waiting if one.process.poll() is not None]:
+                self._waiting.remove(one)
+                os.close(one.command)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._keep, name="standby", daemon=True)
                 self._thread.start()
@@ -110,11 +114,15 @@ class Standby:
                     len(self._waiting) >= self._wanted or time.monotonic() < self._not_before
                 ):
                     left_s = self._not_before - time.monotonic()
-                    self._changed.wait(left_s if left_s > 0 else None)
+                    self._changed.wait(min(left_s, REAP_S) if left_s > 0 else REAP_S)
+                    for one in self._waiting:
+                        # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
+                        one.process.poll()
                 if self._is_closed:
                     return
             if not self._start_one():
-                return
+                with self._changed:
+                    self._wanted = 0  # until workers are started again
 
     def _start_one(self) -> bool:
         # Here: it imports torch, and a standby process imports what it is told.
