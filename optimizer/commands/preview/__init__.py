@@ -193,13 +193,13 @@ def _compare(
 def _document(
     plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine], sums: Totals
 ) -> dict[str, Any]:
-    data = plan.model_dump(mode="json", include={"hours", "cost_usd", "prices"})
+    data = plan.model_dump(mode="json", include={"hours", "cost_usd", "prices", "alternates"})
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": stack,
         "resources": [{key: getattr(resource, key) for key in RESOURCE_COLUMNS[:5]} for resource in resources],
         "compute_usd_per_hour": plan.compute_usd_per_hour,
-        **{key: data[key] for key in ("hours", "cost_usd", "prices")},
+        **data,
         "costs": [{**asdict(line), "usd_per_month": line.usd_per_month} for line in lines],
         "totals": sums.to_dict(),
     }

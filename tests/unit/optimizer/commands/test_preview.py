@@ -15,7 +15,7 @@ from infra.offline.guardrails import exceptions
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import InvalidInputError
-from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -51,6 +51,17 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
     assert answer["prices"] == [{**price, "usd": price["usd"]} for price in SPOT_P4D["prices"]]
     assert answer["compute_usd_per_hour"] == pytest.approx(95 / 4.5)
     assert any("000000000000" in note for note in answer["notes"])
+
+
+def test_both_forms_say_where_the_plan_goes_without_capacity(tmp_path: Path) -> None:
+    plan = SPOT_P4D | {"alternates": [ON_DEMAND_P4D, SPOT_P4DE]}
+    (line,) = [line for line in preview(tmp_path, plan).splitlines() if line.startswith("next     ")]
+    assert line.startswith("next     without capacity there: on-demand in use1-az6 (100.00 USD), p4de.24xlarge spot in")
+    alternates = json.loads(preview(tmp_path, plan, "--format", "json"))["alternates"]
+    assert [(one["zone_id"], one["purchase"], one["price"]["usd"]) for one in alternates] == [
+        ("use1-az6", "on-demand", 21.96),
+        ("use1-az6", "spot", 14.0),
+    ]
 
 
 def test_the_table_shows_tree_cost_prices_and_notes(tmp_path: Path) -> None:
