@@ -42,7 +42,8 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
         return [
             f"{nodes} x {place} reserved for one year are billed for {HOURS_PER_YEAR:,.0f} h, used or not: the plan "
             f"has all {nodes * year_usd:,.0f} USD for {hours:,.3g} h of use, which cost "
-            f"{nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand"
+            f"{nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand; "
+            "buy the reserved instances first: the stack buys none, and its nodes are billed on demand without them"
         ]
     if option not in ("on-demand", "spot") or (only_long and option == "spot"):
         return []
