@@ -1,14 +1,32 @@
-"""Parts of a step in one process: loss, schedule, loss scale, and the advice when memory runs out."""
+"""Parts of a step in one process: loss, schedule, loss scale, resume in fp16, and the advice when memory runs out."""
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bootstrap.trainer import loss, oom
-from bootstrap.trainer.optimize import LossScale, gradient_norm, rate_share, scale_gradients
+from bootstrap.trainer.loop import Stepper
+from bootstrap.trainer.mesh import build_mesh
+from bootstrap.trainer.optimize import (
+    LossScale,
+    build_optimizer,
+    build_scheduler,
+    gradient_norm,
+    rate_share,
+    scale_gradients,
+)
+from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
+from bootstrap.training.notices import Notice
 from tests.unit.bootstrap.trainer.test_config import parse
 
 
@@ -56,6 +74,60 @@ def test_fp16_scale_halves_on_infinity_and_survives_a_resume() -> None:
     for _ in range(LossScale.GROWTH_INTERVAL - 1):
         again.takes_step(torch.tensor(1.0))
     assert again.value == 2.0**16
+
+
+STEPS, GLOBAL_BATCH = 8, 8
+
+
+def train_in_half_precision(folder: Path, *, stop_at: int | None = None) -> tuple[dict[int, tuple[float, ...]], Any]:
+    """Loss, norm, rate and, every other step, evaluation by step; the run's parameters and loss scale at its end."""
+    config = parse("--architecture", '{"torchvision": "resnet18"}', "--precision", "fp16", "--global-batch",
+                   str(GLOBAL_BATCH), "--micro-batch", "4", "--steps", str(STEPS), "--warmup-steps", "3",
+                   "--schedule", "cosine", "--clip-norm", "1.0")  # fmt: skip
+    config = dataclasses.replace(config, grad_accum=2)
+    mesh = build_mesh(config, world_size=1, device_type="cpu")
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5))
+    optimizer = build_optimizer(config, model)
+    scheduler, scale = build_scheduler(config, optimizer), LossScale(enabled=True)
+    stepper = Stepper(config, mesh, model, optimizer, scheduler, scale, torch.device("cpu"))
+    data = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+
+    def batches(indices: torch.Tensor, factor: float = 1.0) -> Iterator[dict[str, torch.Tensor]]:
+        for part in torch.split(indices, config.micro_batch):
+            yield {"images": data[part] * factor, "labels": part % 5}
+
+    rows: dict[int, tuple[float, ...]] = {}
+    watcher = Watcher(None, signals=False)
+    with SpotTolerantRun(
+        model, optimizer, mesh=mesh, scheduler=scheduler, scaler=scale, dataset_size=len(data),
+        global_batch=GLOBAL_BATCH, store=str(folder), agree_every=1, watcher=watcher,
+    ) as run:  # fmt: skip
+        for step in run.steps(STEPS):
+            if step == stop_at:
+                watcher.stop_notice = Notice(source="a test", detail="", save_by=time.time() + 60)
+            # Infinite in fp16: the step is skipped, and the scale halves.
+            result = stepper.step(batches(run.sample_indices(step), 1e6 if step in (1, 4) else 1.0))
+            evaluated = [float(stepper.evaluate(batches(torch.arange(8))))] if step % 2 else []
+            rows[step] = (float(result.loss), float(result.gradient_norm), result.learning_rate, *evaluated)
+    return rows, (scale.state_dict(), [parameter.detach().clone() for parameter in model.parameters()])
+
+
+def test_fp16_with_skipped_steps_schedule_and_evaluation_resumes_bit_equal(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        rows, (scale, parameters) = train_in_half_precision(tmp_path / "undisturbed")
+        with pytest.raises(Interrupted):
+            train_in_half_precision(tmp_path / "disturbed", stop_at=4)
+        resumed, (scale_then, parameters_then) = train_in_half_precision(tmp_path / "disturbed")
+    finally:
+        dist.destroy_process_group()
+        gc.unfreeze()  # the trainer collects garbage by itself
+        gc.enable()
+    assert not math.isfinite(rows[1][1]) and math.isfinite(rows[2][1]) and scale["value"] == 2.0**14
+    assert min(resumed) == 5 and repr(resumed) == repr({step: rows[step] for step in resumed})
+    assert scale_then == scale
+    assert all(torch.equal(one, other) for one, other in zip(parameters, parameters_then, strict=True))
 
 
 def test_norm_and_scaling_of_plain_gradients() -> None:
