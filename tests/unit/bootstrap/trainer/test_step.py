@@ -114,7 +114,7 @@ def train_in_half_precision(folder: Path, *, stop_at: int | None = None) -> tupl
 
 
 def test_fp16_with_skipped_steps_schedule_and_evaluation_resumes_bit_equal(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         rows, (scale, parameters) = train_in_half_precision(tmp_path / "undisturbed")
         with pytest.raises(Interrupted):
