@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -83,7 +84,7 @@ def _value(kind: Any, data: Any, place: str, lenient: bool) -> Any:
 def _dataclass(kind: Any, data: Any, place: str, lenient: bool) -> Any:
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {_key(field): field for field in dataclasses.fields(kind)}
     if not lenient and (unknown := sorted(data.keys() - fields.keys())):
         raise UnknownError(f"{place} has unknown fields: {', '.join(unknown)}")
@@ -91,6 +92,12 @@ def _dataclass(kind: Any, data: Any, place: str, lenient: bool) -> Any:
         raise FormatError(f"{place} lacks {', '.join(missing)}")
     given = {field.name: (data[key], f"{place}.{key}") for key, field in fields.items() if key in data}
     return kind(**{name: _value(hints[name], *value, lenient) for name, value in given.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    # Evaluated from text each time: most of a state's reading.
+    return typing.get_type_hints(kind)
 
 
 def _key(field: dataclasses.Field[Any]) -> str:

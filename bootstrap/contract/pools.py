@@ -29,7 +29,7 @@ _HALVINGS = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class PoolRecord:
     """Record of one pool by a run's own launches; times are seconds of the caller's clock.
 
     Attributes:
@@ -64,7 +64,7 @@ class Prospect:
     value: float
 
 
-def came(pool: Pool, now_s: float) -> Pool:
+def came(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record a launch that got its nodes."""
     if pool.empty_since_s is None or pool.empty_at_s is None:
         return replace(pool, launched_at_s=now_s)
@@ -81,7 +81,7 @@ def came(pool: Pool, now_s: float) -> Pool:
     )
 
 
-def refused(pool: Pool, now_s: float) -> Pool:
+def refused(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record a launch that got no nodes, or only a part of the gang."""
     if pool.empty_since_s is None or pool.empty_at_s is None:
         return replace(pool, empty_since_s=now_s, empty_at_s=now_s)
@@ -89,17 +89,17 @@ def refused(pool: Pool, now_s: float) -> Pool:
     return replace(pool, expected_returns=pool.expected_returns + watched, empty_at_s=now_s)
 
 
-def reclaimed(pool: Pool, now_s: float) -> Pool:
+def reclaimed(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record that the pool took running nodes back."""
     return replace(_stayed(pool, now_s), reclaims=pool.reclaims + 1, empty_since_s=now_s, empty_at_s=now_s)
 
 
-def left(pool: Pool, now_s: float) -> Pool:
+def left(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record that the run ended its nodes itself."""
     return _stayed(pool, now_s)
 
 
-def _stayed(pool: Pool, now_s: float) -> Pool:
+def _stayed(pool: PoolRecord, now_s: float) -> PoolRecord:
     if pool.launched_at_s is None:
         return pool
     watched = _expected_events(0.0, now_s - pool.launched_at_s)
@@ -112,7 +112,7 @@ def _expected_events(from_age_s: float, to_age_s: float) -> float:
 
 
 def rank_pools(
-    pools: Mapping[str, Pool],
+    pools: Mapping[str, PoolRecord],
     now_s: float,
     *,
     prices: Mapping[str, float],
@@ -144,7 +144,7 @@ def rank_pools(
 
 
 def expected_spot_s(
-    pools: Mapping[str, Pool], now_s: float, *, left_s: float, elapsed_s: float, spot_s: float
+    pools: Mapping[str, PoolRecord], now_s: float, *, left_s: float, elapsed_s: float, spot_s: float
 ) -> float:
     """Expected time with spot nodes in the next ``left_s``, after ``spot_s`` of the first ``elapsed_s``.
 
@@ -155,7 +155,7 @@ def expected_spot_s(
     return share * (left_s - _first_return_s(pools, now_s, left_s))
 
 
-def _first_return_s(pools: Mapping[str, Pool], now_s: float, most_s: float) -> float:
+def _first_return_s(pools: Mapping[str, PoolRecord], now_s: float, most_s: float) -> float:
     """Median time until the first pool has capacity again, up to ``most_s``."""
     droughts = []
     for pool in pools.values():
@@ -171,7 +171,7 @@ def _first_return_s(pools: Mapping[str, Pool], now_s: float, most_s: float) -> f
     return longest
 
 
-def stay_s(pool: Pool, age_s: float) -> float:
+def stay_s(pool: PoolRecord, age_s: float) -> float:
     """Expected further stay, up to eight hours, of nodes in a pool that has had capacity for ``age_s``."""
     rate = _factor(pool.reclaims, pool.expected_reclaims)
     age = YOUNG_S + age_s
@@ -181,7 +181,7 @@ def stay_s(pool: Pool, age_s: float) -> float:
     return age / (rate - 1) * (1 - left)
 
 
-def _outlook(pool: Pool, now_s: float) -> tuple[float, float]:
+def _outlook(pool: PoolRecord, now_s: float) -> tuple[float, float]:
     """Chance that a launch succeeds, and the stay if it does."""
     leaves, returns = _factor(pool.reclaims, pool.expected_reclaims), _factor(pool.returns, pool.expected_returns)
     usual = returns / (returns + leaves)

@@ -28,6 +28,22 @@ class BlockTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Place that a gang may run in: one instance type of one purchase option in one zone.
+
+    A lone node may have several zones.
+    """
+
+    subnets: str  # ids with commas, as Auto Scaling takes them
+    instance_types: str  # with commas: the plan's own place has its further spot types
+    purchase: Literal["on-demand", "spot"]
+    usd_per_hour: float  # of a node without its volume
+    speed: float  # work per hour over that of the plan's own place
+    hours_p95: float  # of the whole run
+    usd_p95: float  # of the whole run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
     """Settings of a stack's controller."""
 
@@ -57,6 +73,9 @@ class ControllerSettings:
     on_demand_base: int  # nodes on demand from the beginning
     scheduled: bool  # schedules start and pause the gang
     block: BlockTimes | None
+    deadline_hours: float | None = None  # since the run's start
+    # By name, the plan's own first: a refused gang goes to the next. Empty: the group stays where `pulumi up` put it.
+    places: dict[str, Place] = field(default_factory=dict)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:
@@ -72,6 +91,11 @@ class ControllerSettings:
         """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""
         by_type = self.prices.get(lifecycle, {})
         return by_type.get(instance_type, self.dearest_usd_per_hour) + self.volume_usd_per_node_hour
+
+    @property
+    def own_place(self) -> str:
+        """Name of the plan's own place; empty without places."""
+        return next(iter(self.places), "")
 
     @property
     def dearest_usd_per_hour(self) -> float:

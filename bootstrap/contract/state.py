@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json, to_json
+from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.report import ReportState
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import Lifecycle
@@ -71,6 +72,14 @@ class NodeCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenPlace:
+    """One of the settings' places, and why it was chosen."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerState:
     """control/state.json."""
 
@@ -97,6 +106,11 @@ class ControllerState:
     complete_since: datetime | None = None  # all nodes are in service
     refused_since: datetime | None = None  # AWS said that it lacks capacity, and no node has come since
     on_demand: bool = False  # in place of spot nodes that did not come
+    place: ChosenPlace | None = None  # where the nodes were last asked for
+    next_place: ChosenPlace | None = None  # where the attempt goes on
+    round_started_at: datetime | None = None  # places that refused since are not tried again in this attempt
+    pools: dict[str, PoolRecord] = field(default_factory=dict)  # by place; times are Unix times
+    progress: float = 0.0  # share of the run's hours at p95 that complete gangs have served
     unfit_nodes: int = 0  # in a row that failed their set-up or tests
     failed_launches: int = 0  # these three: in the run
     interruptions: int = 0
@@ -112,7 +126,7 @@ class ControllerState:
 
     def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> ControllerState:
         """Return this state in another phase, from ``now`` on."""
-        changed = {"after": None, "next_attempt_at": None, **changes}
+        changed = {"after": None, "next_attempt_at": None, "next_place": None, **changes}
         return replace(self, phase=phase, reason=reason, since=now, **changed)
 
     def silent_s(self, now: datetime) -> float:

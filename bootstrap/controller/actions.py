@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from bootstrap.contract.ending import EndAction, abandon_launches, end_leaving, end_staying, lift_protection
+from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetGroup:
-    """Set the group's sizes and OnDemandBaseCapacity; None leaves a value as it is."""
+    """Set the group's sizes, OnDemandBaseCapacity, subnets and types; None leaves a value as it is."""
 
     desired: int | None = None
     min_size: int | None = None
     max_size: int | None = None
     on_demand_base: int | None = None
+    subnets: str | None = None  # with commas, as the types
+    instance_types: str | None = None
 
 
 Action = SetGroup | EndAction
@@ -65,8 +68,24 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
     if stale or (settings.scheduled and group.max_size != largest):
         min_size, max_size = 0, largest
+    place = settings.places.get(state.place.name) if state.place and up else None
     if up and group.on_demand_base is not None:
-        wanted = settings.node_count if state.on_demand and settings.fallback_on_demand else settings.on_demand_base
+        on_demand = place.purchase == "on-demand" if place else state.on_demand and settings.fallback_on_demand
+        wanted = settings.node_count if on_demand else 0
+        if not place or (state.place and state.place.name == settings.own_place):
+            wanted = max(wanted, settings.on_demand_base)
         base = wanted if wanted != group.on_demand_base else None
-    changed = desired if desired != group.desired else None
-    return SetGroup(desired=changed, min_size=min_size, max_size=max_size, on_demand_base=base)
+    sizes = SetGroup(
+        desired=desired if desired != group.desired else None, min_size=min_size, max_size=max_size, on_demand_base=base
+    )
+    return _with_place(sizes, place, group) if place else sizes
+
+
+def _with_place(sizes: SetGroup, place: Place, group: AutoScalingGroup) -> SetGroup:
+    # Only while the group is empty: a cluster placement group is in one zone:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html
+    if group.subnets != frozenset(place.subnets.split(",")) and not group.members:
+        sizes = replace(sizes, subnets=place.subnets)
+    if group.instance_types and group.instance_types != tuple(place.instance_types.split(",")):
+        sizes = replace(sizes, instance_types=place.instance_types)
+    return sizes

@@ -62,7 +62,8 @@ def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> t
         if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
             message = activity.get("StatusMessage", "")
             no_capacity = NO_CAPACITY.search(message) is not None
-            failures.append(FailedLaunch(at=at, message=message, no_capacity=no_capacity))
+            began_at = to_seconds(activity["StartTime"])
+            failures.append(FailedLaunch(at=at, message=message, no_capacity=no_capacity, began_at=began_at))
     return tuple(sorted(failures, key=lambda failure: failure.at))
 
 

@@ -46,13 +46,23 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
         return
     if action.min_size is not None and action.max_size is not None:
         changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
+    if action.subnets is not None:
+        changes["VPCZoneIdentifier"] = action.subnets
+    # "All optional properties are left unchanged if not specified", the launch template's specification among them.
+    # With it, AWS would check permissions that the controller does not have:
+    # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+    # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplate.html
+    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
+    policy: dict[str, Any] = {}
     if action.on_demand_base is not None:
-        # With a launch template, AWS would check permissions that the controller does not have:
-        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
         answer: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
         present = answer["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
-        distribution = {**present, "OnDemandBaseCapacity": action.on_demand_base}
-        changes["MixedInstancesPolicy"] = {"InstancesDistribution": distribution}
+        policy["InstancesDistribution"] = {**present, "OnDemandBaseCapacity": action.on_demand_base}
+    if action.instance_types is not None:
+        overrides = [{"InstanceType": name} for name in action.instance_types.split(",")]
+        policy["LaunchTemplate"] = {"Overrides": overrides}
+    if policy:
+        changes["MixedInstancesPolicy"] = policy
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 

@@ -14,6 +14,7 @@ from bootstrap.controller.actions import Action, choose_actions
 from bootstrap.controller.instances import count_nodes, update_instances
 from bootstrap.controller.observation import Observation, Tick
 from bootstrap.controller.phases import next_phase
+from bootstrap.controller.places import count_progress
 from bootstrap.controller.runs import change_run, first_state, obey
 
 
@@ -29,7 +30,8 @@ class Decision:
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    state = obey(tick, update_instances(tick, change_run(tick, before or first_state(tick))))
+    state = change_run(tick, count_progress(tick, before or first_state(tick)))
+    state = obey(tick, update_instances(tick, state))
     changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) is not state:
         if (following.phase, following.reason) != (state.phase, state.reason):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import ControllerState, Phase
+from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
@@ -35,8 +35,8 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
             f"{state.unfit_nodes} nodes in a row failed their set-up or tests, and {limit} may: see the log streams "
             "node-init/ of the stack's log group, then `gpufleet resume`"
         )
-    if over_budget := _over_budget(tick, state):
-        return "over-budget", over_budget
+    if reason := over_budget(tick, state):
+        return "over-budget", reason
     # All is saved before EC2 ends a block's nodes.
     reserve = BLOCK_TAIL + timedelta(seconds=settings.drain_s) + ENDING + TICK
     if settings.block and tick.now >= settings.block.end - reserve:
@@ -76,7 +76,8 @@ def _reason(key: str, report: NodeReport | None) -> str:
     return f"the training command failed again and again; see the log stream train/{key}"
 
 
-def _over_budget(tick: Tick, state: ControllerState) -> str | None:
+def over_budget(tick: Tick, state: ControllerState) -> str | None:
+    """Return why the ceiling ends the nodes, or keeps them from starting."""
     settings = tick.settings
     if settings.ceiling_usd is None:
         return None
@@ -105,6 +106,19 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     if settings.reserved_nodes:
         # The unused reservation is in usd_per_hour already.
         price = 0.0
+    elif settings.places:
+        price = _place_usd_per_hour(settings, state)
     elif not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
         price = max(settings.prices["spot"].values())
     return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
+
+
+def _place_usd_per_hour(settings: ControllerSettings, state: ControllerState) -> float:
+    up = state.phase in UP
+    chosen = state.place if up else state.next_place
+    name = chosen.name if chosen and chosen.name in settings.places else settings.own_place if up else ""
+    if not name:
+        # The cheapest place that the next start can choose.
+        return min(place.usd_per_hour for place in settings.places.values())
+    based = settings.on_demand_base and name == settings.own_place
+    return settings.dearest_usd_per_hour if based else settings.places[name].usd_per_hour

@@ -65,7 +65,9 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
     if not answer["AutoScalingGroups"]:
         return None
     group: Any = answer["AutoScalingGroups"][0]
-    distribution = group.get("MixedInstancesPolicy", {}).get("InstancesDistribution")
+    policy = group.get("MixedInstancesPolicy", {})
+    distribution = policy.get("InstancesDistribution")
+    overrides = policy.get("LaunchTemplate", {}).get("Overrides", [])
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
@@ -76,4 +78,6 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
             Member(instance_id=one["InstanceId"], state=one["LifecycleState"], protected=one["ProtectedFromScaleIn"])
             for one in group["Instances"]
         ),
+        subnets=frozenset(filter(None, group.get("VPCZoneIdentifier", "").split(","))),
+        instance_types=tuple(one["InstanceType"] for one in overrides if "InstanceType" in one),
     )

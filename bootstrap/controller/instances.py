@@ -64,7 +64,12 @@ def _refused_since(tick: Tick, state: ControllerState) -> datetime | None:
     has_grown = came > state.nodes.in_service + state.nodes.pending
     if came >= tick.settings.node_count:
         return None
-    if any(failure.no_capacity for failure in tick.seen.failed_launches):
+    # A launch of the place before may end late.
+    begun = state.attempt_started_at
+    if any(
+        failure.no_capacity and not (begun and failure.began_at and failure.began_at < begun)
+        for failure in tick.seen.failed_launches
+    ):
         return (None if has_grown else state.refused_since) or tick.now
     return None if has_grown else state.refused_since
 

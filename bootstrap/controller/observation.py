@@ -21,6 +21,8 @@ class AutoScalingGroup:
     max_size: int
     on_demand_base: int | None  # None with one purchase option only
     members: tuple[Member, ...]
+    subnets: frozenset[str] = frozenset()
+    instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""
@@ -59,6 +61,7 @@ class FailedLaunch:
     at: datetime
     message: str
     no_capacity: bool  # the pool or the quota has no room for the instance
+    began_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

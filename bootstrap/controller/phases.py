@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from bootstrap.contract.state import ENDED, PAUSES, UP, ControllerState
+from bootstrap.contract.pools import came, left, reclaimed, refused
+from bootstrap.contract.state import ENDED, PAUSES, UP, ChosenPlace, ControllerState
 from bootstrap.contract.timings import LEASE, TICK
 from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
+from bootstrap.controller.places import choose_place, learn
 from bootstrap.controller.runs import rest
 
-# Waits before a gang's second, third... start; then the run has failed.
+# Waits before a gang's second, third... attempt; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
 # From AWS's first refusal of a node to the partial gang's end, unless a node comes. Auto Scaling asks again meanwhile:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
@@ -34,7 +36,7 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     if end and state.phase in PAUSES:
         return state.with_phase(*end, now)
     if end and state.phase in UP:
-        return state.with_phase("draining", end[1], now, after=end[0])
+        return _leave(tick, state).with_phase("draining", end[1], now, after=end[0])
     if state.phase == "draining":
         # Now, not after the drain: the state keeps only the last tick's ceiling.
         if state.after == "over-budget" and not end and is_ceiling_raised(tick.settings, state):
@@ -42,7 +44,8 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
         if group and group.members:
             return state
         assert state.after is not None
-        return state.with_phase(state.after, state.reason, now, next_attempt_at=state.next_attempt_at)
+        waits = {"next_attempt_at": state.next_attempt_at, "next_place": state.next_place}
+        return state.with_phase(state.after, state.reason, now, **waits)
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
@@ -85,9 +88,29 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
     if group.max_size < count and not settings.scheduled:
         return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
-    attempt = state.attempts + 1
+    if settings.places and group.desired and not adopt:
+        # A launch may be under way where the group was.
+        return state
+    goes_on = state.next_place is not None and state.next_place.name in settings.places
+    attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
-    return state.with_phase("starting", f"{count} nodes asked for, attempt {attempt}", now, **changes)
+    reason = f"{count} nodes asked for, attempt {attempt}"
+    if settings.places:
+        if not goes_on:
+            state = replace(state, round_started_at=now)
+        place = state.next_place if goes_on else _first_place(tick, state, adopt=adopt)
+        assert place
+        reason += f", in {place.name}: {place.why}"
+        own, there = (settings.places[name].purchase for name in (settings.own_place, place.name))
+        changes |= {"place": place, "on_demand": own == "spot" and there == "on-demand"}
+    return state.with_phase("starting", reason, now, **changes)
+
+
+def _first_place(tick: Tick, state: ControllerState, *, adopt: bool) -> ChosenPlace:
+    """Place of a new attempt; adopted nodes are where the group was left."""
+    known = state.place if state.place and state.place.name in tick.settings.places else None
+    own = ChosenPlace(name=tick.settings.own_place, why="the plan's own place")
+    return (known if adopt else choose_place(tick, state)) or own
 
 
 def _wait(state: ControllerState, reason: str) -> ControllerState:
@@ -104,8 +127,13 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     if in_service >= count:
         if state.phase == "starting":
             reason = f"all {count} nodes are in service"
+            if state.place:
+                reason += f" in {state.place.name}: {state.place.why}"
+            state = learn(tick, state, came)
             return state.with_phase("running", reason, now, attempt_started_at=None, incomplete_since=None)
         if state.incomplete_since:
+            if _took_back(state, state.incomplete_since):
+                state = learn(tick, learn(tick, state, reclaimed), came)
             return replace(state, incomplete_since=None, reason=f"all {count} nodes are in service again")
         if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
             return replace(state, attempts=0)
@@ -118,14 +146,50 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         reason = f"{in_service} of {count} nodes within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
     # Without a member nothing is paid, and a block and a reservation are paid anyway: the group may as well ask on.
-    if state.refused_since and group.members and not settings.block and settings.reserved_nodes < count:
+    if state.refused_since and not settings.block and settings.reserved_nodes < count:
         patience = REFUSED_START if state.phase == "starting" else REFUSED_REPLACEMENT
-        if now - state.refused_since >= patience:
-            came = len(group.members) - len(group.leaving)
-            reason = f"{came} of {count} nodes came, and AWS refuses the others"
+        staying = len(group.members) - len(group.leaving)
+        reason = f"{staying} of {count} nodes came, and AWS refuses the others"
+        if settings.places and not group.members:
+            return _leave_empty_place(tick, state, reason)
+        if settings.places and state.phase == "starting" and choose_place(tick, learn(tick, state, refused)):
+            patience = TICK
+        if group.members and now - state.refused_since >= patience:
             # Spot that lacked for minutes only is asked for once more, before the whole run is bought on demand.
             return _give_back(tick, state, reason, falls_back=state.attempts > 1)
     return state
+
+
+def _leave_empty_place(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
+    """Go to the next place, or ask on, free of charge, until a place may be tried again."""
+    if state.next_attempt_at:
+        return _give_back(tick, state, reason, falls_back=False) if tick.now >= state.next_attempt_at else state
+    learned = _lose(tick, state)
+    if choose_place(tick, learned):
+        return _give_back(tick, state, reason, falls_back=False)
+    again_at = tick.now + _retry_wait(state)
+    waits = f"{reason}: all places worth a try have refused, the next attempt is at {again_at:%H:%M} UTC"
+    return replace(learned, next_attempt_at=again_at, reason=waits)
+
+
+def _retry_wait(state: ControllerState) -> timedelta:
+    return RETRY_WAITS[min(max(state.attempts, 1), len(RETRY_WAITS)) - 1]
+
+
+def _lose(tick: Tick, state: ControllerState) -> ControllerState:
+    """Record that the place did not give, or did not keep, all nodes; the second call is of a refused replacement."""
+    record = state.pools.get(state.place.name) if state.place else None
+    return learn(tick, state, reclaimed if record and record.launched_at_s is not None else refused)
+
+
+def _took_back(state: ControllerState, since: datetime) -> bool:
+    ended = [instance.ended_at for instance in state.instances.values() if instance.interrupted and instance.ended_at]
+    return any(ended_at >= since - TICK for ended_at in ended)
+
+
+def _leave(tick: Tick, state: ControllerState) -> ControllerState:
+    """Record that the run ends the nodes itself."""
+    return learn(tick, state, left) if state.phase == "running" else state
 
 
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
@@ -140,14 +204,24 @@ def _pause(tick: Tick, state: ControllerState) -> ControllerState:
             f"the controller was silent for {hours(silent) * 60:.0f} minutes, so the nodes saved and ended "
             "themselves: see its log group, then `gpufleet resume`"
         )
-    return state.with_phase("draining", reason, tick.now, after="paused")
+    return _leave(tick, state).with_phase("draining", reason, tick.now, after="paused")
 
 
 def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool) -> ControllerState:
     settings, now = tick.settings, tick.now
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
-    if settings.fallback_on_demand and not state.on_demand and falls_back:
+    if settings.places:
+        # A gang that was complete, and a wait, begin another attempt.
+        anew, state = state.phase == "running" or state.next_attempt_at is not None, _lose(tick, state)
+        attempts = state.attempts + anew
+        if anew:
+            state = replace(state, round_started_at=now)
+        place = choose_place(tick, state, on_demand=falls_back)
+        if place and attempts <= len(RETRY_WAITS) + 1:
+            reason = f"{reason}: next is {place.name}, {place.why}"
+            return state.with_phase("draining", reason, now, after="waiting", next_place=place, attempts=attempts)
+    elif settings.fallback_on_demand and not state.on_demand and falls_back:
         reason = f"{reason}: on-demand nodes instead"
         return state.with_phase("draining", reason, now, after="waiting", on_demand=True, attempts=0)
     # A block is paid anyway: only its end ends the attempts.
@@ -157,6 +231,6 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
         reason += f", {state.attempts} times in a row: `gpufleet resume` tries again"
         return state.with_phase("draining", reason, now, after="failed")
     else:
-        next_attempt_at = now + RETRY_WAITS[max(0, state.attempts - 1)]
+        next_attempt_at = now + _retry_wait(state)
     reason += f": the next attempt is at {next_attempt_at:%H:%M} UTC"
     return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)

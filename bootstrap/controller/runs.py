@@ -82,6 +82,8 @@ def _begin(tick: Tick, state: ControllerState) -> ControllerState:
         run_started_at=tick.now,
         attempts=0,
         on_demand=False,
+        next_place=None,
+        progress=0.0,
         unfit_nodes=0,
         failed_launches=0,
         interruptions=0,

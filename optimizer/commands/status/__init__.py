@@ -32,6 +32,7 @@ WATCH_S = 20
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
     *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
+    *("place", "next_place", "progress"),
     *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
 )
 INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
@@ -186,6 +187,8 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
             )
         if state.next_attempt_at is not None:
             lines.append(f"next start at {utc(state.next_attempt_at)}")
+        if state.place is not None and state.place.name not in state.reason:
+            lines.append(f"place: {state.place.name}, {state.place.why}")
         if state.on_demand:
             lines.append("on-demand nodes stand in for spot nodes that did not come")
         if state.last_failure:

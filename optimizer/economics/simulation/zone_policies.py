@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bootstrap.contract.pools import Pool, came, expected_spot_s, left, rank_pools, reclaimed, refused
+from bootstrap.contract.pools import PoolRecord, came, expected_spot_s, left, rank_pools, reclaimed, refused
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.zones import Event, Mode, ZonePolicy, ZoneView
 
@@ -121,7 +121,7 @@ class Adaptive:
     """
 
     def __init__(self, prices: Sequence[float], job: Job, try_hours: float) -> None:
-        self._pools = {str(place): Pool() for place in range(len(prices))}
+        self._pools = {str(place): PoolRecord() for place in range(len(prices))}
         self._prices = {str(place): price for place, price in enumerate(prices)}
         self._restart_s, self._try_s = job.restart_hours * 3600, try_hours * 3600
         self._order: list[int] = []

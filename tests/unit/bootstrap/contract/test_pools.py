@@ -7,12 +7,24 @@ import json
 import pytest
 
 from bootstrap.contract.codec import from_json, to_json
-from bootstrap.contract.pools import YOUNG_S, Pool, came, expected_spot_s, left, rank_pools, reclaimed, refused, stay_s
+from bootstrap.contract.pools import (
+    YOUNG_S,
+    PoolRecord,
+    came,
+    expected_spot_s,
+    left,
+    rank_pools,
+    reclaimed,
+    refused,
+    stay_s,
+)
 
 HOUR = 3600.0
 
 
-def order(pools: dict[str, Pool], now_s: float, *, running_price: float | None = None, **prices: float) -> list[str]:
+def order(
+    pools: dict[str, PoolRecord], now_s: float, *, running_price: float | None = None, **prices: float
+) -> list[str]:
     ranked = rank_pools(
         pools,
         now_s,
@@ -25,42 +37,42 @@ def order(pools: dict[str, Pool], now_s: float, *, running_price: float | None =
     return [prospect.name for prospect in ranked]
 
 
-def lived(hours: float, times: int) -> Pool:
+def lived(hours: float, times: int) -> PoolRecord:
     """A pool that gave nodes for some hours each time and took them back."""
-    pool = Pool()
+    pool = PoolRecord()
     for start in range(times):
         pool = reclaimed(came(pool, start * 100 * HOUR), (start * 100 + hours) * HOUR)
     return pool
 
 
 def test_a_pool_that_has_just_refused_comes_last_until_time_has_passed() -> None:
-    pools = {"a": refused(Pool(), 0.0), "b": Pool(), "c": Pool()}
+    pools = {"a": refused(PoolRecord(), 0.0), "b": PoolRecord(), "c": PoolRecord()}
     assert order(pools, 60.0) == ["b", "c", "a"]
-    longer = {"a": refused(Pool(), 0.0), "b": refused(refused(Pool(), 0.0), 3 * HOUR)}
+    longer = {"a": refused(PoolRecord(), 0.0), "b": refused(refused(PoolRecord(), 0.0), 3 * HOUR)}
     assert order(longer, 3 * HOUR + 600) == ["a", "b"]
 
 
 def test_pools_that_keep_nodes_come_before_pools_that_take_them_back() -> None:
     steady, flapping = lived(20, 3), lived(0.1, 3)
-    assert stay_s(steady, 0) > 1.3 * stay_s(Pool(), 0) > 2 * stay_s(flapping, 0)
+    assert stay_s(steady, 0) > 1.3 * stay_s(PoolRecord(), 0) > 2 * stay_s(flapping, 0)
     assert order({"flapping": flapping, "steady": steady}, 1000 * HOUR) == ["steady", "flapping"]
 
 
 def test_the_prior_alone_is_the_rate_of_the_traces() -> None:
     # E[min(stay, 8 h)] of the rate 1 / (age + young): young x ln(1 + 8 h / young).
-    assert stay_s(Pool(), 0) == pytest.approx(YOUNG_S * 3.0445, rel=1e-3)
-    assert stay_s(Pool(), 5 * HOUR) > 4 * stay_s(Pool(), 0)
-    half = reclaimed(came(Pool(), 0), YOUNG_S * 1.718281828)
+    assert stay_s(PoolRecord(), 0) == pytest.approx(YOUNG_S * 3.0445, rel=1e-3)
+    assert stay_s(PoolRecord(), 5 * HOUR) > 4 * stay_s(PoolRecord(), 0)
+    half = reclaimed(came(PoolRecord(), 0), YOUNG_S * 1.718281828)
     assert half.reclaims == 1 and half.expected_reclaims == pytest.approx(1)
 
 
 def test_a_cheaper_pool_is_worth_a_restart_and_an_equal_one_is_not() -> None:
-    pools = {"a": came(Pool(), 0), "b": Pool(), "c": Pool()}
+    pools = {"a": came(PoolRecord(), 0), "b": PoolRecord(), "c": PoolRecord()}
     assert order(pools, 9 * HOUR, running_price=0.3) == []
     assert order(pools, 9 * HOUR, running_price=0.6, a=0.6, c=0.2) == ["c", "b"]
     assert order(pools, 9 * HOUR, running_price=0.3, b=0.27) == []
     # On-demand nodes run: any pool that earns back its restart.
-    assert order({"b": Pool(), "dear": Pool()}, 0.0, running_price=1.0, dear=0.97) == ["b"]
+    assert order({"b": PoolRecord(), "dear": PoolRecord()}, 0.0, running_price=1.0, dear=0.97) == ["b"]
 
 
 def test_pools_that_never_earn_back_their_restart_are_left_out() -> None:
@@ -68,20 +80,20 @@ def test_pools_that_never_earn_back_their_restart_are_left_out() -> None:
 
 
 def test_spot_is_expected_only_after_the_first_pool_comes_back() -> None:
-    def expected(pools: dict[str, Pool], now_s: float, spot_s: float = 0.0) -> float:
+    def expected(pools: dict[str, PoolRecord], now_s: float, spot_s: float = 0.0) -> float:
         return expected_spot_s(pools, now_s, left_s=24 * HOUR, elapsed_s=now_s, spot_s=spot_s)
 
-    assert expected({"a": Pool()}, 0) == pytest.approx(12 * HOUR)
-    assert expected({"a": Pool(), "b": Pool()}, 0) == pytest.approx(18 * HOUR)
-    fresh = {"a": refused(Pool(), 0.0)}
-    old = {"a": refused(refused(Pool(), 0.0), 6 * HOUR)}
+    assert expected({"a": PoolRecord()}, 0) == pytest.approx(12 * HOUR)
+    assert expected({"a": PoolRecord(), "b": PoolRecord()}, 0) == pytest.approx(18 * HOUR)
+    fresh = {"a": refused(PoolRecord(), 0.0)}
+    old = {"a": refused(refused(PoolRecord(), 0.0), 6 * HOUR)}
     assert expected(old, 6 * HOUR) < expected(fresh, 0.0) < 12 * HOUR
     # Half of the droughts of the rate 1 / (age + young) are shorter than young.
     assert expected(fresh, 0.0) == pytest.approx((24 * HOUR - YOUNG_S) / 2, rel=1e-3)
-    assert expected({"a": Pool()}, 8 * HOUR, spot_s=8 * HOUR) == pytest.approx(18 * HOUR)
+    assert expected({"a": PoolRecord()}, 8 * HOUR, spot_s=8 * HOUR) == pytest.approx(18 * HOUR)
 
 
 def test_a_pool_is_kept_as_json() -> None:
-    pool = refused(left(came(refused(Pool(), 5.0), 700.0), 9000.0), 9100.0)
+    pool = refused(left(came(refused(PoolRecord(), 5.0), 700.0), 9000.0), 9100.0)
     assert pool.returns == 1 and pool.reclaims == 0 and pool.expected_reclaims > 0
-    assert from_json(Pool, json.loads(json.dumps(to_json(pool))), "pool") == pool
+    assert from_json(PoolRecord, json.loads(json.dumps(to_json(pool))), "pool") == pool

@@ -15,7 +15,7 @@ from bootstrap.contract.settings import Lifecycle
 from bootstrap.contract.state import read_state
 from bootstrap.contract.timings import ENDING, TICK
 from bootstrap.controller.phases import REFUSED_START
-from tests.unit.bootstrap.controller.world import MINUTE, World, settings
+from tests.unit.bootstrap.controller.world import MINUTE, World, rotating, settings
 
 WINDOW_S = 1200
 
@@ -31,7 +31,7 @@ class Event:
 
 KINDS = (
     "interrupt silent-interrupt no-capacity capacity slow fast bad hang stop run gave-up done new-run lost-actions "
-    "actions outage external-0 external-n"
+    "actions outage external-0 external-n drought rain"
 )
 EVENTS = st.builds(
     Event,
@@ -49,6 +49,9 @@ def happen(world: World, event: Event) -> None:
         world.interrupt(victim, notice=event.kind == "interrupt")
     elif event.kind in ("no-capacity", "capacity"):
         world.capacity = {**spot, "spot": event.which % 3 if event.kind == "no-capacity" else 9}
+    elif event.kind in ("drought", "rain"):
+        zone = f"subnet-az{1 + event.which % 3}"
+        world.rooms[("spot", zone)] = event.which % 3 if event.kind == "drought" else 9
     elif event.kind in ("slow", "fast", "bad"):
         world.boot = {"slow": timedelta(minutes=25), "fast": timedelta(minutes=3), "bad": None}[event.kind]
     elif event.kind == "hang":
@@ -87,11 +90,14 @@ def live(world: World, events: list[Event], *, forbidden: tuple[str, ...] = ()) 
     ceiling=st.integers(20, 400),
     fallback=st.booleans(),
     scheduled=st.booleans(),
+    places=st.booleans(),
 )
-def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, scheduled: bool) -> None:
-    config = settings(
+def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, scheduled: bool, places: bool) -> None:
+    # Short runs, which any ceiling pays at p95 in some place.
+    config = (rotating if places else settings)(
         ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, fallback_on_demand=fallback, scheduled=scheduled
     )
+    config = replace(config, places={name: replace(one, usd_p95=100.0) for name, one in config.places.items()})
     world = World(config)
     # While the function does not run, or AWS refuses its calls, nobody can keep any ceiling.
     live(world, events, forbidden=("outage", "lost-actions"))
@@ -103,15 +109,16 @@ def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, sc
 
 
 @examples(max_examples=40, deadline=None)
-@given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans())
+@given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans(), places=st.booleans())
 def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
-    events: list[Event], fallback: bool
+    events: list[Event], fallback: bool, places: bool
 ) -> None:
-    world = World(settings(gang_window_s=WINDOW_S, fallback_on_demand=fallback))
+    world = World((rotating if places else settings)(gang_window_s=WINDOW_S, fallback_on_demand=fallback))
     longest = current = 0
     for in_service, _ in live(world, events, forbidden=("outage", "lost-actions")):
         current = current + 1 if 0 < in_service < 3 else 0
         longest = max(longest, current)
+        assert len({world.nodes[key].subnet for key in world.alive()}) <= 1, "nodes in two places"
     assert longest <= (timedelta(seconds=WINDOW_S + world.config.drain_s) + ENDING) / MINUTE
 
 
@@ -128,19 +135,52 @@ def test_nodes_that_aws_leaves_without_company_are_paid_for_minutes(events: list
     for _ in range(90):
         world.tick()
         world.advance(MINUTE)
-        waiting = waiting + 1 if world.phase == "starting" and world.alive() else 0
+        waiting = waiting + 1 if world.phase == "starting" and 0 < len(world.alive()) < 3 else 0
         longest = max(longest, waiting)
     # Bad nodes that end and come again are no lack of capacity.
     if world.boot is not None:
         assert longest <= REFUSED_START / MINUTE + 3
 
 
+@examples(max_examples=25, deadline=None)
+@given(events=st.lists(EVENTS, max_size=10), lacks=st.lists(st.integers(0, 2), min_size=3, max_size=3))
+def test_a_refused_gang_is_elsewhere_within_two_ticks_and_pays_minutes(events: list[Event], lacks: list[int]) -> None:
+    world = World(rotating(gang_window_s=WINDOW_S), saves_after=timedelta(minutes=1))
+    live(world, events, forbidden=("outage", "lost-actions", "actions", "bad", "hang"))
+    world.boot, world.capacity = timedelta(minutes=8), {"spot": 9, "on-demand": 9, "capacity-block": 9}
+    world.rooms = {("spot", f"subnet-az{zone}"): room for zone, room in enumerate(lacks, start=1)}
+    for key in world.alive():
+        world.vanish(key)
+    world.advance(MINUTE)
+    world.ask("stop")
+    world.run_until("stopped", "done", "failed", "unfit")
+    world.ask("run")
+    before, since = set(world.nodes), world.now
+    waits = []
+    for _ in range(60):
+        world.tick()
+        decision = world.decisions[-1].state
+        if decision.phase == "waiting" and decision.next_place:
+            waits.append((decision.next_place.name, world.now))
+        elif waits and decision.phase == "starting":
+            assert decision.place and decision.place.name == waits[-1][0]
+            assert world.now - waits[0][1] <= 2 * MINUTE
+            waits = []
+        world.advance(MINUTE)
+    # Three spot places are refused twice at most, then all nodes come on demand.
+    assert (world.phase, len(world.in_service())) == ("running", 3), world.now - since
+    lone = [node for key, node in world.nodes.items() if key not in before and node.ended_at]
+    assert all(node.ended_at and node.ended_at - node.launched_at <= 5 * MINUTE for node in lone)
+
+
 @examples(max_examples=40, deadline=None)
-@given(events=st.lists(EVENTS, max_size=14), scheduled=st.booleans())
-def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(events: list[Event], scheduled: bool) -> None:
-    world = World(settings(gang_window_s=WINDOW_S, scheduled=scheduled))
+@given(events=st.lists(EVENTS, max_size=14), scheduled=st.booleans(), places=st.booleans())
+def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
+    events: list[Event], scheduled: bool, places: bool
+) -> None:
+    world = World((rotating if places else settings)(gang_window_s=WINDOW_S, scheduled=scheduled))
     live(world, events)
-    world.lose_actions = False
+    world.lose_actions, world.rooms = False, {}
     world.boot, world.capacity = timedelta(minutes=3), {"spot": 9, "on-demand": 9, "capacity-block": 9}
     world.advance(MINUTE)
     world.ask("run")
@@ -158,15 +198,16 @@ def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(events: list[
 
 
 @examples(max_examples=30, deadline=None)
-@given(events=st.lists(EVENTS, max_size=10))
-def test_dollars_never_decrease_and_the_state_survives_its_file(events: list[Event]) -> None:
-    world = World(settings(fixed_usd_per_hour=0.1, volume_usd_per_node_hour=0.02))
+@given(events=st.lists(EVENTS, max_size=10), places=st.booleans())
+def test_dollars_never_decrease_and_the_state_survives_its_file(events: list[Event], places: bool) -> None:
+    world = World((rotating if places else settings)(fixed_usd_per_hour=0.1, volume_usd_per_node_hour=0.02))
     spent = 0.0
     for event in events:
         for _ in range(event.after):
             state = world.tick().state
             assert state.spent_usd >= spent
             spent = state.spent_usd
-            assert read_state(state.to_text(), "the state") == state
             world.advance(MINUTE)
+        if world.state:
+            assert read_state(world.state.to_text(), "the state") == world.state
         happen(world, event)

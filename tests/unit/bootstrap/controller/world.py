@@ -9,7 +9,7 @@ from typing import Any
 from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection, Member
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, SetGroup
 from bootstrap.controller.decide import Decision, decide
@@ -18,6 +18,35 @@ from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Mac
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 PRICES = {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}}
+
+
+def place(zone: str, purchase: Any, usd: float, *, instance_type: str = "p4d.24xlarge", hours: float = 20) -> Place:
+    """A place of three nodes, whose run costs its hours at p95."""
+    usd_p95 = 3 * usd * hours
+    return Place(
+        subnets=f"subnet-{zone}",
+        instance_types=instance_type,
+        purchase=purchase,
+        usd_per_hour=usd,
+        speed=1.0,
+        hours_p95=hours,
+        usd_p95=usd_p95,
+    )
+
+
+# The plan's own place first.
+PLACES = {
+    "spot p4d az1": place("az1", "spot", 10.0),
+    "spot p4d az2": place("az2", "spot", 12.0),
+    "spot p4de az3": place("az3", "spot", 14.0, instance_type="p4de.24xlarge"),
+    "on-demand p4d az2": place("az2", "on-demand", 30.0, hours=16),
+}
+
+
+def rotating(**changes: Any) -> ControllerSettings:
+    """Settings with the four places."""
+    prices = {"spot": {"p4d.24xlarge": 12.0, "p4de.24xlarge": 14.0}, "on-demand": {"p4d.24xlarge": 30.0}}
+    return settings(**{"places": dict(PLACES), "prices": prices, **changes})
 
 
 def settings(**changes: Any) -> ControllerSettings:
@@ -69,6 +98,9 @@ class Node:
     """
 
     lifecycle: Lifecycle
+    instance_type: str
+    subnet: str
+    usd_per_hour: float
     launched_at: datetime
     ready_after: timedelta | None
     fails_after: timedelta
@@ -89,6 +121,7 @@ class World:
     Attributes:
         boot: time until the next nodes serve; None for nodes that fail.
         capacity: most nodes of each lifecycle that live at once.
+        rooms: the same of a lifecycle in a subnet, where it is another.
         says_why: Auto Scaling names the lack of capacity, and not another failure.
     """
 
@@ -102,6 +135,9 @@ class World:
     min_size: int = 0
     max_size: int = 3
     base: int | None = 0
+    rooms: dict[tuple[Lifecycle, str], int] = field(default_factory=dict)
+    subnets: str = "subnet-az1"
+    instance_types: str = "p4d.24xlarge"
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
     rebalanced: set[str] = field(default_factory=set)
@@ -135,9 +171,8 @@ class World:
 
     def true_usd(self) -> float:
         """Sum the instances' cost up to now, by their price."""
-        price = {kind: by_type["p4d.24xlarge"] for kind, by_type in self.config.prices.items()}
         return sum(
-            ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * price[node.lifecycle]
+            ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * node.usd_per_hour
             for node in self.nodes.values()
         )
 
@@ -191,17 +226,20 @@ class World:
                     Member(instance_id=key, state=self.nodes[key].state, protected=self.nodes[key].protected)
                     for key in self.alive()
                 ),
+                subnets=frozenset(self.subnets.split(",")),
+                instance_types=tuple(self.instance_types.split(",")),
             ),
             machines=tuple(
                 Machine(
                     instance_id=key,
-                    instance_type="p4d.24xlarge",
+                    instance_type=node.instance_type,
                     lifecycle=node.lifecycle,
                     launched_at=node.launched_at,
                     running=node.ended_at is None,
                     ended=node.ended_at is not None,
                     until=None if node.reclaimed else node.ended_at,
                     reclaimed=node.reclaimed,
+                    usd_per_hour=node.usd_per_hour if self.config.places else None,
                 )
                 for key, node in self.nodes.items()
                 # EC2 forgets an ended instance after an hour.
@@ -236,6 +274,10 @@ class World:
             self.max_size = self.max_size if action.max_size is None else action.max_size
             self.base = self.base if action.on_demand_base is None else action.on_demand_base
             self.desired = self.desired if action.desired is None else action.desired
+            # AWS ends nodes in zones that the group leaves.
+            assert action.subnets is None or not self.alive()
+            self.subnets = action.subnets or self.subnets
+            self.instance_types = action.instance_types or self.instance_types
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
                 self.nodes[key].protected = self.nodes[key].clings
@@ -278,17 +320,27 @@ class World:
         for _ in range(self.desired - len(staying)):
             on_demand = sum(self.nodes[key].lifecycle == "on-demand" for key in self.alive())
             lifecycle: Lifecycle = "on-demand" if self.base is None or on_demand < self.base else "spot"
-            if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= self.capacity[lifecycle]:
+            room = self.rooms.get((lifecycle, self.subnets), self.capacity[lifecycle])
+            if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room:
                 message = f"no {lifecycle} capacity"
                 self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why))
                 return
             self.nodes[f"i-{len(self.nodes):017x}"] = Node(
                 lifecycle=lifecycle,
+                instance_type=self.instance_types,
+                subnet=self.subnets,
+                usd_per_hour=self._price(lifecycle),
                 launched_at=self.now,
                 ready_after=self.boot,
                 fails_after=timedelta(minutes=5),
                 saves_after=self.saves_after,
             )
+
+    def _price(self, lifecycle: Lifecycle) -> float:
+        for one in self.config.places.values():
+            if (one.purchase, one.subnets, one.instance_types) == (lifecycle, self.subnets, self.instance_types):
+                return one.usd_per_hour
+        return self.config.prices[lifecycle][self.instance_types]
 
     def run(self, minutes: int) -> None:
         """Ticks for so long."""
