@@ -103,6 +103,9 @@ def main(*, starts_nodes: bool = True) -> None:
             queue_url=observability.queue_url,
             group_name=fleet.group_name,
             train_archive=storage.train_archive,
+            own_zones=network.own_zones,
+            own_subnets=network.subnet_ids,
+            subnets=network.subnets,
         ),
         # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
         pulumi.ResourceOptions(depends_on=[fleet, observability]),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 
-from bootstrap.contract.settings import BlockTimes, ControllerSettings
+from bootstrap.contract.codec import to_json
+from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
+from infra.places import alternates, places
 from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan, Market
 
@@ -18,6 +22,11 @@ NAT_USD_PER_HOUR = 0.093 + 0.005
 # gp3 at 0.088 a month each, three endpoints at 0.011; the dearer of us-east-1 and eu-west-1 in the catalog
 # (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21). GPU nodes outweigh it a hundredfold.
 CLUSTER_USD_PER_HOUR = 0.10 + SYSTEM_NODES * (0.0184 + SYSTEM_VOLUME_GIB * 0.088 / 730) + 3 * 0.011
+
+
+# Bytes of a function's environment variables, names and values:
+# https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
+VARIABLES_LIMIT = 4096
 
 
 def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
@@ -59,14 +68,29 @@ def job_id(plan: FleetPlan) -> str:
 
 
 def control_settings(
-    settings: Settings, names: Names, *, bucket: str, queue_url: str, group: str, train_archive: str
+    settings: Settings,
+    names: Names,
+    *,
+    bucket: str,
+    queue_url: str,
+    group: str,
+    train_archive: str,
+    own_zones: list[str],
+    own_subnets: list[str],
+    subnets: Mapping[str, str],
 ) -> ControllerSettings:
-    """Build the controller's settings; errors as ``node_prices``."""
+    """Build the controller's settings, with ``infra.places.places``; errors as ``node_prices``."""
+    prices = node_prices(settings.plan)
+    found = places(settings, prices, own_zones=own_zones, own_subnets=own_subnets, subnets=subnets)
+    for alternate in alternates(settings) if found else ():
+        # Two zones may differ in price: nodes without a market price are metered at the dearer one.
+        by_type = prices.setdefault(alternate.purchase, {})
+        by_type[alternate.instance_type] = max(alternate.price.usd, by_type.get(alternate.instance_type, 0.0))
     plan, purchase, block = settings.plan, settings.plan.purchase, settings.plan.purchase.capacity_block
     cost, hours = plan.cost_usd.breakdown, plan.hours.expected
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
-    return ControllerSettings(
+    control = ControllerSettings(
         schema_version=1,
         stack=names.stack,
         region=names.region,
@@ -82,7 +106,7 @@ def control_settings(
         job=job_id(plan),
         node_count=plan.node_count,
         min_nodes=settings.min_nodes,
-        prices=node_prices(plan),
+        prices=prices,
         volume_usd_per_node_hour=_rate(cost.volumes, hours * plan.node_count),
         fixed_usd_per_hour=_rate(cost.storage + cost.transfer + cost.head_node, hours)
         + (CLUSTER_USD_PER_HOUR if settings.platform == "eks" else 0.0)
@@ -95,7 +119,20 @@ def control_settings(
         on_demand_base=purchase.on_demand_base,
         scheduled=bool(settings.mode == "training" and settings.scaling and settings.scaling.schedules),
         block=BlockTimes(start=block.start, end=block.end) if block else None,
+        deadline_hours=plan.job.deadline_hours,
+        places=found,
     )
+    while len(VARIABLE) + len(variable_text(control)) >= VARIABLES_LIMIT and len(control.places) > 1:
+        # The last in the plan's order of trying goes first, and the fallback stays.
+        kept = list(control.places)
+        kept.pop(-2 if control.fallback_on_demand and len(kept) > 2 else -1)
+        control = replace(control, places={name: found[name] for name in kept} if len(kept) > 1 else {})
+    return control
+
+
+def variable_text(control: ControllerSettings) -> str:
+    """Text of the function's variable."""
+    return json.dumps(to_json(control), separators=(",", ":"))
 
 
 def _rate(usd: float, hours: float) -> float:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
-from infra.control_settings import control_settings
+from infra.control_settings import control_settings, variable_text
 from infra.policies.roles import assume_role, controller_policy
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
@@ -31,6 +29,9 @@ class ControllerArgs:
     queue_url: pulumi.Input[str]
     group_name: pulumi.Input[str]
     train_archive: pulumi.Input[str]
+    own_zones: list[str]
+    own_subnets: list[pulumi.Input[str]]
+    subnets: dict[str, pulumi.Input[str]]
 
 
 class Controller(Component):
@@ -66,10 +67,13 @@ class Controller(Component):
         log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
 
         variable: pulumi.Output[str] = pulumi.Output.all(
-            bucket=args.bucket, queue_url=args.queue_url, group=args.group_name, train_archive=args.train_archive
-        ).apply(
-            lambda known: json.dumps(to_json(control_settings(self._settings, names, **known)), separators=(",", ":"))
-        )
+            bucket=args.bucket,
+            queue_url=args.queue_url,
+            group=args.group_name,
+            train_archive=args.train_archive,
+            own_subnets=args.own_subnets,
+            subnets=args.subnets,
+        ).apply(lambda known: variable_text(control_settings(self._settings, names, own_zones=args.own_zones, **known)))
         return aws.lambda_.Function(
             self._name,
             name=names.controller,

@@ -11,6 +11,7 @@ import pulumi_aws as aws
 
 from infra.component import METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
+from infra.places import alternates
 from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
 
@@ -173,7 +174,7 @@ class Fleet(Component):
                 (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
             )
         ]
-        spot, pool = plan.purchase.option == "spot", self._settings.warm_pool
+        mixed, pool = plan.purchase.option == "spot" or bool(alternates(self._settings)), self._settings.warm_pool
         # Not "$Latest": the group's state then says which template its next node gets.
         version = template.latest_version.apply(str)
         group = aws.autoscaling.Group(
@@ -183,8 +184,8 @@ class Fleet(Component):
             min_size=0,
             max_size=plan.node_count,
             vpc_zone_identifiers=args.subnet_ids,
-            launch_template=None if spot else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
-            mixed_instances_policy=self._mixed(template.id, version) if spot else None,
+            launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
+            mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
             warm_pool=aws.autoscaling.GroupWarmPoolArgs(
                 pool_state="Stopped",
                 min_size=pool,
@@ -254,7 +255,11 @@ class Fleet(Component):
         if self._settings.moving_bounds:
             # The controller stops nodes by these bounds, between which policies and schedules move the size.
             left += ["minSize", "maxSize"]
-        if self._plan.purchase.fallback == "on-demand":
+        rotates = bool(alternates(self._settings))
+        if rotates:
+            # The controller goes to the next place when this one has no capacity.
+            left += ["vpcZoneIdentifiers", "mixedInstancesPolicy.launchTemplate.overrides"]
+        if rotates or self._plan.purchase.fallback == "on-demand":
             # The controller buys the gang on demand when spot does not come.
             left.append("mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity")
         return left
@@ -265,7 +270,9 @@ class Fleet(Component):
         plan = self._plan
         return {
             "instances_distribution": {
-                "on_demand_base_capacity": plan.purchase.on_demand_base,
+                "on_demand_base_capacity": (
+                    plan.purchase.on_demand_base if plan.purchase.option == "spot" else plan.node_count
+                ),
                 "on_demand_percentage_above_base_capacity": 0,
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-fleet-allocation-strategy.html
                 "spot_allocation_strategy": "price-capacity-optimized",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pulumi_aws as aws
 
 from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
+from infra.places import fitting
 from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan
 
@@ -94,7 +95,8 @@ def dlami_of(plan: FleetPlan) -> Dlami:
             f"(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html); {other}"
         )
     with_torch = WITH_TORCH[node.cpu_architecture]
-    types = (plan.instance_type, *plan.purchase.spot_types)
+    others = (alternate.instance_type for alternate in fitting(plan))
+    types = (plan.instance_type, *plan.purchase.spot_types, *others)
     if all(name.partition(".")[0] in with_torch.families for name in types):
         return with_torch
     return WITHOUT_TORCH[node.cpu_architecture]

@@ -13,6 +13,7 @@ import pulumi_aws as aws
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.kubernetes import constants as kubernetes
+from infra.places import alternates
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
 from infra.settings import ConfigError, Settings
@@ -85,6 +86,8 @@ class Network(Component):
     Attributes:
         vpc_id, subnet_ids, control_plane_subnet_ids: places of the nodes and of a Kubernetes control plane.
         own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
+        own_zones: zone ids of ``subnet_ids``, the plan's own place.
+        subnets: subnet by zone id, those of the plan's alternates too.
         zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
         placement_group: cluster placement group; None for a lone node.
     """
@@ -98,12 +101,17 @@ class Network(Component):
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
         self.control_plane_subnet_ids: list[pulumi.Input[str]] = []
+        self.own_zones: list[str] = []
+        self.subnets: dict[str, pulumi.Input[str]] = {}
         self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             self.subnet_ids = list(settings.subnet_ids)
             self.control_plane_subnet_ids = list(settings.eks.subnet_ids)
-            self.zone_name = aws.ec2.get_subnet(id=settings.subnet_ids[0]).availability_zone
+            known = [aws.ec2.get_subnet(id=subnet) for subnet in settings.subnet_ids]
+            self.zone_name = known[0].availability_zone
+            self.own_zones = [subnet.availability_zone_id for subnet in known]
+            self.subnets = dict(zip(self.own_zones, self.subnet_ids, strict=True))
         else:
             zones = choose_zones(settings)
             self.zone_name = zones[0].name
@@ -138,7 +146,12 @@ class Network(Component):
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
         )
-        self.subnet_ids = [self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes) for zone in zones]
+        account, wanted = _account_zones(), (alternate.zone_id for alternate in alternates(settings))
+        others = [account[zone_id] for zone_id in dict.fromkeys(wanted) if zone_id in account]
+        for zone in dict.fromkeys((*zones, *others)):
+            self.subnets[zone.id] = self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
+        self.own_zones = [zone.id for zone in zones]
+        self.subnet_ids = [self.subnets[zone_id] for zone_id in self.own_zones]
         if eks:
             self.control_plane_subnet_ids = [
                 self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)

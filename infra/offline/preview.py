@@ -107,7 +107,8 @@ class Answers(mocks.Mocks):
             case "getAvailabilityZones":
                 # A cluster's control plane may be in zones that do not offer the plan's type.
                 prefix = zone_ids[0].rpartition("-az")[0] + "-az"
-                others = [*self._known.zones, *(f"{prefix}{number}" for number in (1, 2, 3))]
+                alternates = (alternate.zone_id for alternate in plan.alternates)
+                others = [*self._known.zones, *alternates, *(f"{prefix}{number}" for number in (1, 2, 3))]
                 zone_ids = tuple(dict.fromkeys((*zone_ids, *(zone for zone in others if zone.startswith(prefix)))))
                 names = [self._known.zones.get(zone, f"{plan.region}{chr(97 + n)}") for n, zone in enumerate(zone_ids)]
                 return {"names": names, "zoneIds": zone_ids}
@@ -118,7 +119,7 @@ class Answers(mocks.Mocks):
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":
-                return {"availabilityZone": f"{plan.region}a"}
+                return {"availabilityZone": f"{plan.region}a", "availabilityZoneId": zone_ids[0]}
             case "getAddonVersion":
                 return {"version": "v0.0.0-eksbuild.0"}
             case "getParameter":

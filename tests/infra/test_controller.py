@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import VARIABLE, ControllerSettings
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, Place
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -22,8 +23,18 @@ from infra.settings import ConfigError
 from optimizer import catalog
 from optimizer.plan import PurchaseOption
 from optimizer.search import plan_builder
-from tests.infra.deployed import LONE_NODE, WORKERS, Deployed, capacity_block, deploy, on_demand, reserved, workers
-from tests.plans import SPOT_P4D, sample_plan
+from tests.infra.deployed import (
+    EXISTING_VPC,
+    LONE_NODE,
+    WORKERS,
+    Deployed,
+    capacity_block,
+    deploy,
+    on_demand,
+    reserved,
+    workers,
+)
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, sample_plan
 
 NAMES = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
 FALLBACK = {"purchase": {"fallback": "on-demand"}}
@@ -128,6 +139,69 @@ def test_every_way_to_buy_and_run_is_told(
 ) -> None:
     settings = told(deploy(changes, config))
     assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_places_are_told_the_plans_own_first() -> None:
+    changes: dict[str, Any] = {"purchase": {"zone_id": "use1-az2", "fallback": "on-demand"}}
+    assert told(deploy(changes)).places == {}
+    changes["alternates"] = [ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4", "tokens_per_second": 18204.45}]
+    settings = told(deploy(changes))
+    own = Place(
+        subnets="gpufleet-dev-use1-az2-id",
+        instance_types="p4d.24xlarge",
+        purchase="spot",
+        usd_per_hour=10.0,
+        speed=1.0,
+        hours_p95=5.2,
+        usd_p95=120.0,
+    )
+    elsewhere = replace(own, subnets="gpufleet-dev-use1-az6-id", purchase="on-demand", usd_per_hour=21.96)
+    bigger = {"subnets": "gpufleet-dev-use1-az4-id", "instance_types": "p4de.24xlarge", "speed": 0.5}
+    assert list(settings.places.items()) == [
+        ("spot p4d.24xlarge use1-az2", own),
+        ("on-demand p4d.24xlarge use1-az6", elsewhere),
+        ("spot p4de.24xlarge use1-az4", replace(own, usd_per_hour=14.0, **bigger)),
+        # The plan's fallback.
+        ("on-demand p4d.24xlarge use1-az2", replace(own, purchase="on-demand", usd_per_hour=21.96)),
+    ]
+    assert settings.prices == {
+        "on-demand": {"p4d.24xlarge": 21.96},
+        "spot": {"p4d.24xlarge": 10.0, "p4de.24xlarge": 14.0},
+    }
+    assert settings.deadline_hours == 48
+    # Workers come one by one; a subnet of an existing VPC is in one zone.
+    workers_plan = {**WORKERS, "alternates": [ON_DEMAND_P4D]}
+    assert told(deploy(workers_plan, workers(scaling={"minNodes": 1}))).places == {}
+    own_zone = {"alternates": [ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az2"}]}
+    assert list(told(deploy(own_zone, EXISTING_VPC)).places) == [
+        "spot p4d.24xlarge use1-az2",
+        "spot p4de.24xlarge use1-az2",
+    ]
+
+
+def test_alternates_that_need_another_launch_template_are_left_out() -> None:
+    other = SPOT_P4DE | {"node": {**SPOT_P4DE["node"], "network_cards": 8, "efa_cards": 8}}
+    stack = deploy({"alternates": [other]})
+    assert told(stack).places == {}
+    assert stack.one("Group")["mixedInstancesPolicy"]["launchTemplate"]["overrides"] == [
+        {"instanceType": "p4d.24xlarge"}
+    ]
+
+
+def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> None:
+    alternates = [
+        {**SPOT_P4DE, "zone_id": f"use1-az{zone}", "instance_type": name, "price": {**SPOT_P4DE["price"], "item": item}}
+        for number in range(6)
+        for zone in range(1, 7)
+        for name in [f"p4de{number}.24xlarge"]
+        for item in [f"spot {name} us-east-1"]
+    ]
+    stack = deploy({"alternates": alternates, "purchase": {"zone_id": "use1-az2", "fallback": "on-demand"}})
+    variables = stack.one("Function")["environment"]["variables"]
+    assert 3700 < sum(len(name) + len(value) for name, value in variables.items()) < 4096
+    names = list(told(stack).places)
+    assert (names[0], names[1]) == ("spot p4d.24xlarge use1-az2", "spot p4de0.24xlarge use1-az1")
+    assert names[-1] == "on-demand p4d.24xlarge use1-az2"
 
 
 def test_a_block_is_told_with_its_times() -> None:

@@ -20,7 +20,7 @@ from tests.infra.deployed import (
     reserved,
     workers,
 )
-from tests.plans import sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "spot": {},
@@ -147,6 +147,12 @@ def test_a_spot_fleet_takes_the_plans_further_types_its_own_first() -> None:
     assert group["mixedInstancesPolicy"]["launchTemplate"]["overrides"] == [
         {"instanceType": name} for name in ("p4d.24xlarge", "p4de.24xlarge", "p4d.metal")
     ]
+
+
+def test_an_on_demand_plan_with_alternates_can_change_type_and_purchase() -> None:
+    policy = deploy(on_demand(alternates=[SPOT_P4DE])).one("Group")["mixedInstancesPolicy"]
+    assert policy["instancesDistribution"]["onDemandBaseCapacity"] == 2
+    assert policy["launchTemplate"]["overrides"] == [{"instanceType": "p4d.24xlarge"}]
 
 
 def test_a_lone_spot_node_may_start_in_every_zone_of_the_plan_and_a_gang_in_one() -> None:
@@ -280,6 +286,8 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
     assert base not in group
+    rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
+    assert {base, "vpcZoneIdentifiers", "mixedInstancesPolicy.launchTemplate.overrides"} < set(rotating)
     night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
     assert {"minSize", "maxSize"} < set(left_to_others(monkeypatch, {}, {"gpufleet:scaling": json.dumps(night)}))
 

@@ -21,7 +21,7 @@ from tests.infra.deployed import (
     on_demand,
     reserved,
 )
-from tests.plans import sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 
 def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:
@@ -29,6 +29,22 @@ def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:
     assert [subnet.inputs["availabilityZone"] for subnet in stack.all("Subnet")] == ["us-east-1a"]
     assert stack.one("PlacementGroup")["strategy"] == "cluster"
     assert stack.one("LaunchTemplate")["placement"]["groupName"] == "gpufleet-dev-cluster"
+
+
+def test_every_zone_of_an_alternate_has_a_subnet_and_the_group_begins_in_the_plans() -> None:
+    changes = {"alternates": [ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4"}], "purchase": {"zone_id": "use1-az2"}}
+    stack, alone = deploy(changes), deploy({"purchase": {"zone_id": "use1-az2"}})
+    subnets = {subnet.name.removeprefix("gpufleet-dev-"): subnet.inputs for subnet in stack.all("Subnet")}
+    assert subnets.keys() == {"use1-az2", "use1-az6", "use1-az4"}
+    assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az2-id"]
+    # The plan's own range and the endpoints stay where they are.
+    assert subnets["use1-az2"] == alone.one("Subnet")
+    assert_apart([subnet["cidrBlock"] for subnet in subnets.values()])
+    endpoints = [
+        endpoint.inputs["subnetIds"] for endpoint in stack.all("VpcEndpoint") if "subnetIds" in endpoint.inputs
+    ]
+    assert endpoints == [["gpufleet-dev-use1-az2-id"]] * len(endpoints)
+    assert len({table.inputs["routeTableId"] for table in stack.all("RouteTableAssociation")}) == 1
 
 
 def test_a_lone_node_may_start_in_any_zone_of_its_plan() -> None:

@@ -23,10 +23,13 @@ def update(self: FakeAutoScalingGroup, *args: Any, **given: Any) -> None:
     """Update a group; a policy without a launch template keeps the group's."""
     present = self.mixed_instances_policy
     policy = given.get("mixed_instances_policy") or next((argument for argument in args[10:] if argument), None)
-    if policy and present and "LaunchTemplate" not in policy:
+    if policy and present and "LaunchTemplateSpecification" not in policy.get("LaunchTemplate", {}):
         kept = present["LaunchTemplate"]
         specification = dict(kept["LaunchTemplateSpecification"])
         # Described with both, taken with one.
         specification.pop("LaunchTemplateName", None)
-        policy["LaunchTemplate"] = {**kept, "LaunchTemplateSpecification": specification}
+        given_template = policy.get("LaunchTemplate", {})
+        policy["LaunchTemplate"] = {**kept, **given_template, "LaunchTemplateSpecification": specification}
+    if policy and present:
+        policy.setdefault("InstancesDistribution", present.get("InstancesDistribution"))
     _update(self, *args, **given)

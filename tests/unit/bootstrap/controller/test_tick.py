@@ -20,6 +20,7 @@ from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.unit.bootstrap.controller.conftest import Stack
+from tests.unit.bootstrap.controller.world import PLACES, rotating
 
 # In UTC this is in the year 0, which no datetime holds.
 FIRST_HOUR = "0001-01-01T00:00:00+14:00"
@@ -428,6 +429,53 @@ def test_spot_falls_back_by_the_groups_own_policy(stack: Stack, monkeypatch: pyt
             }
         },
     }
+
+
+def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, name = stack.clients, stack.config.group
+    own, other = (subnet["SubnetId"] for subnet in clients.ec2.describe_subnets()["Subnets"][:2])
+    distribution: Any = {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 0}
+    clients.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=name,
+        VPCZoneIdentifier=own,
+        MixedInstancesPolicy={
+            "LaunchTemplate": {
+                "LaunchTemplateSpecification": {"LaunchTemplateName": "node", "Version": "1"},
+                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
+            },
+            "InstancesDistribution": distribution,
+        },
+    )
+    places = {
+        "own": replace(PLACES["spot p4d az1"], subnets=own),
+        "other": replace(PLACES["on-demand p4d az2"], subnets=other, instance_types="p4de.24xlarge"),
+    }
+    stack.config = rotating(queue_url=stack.config.queue_url, places=places, deadline_hours=1.0)
+    stack.tick()
+    stack.group.instance_states.clear()
+    fail_launch(
+        stack.group, stack.now + timedelta(seconds=30), "Could not launch Spot Instances. UnfulfillableCapacity"
+    )
+    state = stack.tick()
+    assert (state.phase, stack.group.desired_capacity) == ("waiting", 0)
+    sent: list[dict[str, Any]] = []
+    update = clients.autoscaling.update_auto_scaling_group
+
+    def watched(**params: Any) -> Any:
+        sent.append(params)
+        return update(**params)
+
+    monkeypatch.setattr(clients.autoscaling, "update_auto_scaling_group", watched)
+    assert stack.tick().place == state.next_place
+    # One call, so that no node starts half moved; without the launch template's specification.
+    (call,) = sent
+    assert (call["DesiredCapacity"], call["VPCZoneIdentifier"]) == (3, other)
+    assert call["MixedInstancesPolicy"]["LaunchTemplate"] == {"Overrides": [{"InstanceType": "p4de.24xlarge"}]}
+    assert call["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 3
+    assert len(stack.members("Pending:Wait")) == 3
+    # All is as it should be now: nothing is set again.
+    stack.tick()
+    assert len(sent) == 1
 
 
 def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> None:
