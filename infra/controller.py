@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -66,14 +67,17 @@ class Controller(Component):
         # Lambda would make the log group itself, unencrypted and kept for ever.
         log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
 
-        variable: pulumi.Output[str] = pulumi.Output.all(
-            bucket=args.bucket,
-            queue_url=args.queue_url,
-            group=args.group_name,
-            train_archive=args.train_archive,
-            own_subnets=args.own_subnets,
-            subnets=args.subnets,
-        ).apply(lambda known: variable_text(control_settings(self._settings, names, own_zones=args.own_zones, **known)))
+        given: dict[str, Any] = {
+            "bucket": args.bucket,
+            "queue_url": args.queue_url,
+            "group": args.group_name,
+            "train_archive": args.train_archive,
+            "own_subnets": args.own_subnets,
+            "subnets": args.subnets,
+        }
+        variable: pulumi.Output[str] = pulumi.Output.all(**given).apply(
+            lambda known: variable_text(control_settings(self._settings, names, own_zones=args.own_zones, **known))
+        )
         return aws.lambda_.Function(
             self._name,
             name=names.controller,

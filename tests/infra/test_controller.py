@@ -156,7 +156,7 @@ def test_places_are_told_the_plans_own_first() -> None:
         usd_p95=120.0,
     )
     elsewhere = replace(own, subnets="gpufleet-dev-use1-az6-id", purchase="on-demand", usd_per_hour=21.96)
-    bigger = {"subnets": "gpufleet-dev-use1-az4-id", "instance_types": "p4de.24xlarge", "speed": 0.5}
+    bigger: dict[str, Any] = {"subnets": "gpufleet-dev-use1-az4-id", "instance_types": "p4de.24xlarge", "speed": 0.5}
     assert list(settings.places.items()) == [
         ("spot p4d.24xlarge use1-az2", own),
         ("on-demand p4d.24xlarge use1-az6", elsewhere),
