@@ -16,14 +16,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from bootstrap.contract.staging import limit_s
 from optimizer.plan import FleetPlan
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
-
-# For a copy whose size the plan does not know: 1.1 TB at the 5 Gbit/s of a g5.2xlarge.
-STAGING_LIMIT_S = 1800
 
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
@@ -219,7 +217,8 @@ class Settings(_Model):
     @property
     def staging_limit_s(self) -> int:
         """Time that a node's set-up may take longer for the copy of data, s."""
-        return STAGING_LIMIT_S if self.stages_data else 0
+        planned = self.plan.staging.node_hours * 3600 if self.plan.staging else 0.0
+        return limit_s(planned) if self.stages_data else 0
 
     @property
     def gang(self) -> bool:

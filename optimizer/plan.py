@@ -239,6 +239,29 @@ class Cost(Spread):
     breakdown: CostBreakdown
 
 
+class Staging(_Model):
+    """Copies of the training data from S3 to the nodes' disks; their hours and dollars are part of the plan's."""
+
+    data_gib: Positive = Field(description="Size of the data.")
+    files: Count | None = Field(default=None, description="Files of the data; null for large ones.")
+    node_hours: Positive = Field(description="Hours of one node's copy: at the start, and of each new node.")
+    gib_per_s: Positive = Field(description="Rate of one node's copy.")
+    bound: Literal["network", "nvme", "volume", "s3", "requests"] = Field(description="What bounds the rate.")
+    source: str = Field(description="Where the bound comes from.")
+    hours: NonNegative = Field(description="Expected hours of the run in which the nodes wait for copies.")
+    compute_usd: NonNegative = Field(description="USD of the nodes in these hours, part of compute.")
+    storage_usd: NonNegative = Field(description="USD of the data in S3 over the run and of its requests.")
+
+    def describe(self, nodes: int) -> str:
+        """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
+        each = f"each of {nodes} nodes copies" if nodes > 1 else "the node copies"
+        return (
+            f"{each} {self.data_gib:,.3g} GiB in {self.node_hours * 60:,.3g} min, at the start and when replaced "
+            f"({self.gib_per_s:,.3g} GiB/s, bound by {self.bound}): {self.hours:,.3g} h and {self.compute_usd:,.2f} "
+            f"USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
+        )
+
+
 class Interruption(_Model):
     """Interruptions that the run is expected to meet."""
 
@@ -248,7 +271,7 @@ class Interruption(_Model):
     source: str = Field(description="Where the rate comes from.")
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive
-    lost_hours: NonNegative = Field(description="Expected hours lost to recomputation and restarts.")
+    lost_hours: NonNegative = Field(description="Expected hours lost to recomputation, restarts and copies of data.")
 
 
 # Markets that nodes are bought in, with their words in a price's ``item``. Saved plans have these words: do not reword.
@@ -389,6 +412,7 @@ class Alternate(_Model):
     node: Node | None = Field(default=None, exclude_if=lambda value: value is None)
     memory: Memory | None = Field(default=None, exclude_if=lambda value: value is None)
     calibration: SpeedSource | None = Field(default=None, exclude_if=lambda value: value is None)
+    staging: Staging | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class FleetPlan(_Model):
@@ -429,6 +453,11 @@ class FleetPlan(_Model):
         description="Rates that the smoke tests compare with, each with the limits below which they warn and fail.",
     )
     # Left out of the JSON where there is none.
+    staging: Staging | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Copies of the training data; null where the request has no data_gib.",
+    )
     passed_over: str | None = Field(
         default=None,
         exclude_if=lambda value: value is None,

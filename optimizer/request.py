@@ -33,6 +33,8 @@ def _no_bool(value: Any) -> Any:
 MOST_SAMPLES = 10**15
 # Far above any useful batch.
 MOST_BATCH = 10**9
+# 1 EiB.
+MOST_DATA_GIB = 2**30
 
 Number = BeforeValidator(_no_bool)
 Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
@@ -112,6 +114,16 @@ class Workload(_Model):
         exclude_if=lambda value: value is None,
         description="Samples a second that a vCPU prepares, 0 for no bound; default: 250 for a CNN's images, else 0.",
     )
+    data_gib: Annotated[float, Field(gt=0, le=MOST_DATA_GIB, allow_inf_nan=False), Number] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Size of the training data in S3, which each node copies to its disk; null counts no copy.",
+    )
+    data_files: Annotated[int, Field(ge=1, le=MOST_SAMPLES), Number] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Files of the data, each a request; null for files so large that bytes decide. Needs data_gib.",
+    )
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
         default="none",
         exclude_if=lambda value: value == "none",
@@ -134,6 +146,8 @@ class Workload(_Model):
         given = [name for name in ("tokens", "samples", "steps") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of tokens, samples and steps (got {', '.join(given) or 'none'})")
+        if self.data_files is not None and self.data_gib is None:
+            raise ValueError(f"data_files is {self.data_files} and data_gib missing: give the size of the data too")
         if self.steps is not None and self.global_batch is None:
             raise ValueError("steps needs global_batch: without it the amount of training is unknown")
         if self.steps and self.global_batch and self.steps * self.global_batch > MOST_SAMPLES:

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bootstrap.contract.staging import CONNECTIONS, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
 
@@ -32,15 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Requests at a time. A large file is read in pieces, each by the CRT in parallel ranges; small files are worth boto3's
-# lighter requests. One connection carries about 85 MB/s:
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html
-THREADS = 32
-CONNECTIONS = 128
+# lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
 PROGRESS_INTERVAL_S = 10.0
-# Disk space that stays free for checkpoints on their way and logs.
-RESERVE_BYTES = 2 * 2**30
 # Beside the files: one line a complete file, and the torchrun start for which all files are complete.
 JOURNAL = ".staged.jsonl"
 COMPLETE = ".staged"

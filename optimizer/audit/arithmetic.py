@@ -19,8 +19,10 @@ from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, w
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import running_costs
+from optimizer.economics.staging import NodeCopy, disk_gib, node_copy
 from optimizer.performance.types import Floats
 from optimizer.plan import FleetPlan, Market
+from optimizer.units import HOURS_PER_MONTH
 
 # Plans have six significant digits, and dollars have cents.
 DIGITS = 1e-4
@@ -38,6 +40,7 @@ def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
         outcome = _outcome(plan)
     yield from _check_work(plan)
     yield from _check_hours(plan, outcome)
+    yield from _check_staging(plan, outcome)
     if not all(map(math.isfinite, outcome.hours_p95.flat)):
         return  # reported as hours
     prices = _hourly_prices(plan)
@@ -53,6 +56,7 @@ def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
     node_usd, on_demand_usd = prices
     cost = _cost(plan, catalog, outcome, node_usd, on_demand_usd)
     yield from _check_dollars(plan, cost, outcome, node_usd, on_demand_usd)
+    yield from _check_staging_dollars(plan, catalog, outcome)
     yield from _check_limits(plan, cost)
 
 
@@ -99,8 +103,33 @@ def _outcome(plan: FleetPlan) -> Outcome:
             checkpoint_gib=_column(plan.job.checkpoint_gib),
             checkpoint_writers=_column(plan.checkpoint_writers),
             fallback=np.array([purchase.fallback == "on-demand"]),
+            staging_hours=_column(plan.staging.node_hours if plan.staging else 0.0),
         )
     )
+
+
+def _node_copy(plan: FleetPlan) -> NodeCopy | None:
+    """One node's copy of the data, worked out again."""
+    staging = plan.staging
+    if staging is None:
+        return None
+    return node_copy(plan.instance_type, plan.node, plan.volumes, data_gib=staging.data_gib, files=staging.files)
+
+
+def _check_staging(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
+    staging, copy = plan.staging, _node_copy(plan)
+    if staging is None or copy is None:
+        return
+    why = f"{staging.data_gib:g} GiB to {plan.instance_type}"
+    if (space := disk_gib(plan.node, plan.volumes)) < staging.data_gib:
+        yield _unequal("staging.data_gib", staging.data_gib, space, f"room on the disks of {plan.instance_type}")
+    for field, value, expected in (
+        ("node_hours", staging.node_hours, copy.hours),
+        ("gib_per_s", staging.gib_per_s, copy.gib_per_s),
+        ("hours", staging.hours, float(outcome.staging_hours[0])),
+    ):
+        if _differs(value, expected):
+            yield _unequal(f"staging.{field}", value, expected, why)
 
 
 def _column(value: float) -> Floats:
@@ -164,7 +193,9 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
         plan.job.checkpoint_gib,
         volumes=plan.volumes,
         kept=plan.job.checkpoints_kept,
+        data_gib=plan.staging.data_gib if plan.staging else 0.0,
     )
+    copy = _node_copy(plan)
     writers = 1 if split.sharding == "ddp" else nodes
     rates = HourlyRates(
         base_nodes=_column(base),
@@ -178,6 +209,7 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
         endpoints_usd_per_hour=_column(usd.endpoints_usd_per_hour),
         controller_usd_per_hour=_column(usd.controller_usd_per_hour),
         reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
+        copy_usd=_column(copy.requests * usd.read_request_usd if copy else 0.0),
     )
     falls_back = np.array([purchase.fallback == "on-demand"])
     cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, _column(on_demand_usd)))
@@ -199,6 +231,24 @@ def _with_unit_prices(plan: FleetPlan, catalog: Catalog) -> Catalog:
     return replace(catalog, unit_prices=tuple(prices.values()))
 
 
+def _check_staging_dollars(plan: FleetPlan, catalog: Catalog, outcome: Outcome) -> Iterator[Fault]:
+    staging, copy = plan.staging, _node_copy(plan)
+    if staging is None or copy is None:
+        return
+    prices = _with_unit_prices(plan, catalog)
+    per_month = prices.unit_price("s3-standard-storage", plan.region).usd
+    request = prices.unit_price("s3-read-request", plan.region).usd
+    copies = plan.node_count + float(outcome.new_nodes[0])
+    stored = per_month * staging.data_gib * plan.hours.expected / HOURS_PER_MONTH
+    compute = plan.cost_usd.breakdown.compute * staging.hours / plan.hours.expected
+    for field, value, expected in (
+        ("storage_usd", staging.storage_usd, stored + copy.requests * request * copies),
+        ("compute_usd", staging.compute_usd, compute),
+    ):
+        if _differs(value, expected, CENTS):
+            yield _unequal(f"staging.{field}", value, expected, "staging's data and hours at the plan's prices")
+
+
 def _check_dollars(
     plan: FleetPlan, cost: FleetCost, outcome: Outcome, node_usd: float, on_demand_usd: float
 ) -> Iterator[Fault]:
@@ -207,7 +257,8 @@ def _check_dollars(
     reasons = {
         "compute": f"{nodes} at {node_usd:g} USD an hour{base}",
         "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",
-        "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB at the plan's prices",
+        "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB, and staging's data "
+        "with its requests, at the plan's prices",
         "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} at the plan's prices",
         "head_node": f"the controller for hours.expected {plan.hours.expected:g} at the plan's prices",
     }

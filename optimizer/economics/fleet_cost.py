@@ -29,6 +29,7 @@ class HourlyRates:
     endpoints_usd_per_hour: Floats
     controller_usd_per_hour: Floats
     reserve_hours: Floats
+    copy_usd: Floats | float = 0.0  # requests of one node's copy of the data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,9 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         nodes = rates.base_nodes + rates.spot_nodes + rates.committed_nodes
         months = outcome.hours_expected / HOURS_PER_MONTH
         volumes = nodes * rates.volume_usd_per_month * months
-        storage = rates.storage_usd_per_month * months
+        copies = np.where(np.isfinite(outcome.new_nodes), nodes + outcome.new_nodes, np.inf)
+        requests = np.where(np.asarray(rates.copy_usd) > 0, copies * rates.copy_usd, 0.0)
+        storage = rates.storage_usd_per_month * months + requests
         transfer = rates.endpoints_usd_per_hour * outcome.hours_expected
         head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node

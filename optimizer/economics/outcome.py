@@ -9,6 +9,7 @@ import numpy as np
 from optimizer.economics.checkpoint import interval_s, stall_s
 from optimizer.economics.interruption import (
     FAILURES_PER_GPU_HOUR,
+    KEPT_NODE_SHARE,
     RESTART_HOURS,
     fallback_share,
     gang_reclaims,
@@ -29,6 +30,7 @@ class Fleets:
         log_error: standard deviation of the estimator's log error.
         fallback: on-demand nodes replace spot nodes that do not come.
         spot_rate, spot_wait_hours: reclaims an hour of one spot node, and its mean wait for capacity after one.
+        staging_hours: of one node's copy of the data; all nodes copy together at the start.
     """
 
     train_hours: Floats
@@ -41,6 +43,7 @@ class Fleets:
     checkpoint_gib: Floats
     checkpoint_writers: Floats
     fallback: Bools
+    staging_hours: Floats | float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,8 @@ class Outcome:
         rate, expected_count: interruptions per running hour of the fleet, and of the run.
         lost_hours: expected wall hours that are not useful training.
         spot_share: share of the running hours before on-demand nodes replace the spot nodes; 1 without a fallback.
+        new_nodes: expected nodes that replace another.
+        staging_hours: expected wall hours that the fleet waits for copies of the data.
     """
 
     hours_expected: Floats
@@ -67,6 +72,8 @@ class Outcome:
     checkpoint_interval_s: Floats
     lost_hours: Floats
     spot_share: Floats
+    new_nodes: Floats
+    staging_hours: Floats
 
 
 def predict_outcome(fleets: Fleets) -> Outcome:
@@ -74,6 +81,9 @@ def predict_outcome(fleets: Fleets) -> Outcome:
     failures = FAILURES_PER_GPU_HOUR * fleets.gpus_per_node * fleets.nodes
     reclaims = fleets.spot_rate * gang_reclaims(fleets.spot_nodes)
     rate = failures + reclaims
+    # A restart on a node that stays finds its data; a new node copies it.
+    kept = KEPT_NODE_SHARE * failures
+    staging = np.broadcast_to(np.asarray(fleets.staging_hours, dtype=float), rate.shape)
     stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
     interval = interval_s(stall, rate)
     redo_hours = interval / 3600 / 2
@@ -83,7 +93,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
 
         def run(rate: Floats, waits: Floats) -> tuple[Floats, Floats]:
             """Running and waiting hours at a rate of interruptions and hours waited per running hour."""
-            progress = 1 - rate * (RESTART_HOURS + redo_hours)
+            progress = 1 - rate * (RESTART_HOURS + redo_hours) - (rate - kept) * staging
             running = np.where(progress > 0, useful / progress, np.inf)
             return running, np.where(waits > 0, waits * running, 0.0)
 
@@ -100,10 +110,15 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         spot_share = np.where(falls, on_spot / running, 1.0)
         waits = np.where(reclaims > 0, reclaims * on_spot, 0.0)
         waiting = np.where(waits > 0, waits * wait_hours, 0.0)
-        wall = RESTART_HOURS + running + waiting
+        start_hours = RESTART_HOURS + staging
+        wall = start_hours + running + waiting
         count = failures * running + waits
+        new_nodes = (failures - kept) * running + waits
+        # The products may be 0 x infinity.
+        copies = np.where(staging > 0, staging * new_nodes, 0.0)
+        restart_hours = RESTART_HOURS + np.where(staging > 0, copies / count, 0.0)
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
-        loss_square = (RESTART_HOURS + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
+        loss_square = (restart_hours + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
         # How often a gang breaks and how long it waits is as unsure as the pools differ.
         worse = sum(
             run(
@@ -128,13 +143,15 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         hours_p50=p50,
         hours_p95=p95,
         hours_std=std,
-        running_hours=RESTART_HOURS + running,
+        running_hours=start_hours + running,
         waiting_hours=waiting,
         rate=rate,
         expected_count=count,
         checkpoint_interval_s=interval,
         lost_hours=wall - fleets.train_hours * mean_factor,
         spot_share=spot_share,
+        new_nodes=new_nodes,
+        staging_hours=staging + copies,
     )
 
 

@@ -17,6 +17,7 @@ from optimizer.performance.types import Hardware
 from optimizer.search.confidence import network_error
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, list_purchases
+from optimizer.search.rejections import reject_disk
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,6 +72,7 @@ class NodeGroups:
             purchase
             for offer in problem.catalog.offers
             if offer.instance.name in types and offer.region in regions and offer.zone_ids
+            if reject_disk(problem, offer.instance) is None
             for purchase in list_purchases(offer, limits, every_zone=True)
             if not purchase.committed and not purchase.base and purchase.option != "capacity-block"
         )
@@ -155,6 +157,7 @@ class NodeGroups:
         share = np.divide(rates, rate[:, None], out=np.zeros(rates.shape), where=rate[:, None] > 0)
         all_nodes = nodes.sum(axis=1).astype(float)
         price = self.usd_per_hour[pair]
+        copies = [self.problem.node_copy(purchase.offer.instance.name) for purchase in self.purchases]
         hours = predict_outcome(
             Fleets(
                 train_hours=train_hours,
@@ -169,9 +172,14 @@ class NodeGroups:
                 checkpoint_gib=np.full(all_nodes.size, self.problem.checkpoint_gib),
                 checkpoint_writers=checkpoint_writers,
                 fallback=np.zeros(all_nodes.size, dtype=bool),
+                # The slower group's: both are needed to train.
+                staging_hours=np.array([copy.hours if copy else 0.0 for copy in copies])[pair].max(axis=1),
             )
         )
         costs = [self.problem.running_costs(self.purchases[a].offer.region) for a in pair[:, 0].tolist()]
+        copy_usd = np.array([copy.requests if copy else 0 for copy in copies])[pair].max(axis=1) * np.array(
+            [c.read_request_usd for c in costs]
+        )
         nothing = np.zeros(all_nodes.size)
         cost = fleet_cost(
             hours,
@@ -189,6 +197,7 @@ class NodeGroups:
                 # Nothing deploys a mixed fleet, so no controller is paid; the time to end it in is kept all the same.
                 controller_usd_per_hour=nothing,
                 reserve_hours=drain_reserve_hours,
+                copy_usd=copy_usd,
             ),
         )
         return hours, cost

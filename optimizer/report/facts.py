@@ -119,11 +119,13 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     training = plan.job.steps * plan.step_time_s / 3600
     useful = plan.hours.expected - plan.interruption.lost_hours
     stalls = useful * checkpoint_stall_s(plan) / plan.interruption.checkpoint_interval_s
-    interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls
+    staging = plan.staging.hours if plan.staging else 0.0
+    interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls - staging
     return {
         "training steps": training,
         "allowance for the error of the speed": max(0.0, useful - training),
         "start of the nodes": RESTART_HOURS,
+        **({"copies of the data": staging} if staging else {}),
         "stalls for checkpoints": stalls,
         "interruptions": max(0.0, interruptions),
     }

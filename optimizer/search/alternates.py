@@ -25,6 +25,7 @@ from optimizer.search.plan_builder import (
     describe_memory,
     describe_node,
     describe_speed,
+    describe_staging,
     node_price,
 )
 from optimizer.search.problem import Problem
@@ -156,7 +157,7 @@ def _choose(
     chosen = places[:MAX_ALTERNATES]
     if all(place.purchase.option == "spot" for place in chosen):
         chosen = [*chosen[: MAX_ALTERNATES - len(on_demand)], *on_demand]
-    return tuple(_describe(place, estimates) for place in chosen)
+    return tuple(_describe(problem, place, estimates) for place in chosen)
 
 
 def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:
@@ -166,7 +167,7 @@ def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:
     return set(product(zones, (plan.instance_type, *plan.purchase.spot_types), options))
 
 
-def _describe(place: _Place, estimates: Estimates | None) -> Alternate:
+def _describe(problem: Problem, place: _Place, estimates: Estimates | None) -> Alternate:
     plan, speed, i = place.move.plan, place.move.speed, place.move.estimate
     option: Literal["on-demand", "spot"] = "spot" if place.purchase.option == "spot" else "on-demand"
     instance = place.move.fastest.instance
@@ -187,5 +188,6 @@ def _describe(place: _Place, estimates: Estimates | None) -> Alternate:
         hours=describe_hours(place.table, place.row),
         cost_usd=describe_cost(place.table, place.row),
         interruption=describe_interruption(place.table, place.row),
+        staging=describe_staging(problem, place.table, place.row),
         **facts,
     )

@@ -21,7 +21,7 @@ from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
-from optimizer.search.rejections import Rejection, reject_limits, reject_purchase, reject_quota
+from optimizer.search.rejections import Rejection, reject_disk, reject_limits, reject_purchase, reject_quota
 from optimizer.search.tables import take_rows
 
 # With fewer types, numpy's calls dominate; with more, arrays miss the cache.
@@ -82,11 +82,14 @@ def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bool
 
 def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     """Find all candidates of each of the problem's types, feasible or not."""
-    purchases = [find_purchases(problem, instance) for instance in problem.instance_types]
+    purchases: list[Sequence[PricedPurchase]] = [
+        () if reject_disk(problem, instance) else find_purchases(problem, instance)
+        for instance in problem.instance_types
+    ]
     bought = [instance for instance, options in zip(problem.instance_types, purchases, strict=True) if options]
     fastest = iter(find_fastest(problem, bought))
     results = [
-        next(fastest) if options else reject_purchase(problem, instance)
+        next(fastest) if options else reject_disk(problem, instance) or reject_purchase(problem, instance)
         for instance, options in zip(problem.instance_types, purchases, strict=True)
     ]
     types = [
@@ -123,6 +126,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     spot = by_purchase([p.option == "spot" for p in purchases])
     committed = by_purchase([p.committed for p in purchases])
     fallback = by_purchase([p.fallback for p in purchases]) > 0
+    copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
     outcome = predict_outcome(
         Fleets(
             train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
@@ -135,6 +139,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             checkpoint_gib=np.full(nodes.size, problem.checkpoint_gib),
             checkpoint_writers=by_configuration([fastest.checkpoint_writers for fastest in configurations]),
             fallback=fallback,
+            staging_hours=by_purchase([copy.hours if copy else 0.0 for copy in copies]),
         )
     )
     price = by_purchase([p.price.usd_per_hour for p in purchases])
@@ -153,6 +158,9 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         endpoints_usd_per_hour=by_purchase([usd.endpoints_usd_per_hour for usd in running]),
         controller_usd_per_hour=by_purchase([usd.controller_usd_per_hour for usd in running]),
         reserve_hours=reserve_hours,
+        copy_usd=by_purchase(
+            [copy.requests * usd.read_request_usd if copy else 0.0 for copy, usd in zip(copies, running, strict=True)]
+        ),
     )
     cost = fleet_cost(outcome, with_fallback(rates, outcome, fallback, on_demand))
     p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])

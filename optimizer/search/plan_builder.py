@@ -31,6 +31,7 @@ from optimizer.plan import (
     SpeedSource,
     SpotRange,
     Spread,
+    Staging,
     Tuning,
     Volumes,
 )
@@ -39,7 +40,7 @@ from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
-from optimizer.units import cents, rounded
+from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 
 class PlanBuilder:
@@ -48,7 +49,8 @@ class PlanBuilder:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         # Looked up once for each region and type.
-        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog))
+        data = problem.request.workload.data_gib is not None
+        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, data=data))
         self._stand_ins = cache(lambda name: list_stand_ins(name, problem.catalog))
 
     def build(self, candidates: Sequence[tuple[CandidateTable, int]]) -> list[FleetPlan]:
@@ -95,6 +97,7 @@ class PlanBuilder:
             cost_usd=cost_usd.model_copy(update={"p95": cents(p95_usd)}),
             interruption=describe_interruption(table, row),
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
+            staging=describe_staging(self._problem, table, row),
             spot_range=_describe_range(table, row, cost_usd.expected),
             calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
@@ -226,6 +229,29 @@ def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> Spo
     )
 
 
+def describe_staging(problem: Problem, table: CandidateTable, row: int) -> Staging | None:
+    """Describe the copies of the data of a candidate's run; None without data."""
+    purchase, work, outcome = table.purchases[int(table.purchase[row])], problem.request.workload, table.outcome
+    copy = problem.node_copy(table.fastest.instance.name)
+    if copy is None or work.data_gib is None:
+        return None
+    region, nodes = purchase.offer.region, int(table.fastest.nodes[int(table.configuration[row])])
+    hours, all_hours = float(outcome.staging_hours[row]), float(outcome.hours_expected[row])
+    stored = problem.catalog.unit_price("s3-standard-storage", region).usd * work.data_gib / HOURS_PER_MONTH
+    requests = copy.requests * problem.running_costs(region).read_request_usd
+    return Staging(
+        data_gib=work.data_gib,
+        files=work.data_files,
+        node_hours=rounded(copy.hours),
+        gib_per_s=rounded(copy.gib_per_s),
+        bound=copy.bound,
+        source=copy.source,
+        hours=rounded(hours),
+        compute_usd=cents(float(table.cost.compute[row]) * hours / all_hours),
+        storage_usd=cents(stored * all_hours + requests * (nodes + float(outcome.new_nodes[row]))),
+    )
+
+
 def describe_node(instance: InstanceType) -> Node:
     """The facts of a type that a plan has."""
     names = Node.model_fields.keys() - {"gpu"}
@@ -273,8 +299,8 @@ def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
     return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
 
 
-def list_unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
-    """Unit prices that a fleet pays in a region."""
+def list_unit_prices(region: str, catalog: Catalog, *, data: bool) -> list[PlanPrice]:
+    """Unit prices that a fleet pays in a region; ``data``: it copies data from S3."""
     items: list[UnitItem] = ["gp3-storage"]
     volumes = Volumes()
     if volumes.iops > GP3_INCLUDED_IOPS:
@@ -282,6 +308,8 @@ def list_unit_prices(region: str, catalog: Catalog) -> list[PlanPrice]:
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
     items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
+    if data:
+        items.append("s3-read-request")
     prices = (catalog.unit_price(item, region) for item in items)
     return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
 

@@ -12,12 +12,14 @@ from typing import Any, Self
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
+from optimizer.economics.staging import NodeCopy, node_copy
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
+from optimizer.plan import Volumes
 from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.search.global_batch import choose_global_batch
 from optimizer.search.quotes import with_quotes
@@ -170,7 +172,21 @@ class Problem:
     @cached_property
     def running_costs(self) -> Callable[[str], RunningCosts]:
         """``running_costs`` of a region, looked up once."""
-        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib))
+        data_gib = self.request.workload.data_gib or 0.0
+        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib, data_gib=data_gib))
+
+    @cached_property
+    def node_copy(self) -> Callable[[str], NodeCopy | None]:
+        """Copy of the data to one node of a type, planned once; None without data."""
+        work, volumes = self.request.workload, Volumes()
+
+        def plan_copy(name: str) -> NodeCopy | None:
+            if work.data_gib is None:
+                return None
+            machine = self.catalog.instance_type(name)
+            return node_copy(name, machine, volumes, data_gib=work.data_gib, files=work.data_files)
+
+        return cache(plan_copy)
 
 
 def _match(

@@ -9,9 +9,11 @@ import numpy as np
 
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
+from optimizer.economics.staging import disk_gib
 from optimizer.hardware import InstanceType
 from optimizer.performance.evaluate import limit_gib
 from optimizer.performance.types import DDP, SHARDINGS, Floats, Ints
+from optimizer.plan import Volumes
 from optimizer.request import Constraints
 from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
@@ -20,6 +22,7 @@ from optimizer.search.search_space import SearchSpace
 
 Binding = Literal[
     "memory",
+    "data",
     "precision",
     "global_batch",
     "sharding",
@@ -54,6 +57,16 @@ def reject_purchase(problem: Problem, instance: InstanceType) -> Rejection:
     options, more = ", ".join(limits.purchase_options), " ..." if len(offered) > 3 else ""
     reason = f"the catalog has no {options} price of it in {', '.join(offered[:3])}{more}"
     return Rejection(instance.name, reason, "price", options, None)
+
+
+def reject_disk(problem: Problem, instance: InstanceType) -> Rejection | None:
+    """Reject a type whose disks are too small for the training data."""
+    size, space = problem.request.workload.data_gib, disk_gib(instance, Volumes())
+    if size is None or size <= space:
+        return None
+    disk = "NVMe" if instance.nvme_gb else "root volume"
+    reason = f"each node copies {size:,.0f} GiB of data, and its {disk} has room for {space:,.0f} GiB"
+    return Rejection(instance.name, reason, "data", size, space)
 
 
 def reject_precision(instance: InstanceType, precision: str) -> Rejection:

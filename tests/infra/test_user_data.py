@@ -313,6 +313,12 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     assert (data["GPUFLEET_TRAIN_DATA"], data["GPUFLEET_STAGING_LIMIT_S"]) == ("s3://corpus/tokens", "1800")
     assert (base_limit := given["GPUFLEET_STAGING_LIMIT_S"]) == "0"
     assert variables(plan, data="/mnt/nvme/tokens")["GPUFLEET_STAGING_LIMIT_S"] == base_limit
+    copies = {
+        "data_gib": 300.0, "node_hours": 1.0, "gib_per_s": 0.08, "bound": "nvme", "source": "x", "hours": 1.0,
+        "compute_usd": 1.0, "storage_usd": 1.0,
+    }  # fmt: skip
+    planned = variables(sample_plan(job={"architecture": LLAMA}, staging=copies), data="s3://corpus/tokens")
+    assert planned["GPUFLEET_STAGING_LIMIT_S"] == "7200"
     base = variables(plan, baseWeights="s3://corpus/tokens")
     assert base["GPUFLEET_BASE_WEIGHTS"] == "s3://corpus/tokens"
     assert len({facts["GPUFLEET_RUN"] for facts in (given, data, base)}) == 3

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import SplitResult, urlsplit
 
+from bootstrap.contract.staging import PART_BYTES
 from bootstrap.training.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # Least memory limit that the CRT accepts; its buffers hold the parts that are on their way.
 BUFFER_BYTES = 2**30
-PART_BYTES = 16 * 2**20
 # One connection carries about 85 MB/s, and eight ranks of a node open 128:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html
 CONNECTIONS = 16

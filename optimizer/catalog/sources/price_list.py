@@ -80,6 +80,7 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     "kms-key": _query("awskms", "KMS-Keys", ""),
     "kms-request": _query("awskms", "KMS-Requests", "Requests"),
     "s3-write-request": _query("AmazonS3", "Requests-Tier1", "Requests", "API Request"),
+    "s3-read-request": _query("AmazonS3", "Requests-Tier2", "Requests", "API Request"),
     "nat-gateway": _query(_EC2, "NatGateway-Hours", "Hrs", "NAT Gateway"),
     "nat-gateway-data": _query(_EC2, "NatGateway-Bytes", "GB", "NAT Gateway"),
     "public-ipv4": _query("AmazonVPC", "PublicIPv4:InUseAddress", "Hrs"),

@@ -170,6 +170,9 @@ def print_explanation(answer: Recommendation) -> None:
         click.echo()
         rows = [_alternate(alternate) for alternate in answer.plans[0].alternates]
         write_table(rows, ALTERNATE_COLUMNS, title="Plan 1 goes next to, where its own place has no capacity")
+    if answer.plans and (staging := answer.plans[0].staging):
+        click.echo()
+        write_text(f"Staging: {staging.describe(answer.plans[0].node_count)}; bound: {staging.source}.")
     if answer.alternatives:
         click.echo()
         write_table(
@@ -236,6 +239,7 @@ def describe_best(answer: Recommendation) -> list[str]:
     ]
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.alternates_in_short}")
+    lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
     if plan.passed_over:
         lines.append(f"why     {plan.passed_over}")
     if plan.beyond_trainer:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import boto3
@@ -20,6 +21,13 @@ BUCKET = "checkpoints"
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
+    with start_moto() as url:
+        yield url
+
+
+@contextmanager
+def start_moto() -> Iterator[str]:
+    """Run moto's server; yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -27,11 +27,13 @@ from optimizer.request import request_from_dict
 
 # Numbers that a person may change without harm, by path. Limits may move as long as the plan keeps them; a higher p95
 # keeps them more strictly; mfu and rows are only shown; memory's limit stays above the peak and within the GPU; parts
-# of a GPU's memory below its last digits; what a volume, the checkpoints kept or a unit price adds may be below a cent;
-# of the model's description, only numbers that make parameters are compared; rates that nodes are tested against.
+# of a GPU's memory below its last digits; what a volume, the checkpoints kept or a unit price adds may be below a cent,
+# and so may copies of the data; of the model's description, only numbers that make parameters are compared; rates that
+# nodes are tested against.
 HARMLESS = re.compile(
     r"(alternates\.\d+\.)?(mfu|calibration\.rows|memory\.limit_gib|memory\.breakdown\.\w+"
-    r"|job\.(budget_usd|deadline_hours)|cost_usd\.p95|spot_range\.\w+|volumes\.\w+|job\.checkpoints_kept|job\.architecture\..*|expected\..*)"
+    r"|job\.(budget_usd|deadline_hours)|cost_usd\.p95|staging\.\w+_usd|spot_range\.\w+|volumes\.\w+"
+    r"|job\.checkpoints_kept|job\.architecture\..*|expected\..*)"
 )
 REQUEST: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -59,7 +61,7 @@ def catalog() -> Catalog:
 
 SMALL = {
     "model": "gpt2",
-    "workload": {"tokens": "50M", "seq_len": 1024},
+    "workload": {"tokens": "50M", "seq_len": 1024, "data_gib": 20},
     "constraints": {"purchase_options": ["spot"], "spot_spread": 5, "instance_types": ["g6"]},
 }
 

@@ -16,6 +16,7 @@ vpc-endpoint-data 0.01 USE1-VpcEndpoint-Bytes GB 0.01
 kms-key 1 us-east-1-KMS-Keys Keys 1
 kms-request 3e-06 us-east-1-KMS-Requests Requests 0.000003 us-east-1-KMS-Requests-Asymmetric Requests 0.000015
 s3-write-request 5e-06 Requests-Tier1 Requests 0.000005 Requests-SIA-Tier1 Requests 0.00001
+s3-read-request 4e-07 Requests-Tier2 Requests 0.0000004 Requests-SIA-Tier2 Requests 0.000001
 nat-gateway 0.045 NatGateway-Hours Hrs 0.045 USE1-RegionalNatGateway-Hours Hrs 0.09
 nat-gateway-data 0.045 NatGateway-Bytes GB 0.045
 public-ipv4 0.005 USE1-PublicIPv4:InUseAddress Hrs 0.005 USE1-PublicIPv4:IdleAddress Hrs 0.006

@@ -1,0 +1,109 @@
+"""Staging: time, requests and disk space of one node's copy of the training data (docs/economics.md derives them)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bootstrap.contract.staging import CONNECTIONS, PART_BYTES, RESERVE_BYTES, THREADS
+from optimizer.plan import Volumes
+from optimizer.units import GIB
+
+NVME_WRITES = Path(__file__).parent / "data" / "nvme_writes.csv"
+
+Bound = Literal["network", "nvme", "volume", "s3", "requests"]
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html: 85 to 90 MB/s a request.
+S3_BYTES_PER_S_PER_CONNECTION = 85e6
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html (read 2026-11-23): small
+# objects take roughly 100 to 200 ms.
+S3_LATENCY_S = 0.2
+# CPU time of one small file in the one process that copies (tests/benchmarks/results/staging_202611.md).
+CLIENT_S_PER_FILE = 0.0052
+S_PER_FILE = max(CLIENT_S_PER_FILE, S3_LATENCY_S / THREADS)
+# Instance stores are rated by random writes of 4 KiB; longer writes are not slower.
+NVME_BLOCK_BYTES = 4096
+# Of a root volume without NVMe beside it: image and packages (optimizer.plan.Volumes.root_gib has it as its least).
+IMAGE_GIB = 75
+
+
+class Machine(Protocol):
+    """Facts of a type, as catalog and plan have them."""
+
+    @property
+    def nvme_gb(self) -> float: ...  # noqa: D102
+    @property
+    def network_gbit_per_s(self) -> float: ...  # noqa: D102
+    @property
+    def network_cards(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCopy:
+    """One node's copy: its hours, its GET requests, and what bounds it."""
+
+    hours: float
+    requests: int
+    gib_per_s: float
+    bound: Bound
+    source: str
+
+
+def disk_gib(machine: Machine, volumes: Volumes) -> float:
+    """Space for data on a node, GiB: its NVMe disks, else what the image leaves of the root volume."""
+    space = machine.nvme_gb * 1e9 / GIB if machine.nvme_gb else volumes.root_gib - IMAGE_GIB
+    return max(0.0, space - RESERVE_BYTES / GIB)
+
+
+def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float, files: int | None) -> NodeCopy:
+    """Plan the copy of ``data_gib`` in ``files`` (None: large ones) to one node of type ``name``."""
+    disk, disk_source = _write_bytes_per_s(name, machine, volumes)
+    # Only the card of the node's address carries S3's traffic; EFA-only cards have no IP.
+    network = machine.network_gbit_per_s / machine.network_cards * 1e9 / 8
+    rates: dict[Bound, tuple[float, str]] = {
+        "network": (network, "baseline bandwidth of one network card (DescribeInstanceTypes)"),
+        "nvme" if machine.nvme_gb else "volume": (disk, disk_source),
+        "s3": (
+            CONNECTIONS * S3_BYTES_PER_S_PER_CONNECTION,
+            f"{CONNECTIONS} connections of 85 MB/s (optimizing-performance-guidelines of the S3 User Guide)",
+        ),
+    }
+    bound = min(rates, key=lambda name: rates[name][0])
+    rate, source = rates[bound]
+    seconds = data_gib * GIB / rate
+    requests = math.ceil(data_gib * GIB / PART_BYTES) + (files or 0)
+    if files and (for_files := files * S_PER_FILE) > seconds:
+        seconds, bound = for_files, "requests"
+        source = f"{files:,} files, {1 / S_PER_FILE:.0f} a second by one process (staging_202611.md)"
+    return NodeCopy(hours=seconds / 3600, requests=requests, gib_per_s=data_gib / seconds, bound=bound, source=source)
+
+
+def _write_bytes_per_s(name: str, machine: Machine, volumes: Volumes) -> tuple[float, str]:
+    if not machine.nvme_gb:
+        # https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+        return volumes.throughput_mib_per_s * 2**20, "provisioned throughput of the root volume (gp3)"
+    rows = _nvme_writes()
+    what = "random writes of 4 KiB, the least it does"
+    if row := rows.get(name):
+        return float(row["random_write_iops"]) * NVME_BLOCK_BYTES, f"{what}: {row['source']}, {row['as_of']}"
+    least = _least_iops_per_gb() * machine.nvme_gb
+    return least * NVME_BLOCK_BYTES, f"{what}, a GB, of any known type: {NVME_WRITES.name}"
+
+
+@cache
+def _nvme_writes() -> dict[str, dict[str, str]]:
+    with NVME_WRITES.open(encoding="utf-8", newline="") as file:
+        return {row["instance_type"]: row for row in csv.DictReader(file)}
+
+
+@cache
+def _least_iops_per_gb() -> float:
+    """Of g6.12xlarge and g6e.12xlarge: 125,000 for 3,760 and 3,800 GB."""
+    return min(float(_nvme_writes()[name]["random_write_iops"]) / gb for name, gb in _SPARSEST.items())
+
+
+_SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}
