@@ -20,6 +20,8 @@ from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggle
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0
+# They load libraries too; and DDP a second part of torch.
+FIRST_STEPS = ("connect", "gradients")
 SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
 
 
@@ -107,7 +109,7 @@ def run(options: Options) -> int:
         gang.meet()
         place.timeout = timedelta(seconds=watch.STEP_S)
         for name, measure in measurements(gang):
-            guard.step(name, JOIN_S if name == "connect" else None)
+            guard.step(name, JOIN_S if name in FIRST_STEPS else None)
             began = time.monotonic()
             results = measure()
             gang.add(results, time.monotonic() - began)
