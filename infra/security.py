@@ -81,11 +81,11 @@ class Security(Component):
             self.key_arn,
             workers=self._settings.mode == "workers",
             read_prefixes=self._settings.read_prefixes,
+            session_log_group=self._settings.session_log_group,
         )
         granted = self._role_policy(name, role, policy)
         # A node fetches its bundle within seconds of its start.
-        profile = aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(granted))
-        return profile.arn
+        return self._profile(name, role, self._after(granted))
 
     def _node_group(self, args: SecurityArgs) -> pulumi.Output[str]:
         name = f"{self._prefix}-nodes"

@@ -166,6 +166,17 @@ class Settings(_Model):
     budget; empty makes none."""
     tags: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
     """Tags for every resource, beside those gpufleet sets for cost allocation."""
+    permissions_boundary: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+)?$")
+    """ARN of an IAM policy that bounds every role of the stack, where your organisation demands one. It must allow what
+    the roles do (docs/security.md). Auto Scaling's service-linked role takes none."""
+    # https://docs.aws.amazon.com/IAM/latest/APIReference/API_CreateRole.html
+    iam_path: str = Field(default="/", pattern=r"^/([!-~]+/)?$", max_length=512)
+    """IAM path of the stack's roles and instance profiles, like /teams/ml/. Set it before the first `pulumi up`: a role
+    cannot move to another path, and no second one may have its name."""
+    # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_CreateLogGroup.html
+    session_log_group: str = Field(default="", pattern=r"^[A-Za-z0-9_./#-]*$", max_length=512)
+    """CloudWatch log group that your account's Session Manager preferences name: nodes may then log people's sessions
+    into it. It is the account's own; the stack makes none."""
     force_destroy: Boolean = False
     """Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected otherwise."""
     mode: Mode = "training"

@@ -174,6 +174,7 @@ class Cluster(Component):
                 self._args.key_arn,
                 role=name,
                 read_prefixes=self._settings.read_prefixes,
+                session_log_group=self._settings.session_log_group,
             )
             granted.append(self._role_policy(logical, role, policy))
         return role, granted
@@ -181,8 +182,7 @@ class Cluster(Component):
     def _gpu_nodes(self) -> pulumi.Output[str]:
         role, granted = self._granted_role("gpu-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES)
         self._entry("gpu-node", role.arn, "EC2_LINUX")
-        name, opts = f"{self._prefix}-gpu-node", self._after(*granted)
-        return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=opts).arn
+        return self._profile(f"{self._prefix}-gpu-node", role, self._after(*granted))
 
     def _training(self) -> None:
         trust = pod_identity_trust(self._names, NAMESPACE, SERVICE_ACCOUNT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, document
@@ -13,10 +14,10 @@ from infra.s3_uri import read_s3_prefix
 # Statements of node_policy that each role of platform eks has; the training container alone reaches the checkpoints.
 EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
-    "PublishMetrics SessionManagerChannels SessionManagerRegisters",
+    "PublishMetrics SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
     "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadData ListData "
     "ReadBaseWeights ListBaseWeights ReportRun UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
-    "system-node": "SessionManagerChannels SessionManagerRegisters",
+    "system-node": "SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
 }
 
 
@@ -70,9 +71,16 @@ def flow_log_policy(names: Names) -> Policy:
 
 
 def node_policy(
-    names: Names, *, key_arn: str, workers: bool = False, read_prefixes: Mapping[str, str] = MappingProxyType({})
+    names: Names,
+    *,
+    key_arn: str,
+    workers: bool = False,
+    read_prefixes: Mapping[str, str] = MappingProxyType({}),
+    session_log_group: str = "",
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
+
+    Session Manager's agent logs into ``session_log_group``.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -127,12 +135,13 @@ def node_policy(
             "ssm:UpdateInstanceInformation",
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
+        *_log_sessions(names, session_log_group),
     )
 
 
-def eks_policy(names: Names, *, key_arn: str, role: str, read_prefixes: Mapping[str, str]) -> Policy:
-    """Policy of a role of ``EKS_STATEMENTS``; without data or weights on S3 there is no statement of them."""
-    policy = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)
+def eks_policy(names: Names, *, role: str, **options: Any) -> Policy:
+    """Policy of a role of ``EKS_STATEMENTS``: its statements of ``node_policy`` with the same ``options``."""
+    policy = node_policy(names, **options)
     statements = {statement["Sid"]: statement for statement in policy["Statement"]}
     return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
 
@@ -181,6 +190,21 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
         _publish_metrics(names),
         _write_logs("WriteOwnLog", names.arn("logs", f"log-group:{names.controller_log_group}")),
     )
+
+
+def _log_sessions(names: Names, group: str) -> list[Statement]:
+    """Let Session Manager's agent write what people do on a node into the account's log group.
+
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+    """
+    if not group:
+        return []
+    arn = names.arn("logs", f"log-group:{group}")
+    return [
+        _write_logs("LogSessions", arn),
+        allow("FindSessionStreams", "logs:DescribeLogStreams", [arn, f"{arn}:*"]),
+        allow("FindSessionGroup", "logs:DescribeLogGroups", "*"),
+    ]
 
 
 def _list_prefix(sid: str, names: Names, prefix: str) -> Statement:

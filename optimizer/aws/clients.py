@@ -53,6 +53,7 @@ def _session() -> Session:
 autoscaling: Callable[[str], AutoScalingClient] = partial(_client, "autoscaling")
 cloudwatch: Callable[[str], Any] = partial(_client, "cloudwatch")
 ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
+iam: Callable[[str], Any] = partial(_client, "iam")  # one endpoint a partition
 kms: Callable[[str], KMSClient] = partial(_client, "kms")
 lambda_: Callable[[str], Any] = partial(_client, "lambda")
 logs: Callable[[str], Any] = partial(_client, "logs")

@@ -26,8 +26,8 @@ CODES = {
     # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
     "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
     "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidSubnetID.NotFound "
-    "InvalidVpcID.NotFound ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException NotFoundException "
-    "ResourceNotFoundException",
+    "InvalidVpcID.NotFound InvalidDocument ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException "
+    "NotFoundException ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
     # The bucket exists, the object does not.
     "no object": "NoSuchKey",

@@ -131,6 +131,8 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         steps_boot=not eks,
         own_image=own_image,
         ceiling_usd=ceiling_usd,
+        permissions_boundary=text("permissionsBoundary"),
+        session_log_group=text("sessionLogGroup"),
     )
 
 

@@ -96,6 +96,8 @@ class Target:
         ami_id, ami_name, ami_parameter: the image, by the first that is set; the last is an SSM parameter.
             ``ami_problem`` says why there is none.
         own_image: the user's; else AWS's.
+        permissions_boundary: ARN of the policy that bounds the stack's roles; empty for none.
+        session_log_group: where the nodes may log Session Manager's sessions; empty for nowhere.
         steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
@@ -116,6 +118,8 @@ class Target:
     own_image: bool
     steps_boot: bool
     ceiling_usd: float | None
+    permissions_boundary: str
+    session_log_group: str
 
     @property
     def one_zone(self) -> bool:
@@ -155,9 +159,11 @@ ACTIONS = {
     "GetAWSDefaultServiceQuota": "servicequotas:GetAWSDefaultServiceQuota",
     "GetAccountSettings": "lambda:GetAccountSettings",
     "GetCallerIdentity": "sts:GetCallerIdentity",
+    "GetDocument": "ssm:GetDocument",
     "GetKeyPolicy": "kms:GetKeyPolicy",
     "GetKeyRotationStatus": "kms:GetKeyRotationStatus",
     "GetParameter": "ssm:GetParameter",
+    "GetPolicy": "iam:GetPolicy",
     "GetProducts": "pricing:GetProducts",
     "GetServiceQuota": "servicequotas:GetServiceQuota",
     "HeadBucket": "s3:ListBucket",

@@ -10,6 +10,7 @@ from functools import partial
 
 from optimizer.aws import clients
 from optimizer.preflight import (
+    access,
     bucket,
     capacity,
     hardware,
@@ -51,6 +52,8 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("image", image.check_image),
     ("KMS key", key.check_key),
     ("volume encryption", key.check_volume_encryption),
+    ("permissions boundary", access.check_boundary),
+    ("session logs", access.check_session_logs),
     ("bucket", bucket.check_bucket),
     ("VPC range", network.check_range),
     ("VPC", network.check_vpc),

@@ -10,7 +10,7 @@ import pytest
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.roles import eks_policy, node_policy
-from tests.infra.deployed import ALARM, EXISTING_VPC, WORKERS, deploy, workers
+from tests.infra.deployed import ALARM, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
@@ -143,6 +143,32 @@ def test_the_deployed_role_has_exactly_the_node_policy() -> None:
     trust = json.loads(stack.one("Role", "-node")["assumeRolePolicy"])["Statement"]
     assert [statement["Principal"] for statement in trust] == [{"Service": "ec2.amazonaws.com"}]
     assert stack.one("LaunchTemplate")["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-node"}
+
+
+@pytest.mark.parametrize("platform", [FULL, FULL | EKS])
+def test_a_boundary_and_a_path_hold_for_every_role(platform: dict[str, str]) -> None:
+    boundary = "arn:aws:iam::000000000000:policy/limits"
+    own = {"gpufleet:permissionsBoundary": boundary, "gpufleet:iamPath": "/teams/ml/"}
+    kinds = ("Role", "InstanceProfile")
+    for config, path in ((platform | own, "/teams/ml/"), (platform, "/")):
+        made = {kind: [one.inputs for one in deploy(config=config).all(kind)] for kind in kinds}
+        assert len(made["Role"]) == (3 if platform == FULL else 7)
+        assert {one["path"] for kind in kinds for one in made[kind]} == {path}
+        assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
+
+
+def test_nodes_log_sessions_where_the_account_does() -> None:
+    """Session Manager's agent writes the log with the node's credentials."""
+    sids = {"LogSessions", "FindSessionStreams", "FindSessionGroup"}
+    statements = deploy(config={"gpufleet:sessionLogGroup": "/sessions"}).policy("RolePolicy", "-node")
+    group = "arn:aws:logs:us-east-1:000000000000:log-group:/sessions"
+    assert {sid: statements[sid]["Resource"] for sid in sids} == {
+        "LogSessions": f"{group}:*",
+        "FindSessionStreams": [group, f"{group}:*"],
+        "FindSessionGroup": "*",
+    }
+    assert not sids & deploy().policy("RolePolicy", "-node").keys()
+    assert not sids & {statement["Sid"] for statement in training_policy("")["Statement"]}
 
 
 def test_efa_talks_within_the_group_in_both_directions() -> None:

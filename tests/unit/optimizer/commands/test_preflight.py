@@ -92,16 +92,17 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
         "Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}]}]
     }
     aws.answers["DescribeBudgets"] = DENIED
-    write_stack(tmp_path, amiName=IMAGE)
+    write_stack(tmp_path, amiName=IMAGE, sessionLogGroup="/sessions")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 24 ok\n")
+    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 25 ok\n")
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("now")
 def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev")
-    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 27 ok\n")
+    # Without a configuration nodes log no sessions.
+    assert code == 0 and out.endswith("0 error, 1 warning, 0 unknown, 27 ok\n")
     assert "note: Pulumi.dev.yaml is not there" in err
 
 
@@ -109,7 +110,7 @@ def test_warnings_and_unknowns_are_no_failure(gpufleet: Gpufleet, aws: FakeAws, 
     aws.answers["DescribeBudgets"] = DENIED
     aws.answers["GetKeyRotationStatus"] = {"KeyRotationEnabled": False}
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
-    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 1, "unknown": 1, "ok": 25}
+    assert code == 0 and json.loads(out)["counts"] == {"error": 0, "warning": 2, "unknown": 1, "ok": 25}
 
 
 def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -124,7 +125,8 @@ def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet,
     )
     assert lines[1].strip().startswith("why: AWS refuses to start instances")
     assert lines[2].strip().startswith("next: aws service-quotas request-service-quota-increase")
-    assert lines[3].startswith("unknown  AWS budgets: not permitted: budgets:ViewBudget is missing")
+    assert lines[3].startswith("warning  session logs: the account logs sessions into log group /sessions, where")
+    assert lines[6].startswith("unknown  AWS budgets: not permitted: budgets:ViewBudget is missing")
     assert [line.split()[0] for line in lines if not line.startswith(" ") and line][-2] == "ok"
 
 
@@ -132,7 +134,7 @@ def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> N
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
-    assert len(rows) == 27 and "0 error" in err
+    assert len(rows) == 28 and "0 error" in err
 
 
 def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -201,7 +203,7 @@ def test_files_are_searched_from_the_stacks_folder(gpufleet: Gpufleet, aws: Fake
 def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
     """Even one for another region: `stack set` writes plan and region together."""
     other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"})
-    write_stack(tmp_path, region="eu-west-1", plan=other, amiName="a")
+    write_stack(tmp_path, region="eu-west-1", plan=other, amiName="a", sessionLogGroup="/sessions")
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]
     assert code == 0 and [row["check"] for row in warnings] == ["configuration"]
@@ -346,7 +348,8 @@ def test_the_documented_policy_is_the_calls_that_are_made(aws: FakeAws, reposito
             }
         ]
     }
-    running.preflight(target(nat=True), at=NOW)
+    aws.answers["GetPolicy"] = {"Policy": {"Arn": "arn:aws:iam::123456789012:policy/limits"}}
+    running.preflight(target(nat=True, permissions_boundary="arn:aws:iam::123456789012:policy/limits"), at=NOW)
     running.preflight(target(block, vpc_id="vpc-1", subnet_ids=("subnet-1",)), at=NOW)
     made = {iam_action(operation) for operation, _ in aws.calls}
     allowed: set[str] = set()

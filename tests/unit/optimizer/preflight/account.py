@@ -245,6 +245,7 @@ def healthy() -> dict[str, Answer]:
         "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="21.9600000000")]},
         "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
         "DescribeBudgets": {"Budgets": []},
+        "GetDocument": {"Content": json.dumps({"inputs": {"cloudWatchLogGroupName": "/sessions"}})},
     }
 
 
@@ -286,6 +287,8 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "own_image": False,
         "steps_boot": True,
         "ceiling_usd": plan.job.budget_usd,
+        "permissions_boundary": "",
+        "session_log_group": "/sessions",
     }
     return Target(**{**given, **changes})
 

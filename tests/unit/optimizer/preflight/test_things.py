@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.plan import INTERFACE_ENDPOINTS
+from optimizer.preflight.access import check_boundary, check_session_logs
 from optimizer.preflight.bucket import check_bucket
 from optimizer.preflight.image import check_image
 from optimizer.preflight.key import check_key, check_volume_encryption
@@ -441,3 +442,36 @@ def test_no_placement_group_is_made_for_a_lone_node_or_an_existing_reservation(a
     purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
     assert list(check_placement_groups(context(gang=False))) == []
     assert list(check_placement_groups(context(sample_plan(purchase=purchase)))) == []
+
+
+def test_a_boundary_must_exist(aws: FakeAws) -> None:
+    assert list(check_boundary(context())) == []
+    arn = f"arn:aws:iam::{ACCOUNT}:policy/limits"
+    aws.answers["GetPolicy"] = {"Policy": {"Arn": arn}}
+    assert only(check_boundary(context(permissions_boundary=arn))).level == "ok"
+    assert aws.asked("GetPolicy") == [{"PolicyArn": arn}]
+    aws.answers["GetPolicy"] = Refusal("NoSuchEntity", 404)
+    assert only(check_boundary(context(permissions_boundary=arn))).level == "error"
+
+
+@pytest.mark.parametrize(
+    ("preferences", "found"),
+    [
+        (Refusal("InvalidDocument"), ["logs no session of Session Manager in us-east-1"]),
+        ({}, ["logs no session"]),
+        ({"cloudWatchLogGroupName": "", "s3BucketName": ""}, ["logs no session"]),
+        ({"cloudWatchLogGroupName": "/other"}, ["into log group /other, where the nodes may not write"]),
+        ({"cloudWatchLogGroupName": "/sessions", "s3BucketName": "b"}, ["into log group /sessions and bucket b"]),
+        ({"s3BucketName": "b"}, ["into bucket b"]),
+        ({"cloudWatchLogGroupName": "/sessions"}, []),
+        ({"cloudWatchLogGroupName": "/sessions", "kmsKeyId": "1a2b"}, ["under KMS key 1a2b"]),
+    ],
+)
+def test_sessions_that_leave_no_log_are_a_warning(
+    aws: FakeAws, preferences: dict[str, str] | Refusal, found: list[str]
+) -> None:
+    document = preferences if isinstance(preferences, Refusal) else {"Content": json.dumps({"inputs": preferences})}
+    aws.answers["GetDocument"] = document
+    rows = [row for row in check_session_logs(context()) if row.level != "ok"]
+    assert all(text in row.text and row.why and row.next_step for text, row in zip(found, rows, strict=True))
+    assert {row.level for row in rows} <= {"warning"}
