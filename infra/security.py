@@ -82,6 +82,7 @@ class Security(Component):
             workers=self._settings.mode == "workers",
             read_prefixes=self._settings.read_prefixes,
             session_log_group=self._settings.session_log_group,
+            own_vpc=not self._settings.vpc_id,
         )
         granted = self._role_policy(name, role, policy)
         # A node fetches its bundle within seconds of its start.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.naming import Names
-from infra.policies.statements import Policy, Statement, Values, allow, document
+from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
 
 # Statements of node_policy that each role of platform eks has; the training container alone reaches the checkpoints.
@@ -77,10 +77,13 @@ def node_policy(
     workers: bool = False,
     read_prefixes: Mapping[str, str] = MappingProxyType({}),
     session_log_group: str = "",
+    own_vpc: bool = False,
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
 
     Session Manager's agent logs into ``session_log_group``.
+
+    In the stack's ``own_vpc`` every call goes through its endpoints, and the credentials work on their own node only.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -136,6 +139,7 @@ def node_policy(
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
         *_log_sessions(names, session_log_group),
+        *(_only_on_own_node(names) if own_vpc else []),
     )
 
 
@@ -190,6 +194,34 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
         _publish_metrics(names),
         _write_logs("WriteOwnLog", names.arn("logs", f"log-group:{names.controller_log_group}")),
     )
+
+
+def _only_on_own_node(names: Names) -> list[Statement]:
+    """Deny an instance's credentials to every other machine, as calls through VPC endpoints name VPC and address.
+
+    Calls of another region's services (data in its buckets) leave by the NAT gateway and name neither; S3 and Parameter
+    Store use the key for the node themselves. EFA-only interfaces have no address, so each call has the primary one.
+    https://aws.amazon.com/blogs/security/how-to-use-policies-to-restrict-where-ec2-instance-credentials-can-be-used-from/
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+    """
+    return [
+        deny(
+            sid,
+            "*",
+            "*",
+            {
+                "StringNotEquals": {of_credentials: of_request},
+                "StringEquals": {"aws:RequestedRegion": names.region},
+                "Null": {"ec2:SourceInstanceARN": "false"},
+                "BoolIfExists": {"aws:ViaAWSService": "false"},
+            },
+            principal=None,
+        )
+        for sid, of_credentials, of_request in (
+            ("OnlyInOwnVpc", "aws:EC2InstanceSourceVPC", "${aws:SourceVpc}"),
+            ("OnlyFromOwnAddress", "aws:EC2InstanceSourcePrivateIPv4", "${aws:VpcSourceIp}"),
+        )
+    ]
 
 
 def _log_sessions(names: Names, group: str) -> list[Statement]:

@@ -27,9 +27,11 @@ def allow(
     return _statement("Allow", sid, action, resource, principal, condition)
 
 
-def deny(sid: str, action: Values, resource: Values, condition: Statement) -> Statement:
-    """A statement that denies everybody ``action`` under a condition."""
-    return _statement("Deny", sid, action, resource, EVERYBODY, condition)
+def deny(
+    sid: str, action: Values, resource: Values, condition: Statement, *, principal: str | None = EVERYBODY
+) -> Statement:
+    """A statement that denies ``action`` under a condition; the policy of a role names no ``principal``."""
+    return _statement("Deny", sid, action, resource, principal, condition)
 
 
 def deny_plain_http(sid: str, action: str, resource: Values) -> Statement:

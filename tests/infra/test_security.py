@@ -10,6 +10,7 @@ import pytest
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.roles import eks_policy, node_policy
+from optimizer.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import ALARM, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
@@ -137,7 +138,7 @@ def test_only_a_worker_may_protect_itself() -> None:
 def test_the_deployed_role_has_exactly_the_node_policy() -> None:
     stack = deploy()
     names = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
-    expected = node_policy(names, key_arn="arn:aws:kms:::gpufleet-dev-key")
+    expected = node_policy(names, key_arn="arn:aws:kms:::gpufleet-dev-key", own_vpc=True)
     assert json.loads(stack.one("RolePolicy", "-node")["policy"]) == expected
     assert not stack.all("RolePolicyAttachment")
     trust = json.loads(stack.one("Role", "-node")["assumeRolePolicy"])["Statement"]
@@ -155,6 +156,30 @@ def test_a_boundary_and_a_path_hold_for_every_role(platform: dict[str, str]) -> 
         assert len(made["Role"]) == (3 if platform == FULL else 7)
         assert {one["path"] for kind in kinds for one in made[kind]} == {path}
         assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
+
+
+def test_credentials_work_on_their_own_node_alone() -> None:
+    """An existing VPC may lack endpoints, through which alone a call names its VPC; pods' credentials name no node."""
+    policy = deploy(config=FULL).policy("RolePolicy", "-node")
+    for sid, condition in (
+        ("OnlyInOwnVpc", {"aws:EC2InstanceSourceVPC": "${aws:SourceVpc}"}),
+        ("OnlyFromOwnAddress", {"aws:EC2InstanceSourcePrivateIPv4": "${aws:VpcSourceIp}"}),
+    ):
+        assert policy[sid] == {
+            "Sid": sid,
+            "Effect": "Deny",
+            "Action": "*",
+            "Resource": "*",
+            "Condition": {
+                "StringNotEquals": condition,
+                "StringEquals": {"aws:RequestedRegion": "us-east-1"},
+                "Null": {"ec2:SourceInstanceARN": "false"},
+                "BoolIfExists": {"aws:ViaAWSService": "false"},
+            },
+        }
+    services = {action.partition(":")[0].replace("cloudwatch", "monitoring") for action in node_actions(workers=True)}
+    assert services == {*INTERFACE_ENDPOINTS, "s3", "kms"}, "S3 has the gateway endpoint; only services call KMS"
+    assert "OnlyInOwnVpc" not in deploy(config=EXISTING_VPC).policy("RolePolicy", "-node")
 
 
 def test_nodes_log_sessions_where_the_account_does() -> None:
