@@ -85,10 +85,11 @@ def main() -> None:
 
     from tests.engine import moto_extension
     from tests.engine.faults import Refusing
+    from tests.engine.recording import Recording
     from tests.engine.replay import Replaying
 
     moto_extension.install()
-    application = Replaying(Refusing(DomainDispatcherApplication(create_backend_app)))
+    application = Replaying(Recording(Refusing(DomainDispatcherApplication(create_backend_app))))
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"http://127.0.0.1:{server.server_port}", flush=True)

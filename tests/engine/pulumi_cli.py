@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.provider_binary import VARIABLE
+from tests.engine.recording import DEPLOYER
 
 REPOSITORY = Path(__file__).parents[2]
 BUILT = REPOSITORY / ".tools/bin"
@@ -87,7 +88,7 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "HOME": str(scratch),
         "TMPDIR": str(temporary),
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_ACCESS_KEY_ID": DEPLOYER,
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,

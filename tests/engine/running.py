@@ -66,6 +66,7 @@ def invoke(deployed: Deployment, scratch: Path) -> dict[str, Any]:
     module, _, name = described["Handler"].rpartition(".")
     program = f"import json; from {module} import {name}; print(json.dumps({name}({{}}, None)))"
     settings = {key: value for key, value in deployed.stack.env.items() if key.startswith("AWS_")}
+    settings["AWS_ACCESS_KEY_ID"] = "controller"  # the deployer's calls are recorded
     done = subprocess.run(
         # Without the repository's modules: Lambda has only the archive's.
         [sys.executable, "-c", program],

@@ -174,11 +174,20 @@ def resolve_names(file: StackFile) -> tuple[Names, str]:
         GpufleetError: AWS did not answer, so that no name is known.
     """
     from infra.naming import Names
-    from optimizer.aws import clients, errors
 
     check_name(file.stack, next_step="name the stack as it was named to stack set")
+    caller = caller_of(file.plan.region)
+    arn = caller["Arn"]
+    names = Names(stack=file.stack, account_id=caller["Account"], region=file.plan.region, partition=arn.split(":")[1])
+    return names, arn
+
+
+def caller_of(region: str) -> Any:
+    """Return AWS's answer about the caller, with its Account and Arn; GpufleetError where there is none."""
+    from optimizer.aws import clients, errors
+
     try:
-        caller = clients.sts(file.plan.region).get_caller_identity()
+        return clients.sts(region).get_caller_identity()
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
@@ -187,6 +196,3 @@ def resolve_names(file: StackFile) -> tuple[Names, str]:
             why="the names of the stack's resources hold the account",
             next_step="aws sts get-caller-identity",
         ) from error
-    arn = caller["Arn"]
-    names = Names(stack=file.stack, account_id=caller["Account"], region=file.plan.region, partition=arn.split(":")[1])
-    return names, arn

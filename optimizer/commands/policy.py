@@ -1,0 +1,94 @@
+"""``gpufleet policy``: print the least permissions that a person or pipeline needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimizer.commands.options import directory_option
+from optimizer.commands.output import json_text, write_json
+from optimizer.errors import InvalidInputError
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet policy deployer --stack dev --out policies
+  gpufleet policy deployer --stack dev --region us-east-1 --account 111122223333
+  gpufleet policy preflight
+"""
+)
+@click.argument("who", type=click.Choice(["deployer", "preflight"]))
+@click.option("--stack", metavar="NAME", help="Pulumi stack of the deployer; its configuration counts.")
+@click.option("--region", help="Region of the stack.  [default: of its plan]")
+@click.option("--account", metavar="ID", help="Account of the stack.  [default: of the credentials]")
+@directory_option
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write one file a document there.")
+def command(
+    who: str, stack: str | None, region: str | None, account: str | None, directory: Path, out: Path | None
+) -> None:
+    """Print the least IAM permissions to run `gpufleet up` and `gpufleet down` (deployer), or the checks (preflight).
+
+    The deployer's come in several documents, each small enough for a managed policy; the last is preflight's. They name
+    the stack's resources by name, tag, region and account, and are for platform ec2. Whoever may write roles and pass
+    them may do what those roles may: set gpufleet:permissionsBoundary to bound that.
+    """
+    documents = _deployer(stack, region, account, directory) if who == "deployer" else _preflight("aws")
+    if out is None:
+        write_json(documents)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for name, document in documents.items():
+        path = out / f"{name}.json"
+        path.write_text(json_text(document) + "\n", encoding="utf-8")
+        click.echo(path)
+
+
+def _preflight(partition: str) -> dict[str, Any]:
+    from optimizer.preflight.policy import preflight_policy
+
+    return {"gpufleet-preflight": preflight_policy(partition)}
+
+
+def _deployer(stack: str | None, region: str | None, account: str | None, directory: Path) -> dict[str, Any]:
+    from botocore.exceptions import UnknownRegionError
+    from botocore.session import get_session
+
+    from infra.naming import Names
+    from infra.policies.deployer import deployer_documents, deployer_policy
+    from optimizer.commands.stack.file import caller_of, check_name, read_stack
+
+    if stack is None:
+        raise InvalidInputError("--stack is missing", why="the policy names its resources", next_step="--stack NAME")
+    check_name(stack)
+    if account is not None and not (account.isdecimal() and len(account) == 12):
+        raise InvalidInputError(f"--account is {account}", limit="12 digits", next_step="aws sts get-caller-identity")
+    file = read_stack(stack, directory) if (directory / f"Pulumi.{stack}.yaml").exists() else None
+    config = file.config_texts if file else {}
+    if config.get("gpufleet:platform") == "eks":
+        raise InvalidInputError(
+            f"stack {stack} has gpufleet:platform eks",
+            limit="platform ec2",
+            why="the deployer's policy of a cluster is not written",
+            next_step="deploy it with an administrator's role",
+        )
+    region = region or (file.plan.region if file else None)
+    if region is None:
+        raise InvalidInputError(
+            f"no region: {directory / f'Pulumi.{stack}.yaml'} is not there", next_step="--region REGION"
+        )
+    try:
+        partition = get_session().get_partition_for_region(region)
+    except UnknownRegionError as error:
+        raise InvalidInputError(f"--region {region} is no region of AWS", next_step="--region us-east-1") from error
+    names = Names(stack=stack, account_id=account or caller_of(region)["Account"], region=region, partition=partition)
+    policy = deployer_policy(
+        names,
+        iam_path=config.get("gpufleet:iamPath") or "/",
+        boundary=config.get("gpufleet:permissionsBoundary", ""),
+        vpc_id=config.get("gpufleet:vpcId", ""),
+    )
+    parts = enumerate(deployer_documents(policy), start=1)
+    return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _preflight(partition)

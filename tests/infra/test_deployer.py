@@ -1,0 +1,111 @@
+"""The deployer's policy allows each call that the real engine and provider made, and nothing else without a reason."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.naming import Names
+from infra.offline.guardrails.declared import as_list
+from infra.policies.deployer import MANAGED_POLICY_LIMIT, WITHOUT_A_CALL, deployer_documents, deployer_policy
+from optimizer.preflight.policy import preflight_policy
+from tests.engine.recording import Question
+
+NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
+CALLS = Path(__file__).with_name("deployer_calls.json")
+"""Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1), whose every run compares its calls with these."""
+# Calls whose refusal the provider takes: it then asks STS for the account, and reads an image without its UEFI data.
+MAY_BE_REFUSED = {"iam:GetUser", "ec2:GetInstanceUefiData"}
+
+
+def recorded() -> list[Question]:
+    return [Question(*fields) for fields in json.loads(CALLS.read_text(encoding="utf-8"))]
+
+
+def allows(policy: dict[str, Any], question: Question) -> bool:
+    """Evaluate a policy that only allows.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+    """
+    return any(
+        question.action in as_list(statement["Action"])
+        and any(fnmatchcase(question.resource.partition("#")[0], pattern) for pattern in as_list(statement["Resource"]))
+        and _holds(statement.get("Condition", {}), question)
+        for statement in policy["Statement"]
+    )
+
+
+def _holds(condition: dict[str, Any], question: Question) -> bool:
+    context = {
+        "aws:RequestTag/gpufleet:stack": question.requested,
+        "aws:ResourceTag/gpufleet:stack": question.tagged,
+        "ec2:CreateAction": question.resource.partition("#")[2],
+    }
+    for operator, keys in condition.items():
+        for key, wanted in keys.items():
+            if key == "iam:PassedToService":
+                continue  # the calls that pass a role do not name the service
+            value = context.get(key, "")
+            if operator == "Null":
+                if (value == "") != (wanted == "true"):
+                    return False
+            elif operator == "StringEquals":
+                if value not in as_list(wanted):
+                    return False
+            else:
+                return False
+    return True
+
+
+def test_every_call_is_allowed_and_every_action_is_called() -> None:
+    policy = deployer_policy(NAMES)
+    read = {action for one in preflight_policy()["Statement"] for action in as_list(one["Action"])}
+    calls = recorded()
+    assert len(calls) > 300
+    assert [call for call in calls if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)] == []
+    actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
+    unused = actions - {call.action for call in calls}
+    assert unused <= WITHOUT_A_CALL.keys()
+    assert WITHOUT_A_CALL.keys() - unused == {"iam:PutRolePermissionsBoundary"}, "a reason that nothing needs"
+
+
+def test_another_stacks_resources_are_out_of_reach() -> None:
+    policy = deployer_policy(NAMES)
+    for call in recorded():
+        if call.action in policy["Statement"][0]["Action"] or call.resource == "*":
+            continue
+        other = Question(
+            call.action,
+            *(text.replace("dev", "prod") for text in (call.resource, call.requested, call.tagged)),
+        )
+        assert not allows(policy, other), other
+        assert not allows(policy, Question(call.action, call.resource.replace("123456789012", "210987654321")))
+
+
+def test_a_boundary_is_demanded_of_each_role() -> None:
+    boundary = "arn:aws:iam::123456789012:policy/limits"
+    statements = {one["Sid"]: one for one in deployer_policy(NAMES, boundary=boundary, iam_path="/ml/")["Statement"]}
+    assert statements["BoundedRoles"]["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+    assert not {"iam:CreateRole", "iam:PutRolePolicy"} & set(statements["Roles"]["Action"])
+    assert statements["Roles"]["Resource"] == "arn:aws:iam::123456789012:role/ml/gpufleet-dev-*"
+    assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
+
+
+def test_an_existing_vpc_is_named() -> None:
+    statements = {one["Sid"]: one for one in deployer_policy(NAMES, vpc_id="vpc-1")["Statement"]}
+    assert statements["InVpc"]["Resource"].endswith("vpc/vpc-1")
+    assert "AdoptDefaultGroup" not in statements
+
+
+@pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])
+def test_each_part_fits_into_a_managed_policy(boundary: str) -> None:
+    longest = Names(stack="s" * 22, account_id="1" * 12, region="ap-southeast-2", partition="aws-us-gov")
+    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/")
+    parts = deployer_documents(policy)
+    assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
+    assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_LIMIT for part in parts)
+    assert len(parts) <= 3

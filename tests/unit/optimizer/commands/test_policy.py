@@ -1,0 +1,61 @@
+"""``gpufleet policy``: documents on standard output or as files, for one stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.preflight.policy import preflight_policy
+from tests.plans import sample_plan
+from tests.unit.optimizer.commands.conftest import Gpufleet
+
+ACCOUNT = ("--region", "us-gov-west-1", "--account", "111122223333")
+
+
+def test_the_documents_are_printed_or_written(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    code, out, _ = gpufleet("policy", "deployer", "--stack", "dev", *ACCOUNT, "--directory", str(tmp_path))
+    documents = json.loads(out)
+    assert code == 0
+    assert list(documents) == ["gpufleet-dev-deployer-1", "gpufleet-dev-deployer-2", "gpufleet-preflight"]
+    assert "arn:aws-us-gov:s3:::gpufleet-dev-111122223333-us-gov-west-1" in out
+    assert "arn:aws:" not in out
+    written = tmp_path / "policies"
+    code, out, _ = gpufleet("policy", "deployer", "--stack", "dev", *ACCOUNT, "--out", str(written))
+    assert code == 0 and out.splitlines() == [str(written / f"{name}.json") for name in documents]
+    assert {name: json.loads((written / f"{name}.json").read_text()) for name in documents} == documents
+    _, out, _ = gpufleet("policy", "preflight")
+    assert json.loads(out) == {"gpufleet-preflight": preflight_policy()}
+
+
+def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.dev.yaml"
+    plan = sample_plan().model_dump(mode="json", exclude_none=True)
+    boundary = "arn:aws:iam::111122223333:policy/limits"
+    config = {"gpufleet:plan": plan, "gpufleet:iamPath": "/ml/", "gpufleet:permissionsBoundary": boundary}
+    arguments = ("policy", "deployer", "--stack", "dev", "--account", "111122223333", "--directory", str(tmp_path))
+    file.write_text(json.dumps({"config": config}))
+    code, out, _ = gpufleet(*arguments)
+    assert code == 0 and boundary in out
+    assert "arn:aws:iam::111122223333:role/ml/gpufleet-dev-*" in out and "us-east-1" in out
+    file.write_text(json.dumps({"config": {**config, "gpufleet:platform": "eks"}}))
+    code, _, err = gpufleet(*arguments)
+    assert code == 2 and "platform ec2" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--stack is missing"),
+        (("--stack", "d v"), "stack name 'd v'"),
+        (("--stack", "dev"), "no region"),
+        (("--stack", "dev", "--region", "moon-1"), "no region of AWS"),
+        (("--stack", "dev", "--region", "us-east-1", "--account", "1"), "12 digits"),
+    ],
+)
+def test_wrong_input_says_what_is_wrong(
+    gpufleet: Gpufleet, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = gpufleet("policy", "deployer", *arguments, "--directory", str(tmp_path))
+    assert code == 2 and message in err
