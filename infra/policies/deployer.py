@@ -138,8 +138,8 @@ def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vp
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
     """
     own, here = f"{names.prefix}-*", names.arn
-    requested = {"StringEquals": {f"aws:RequestTag/{_TAG}": names.stack}}
-    tagged = {"StringEquals": {f"aws:ResourceTag/{_TAG}": names.stack}}
+    requested: Statement = {"StringEquals": {f"aws:RequestTag/{_TAG}": names.stack}}
+    tagged: Statement = {"StringEquals": {f"aws:ResourceTag/{_TAG}": names.stack}}
     ec2 = here("ec2", "*/*")
     iam = f"arn:{names.partition}:iam::{names.account_id}"
     roles = f"{iam}:role{iam_path}{own}"

@@ -81,9 +81,8 @@ def node_policy(
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
 
-    Session Manager's agent logs into ``session_log_group``.
-
-    In the stack's ``own_vpc`` every call goes through its endpoints, and the credentials work on their own node only.
+    Session Manager's agent logs into ``session_log_group``. In the stack's ``own_vpc`` every call goes through its
+    endpoints, and the credentials work on their own node only.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """

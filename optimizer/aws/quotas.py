@@ -37,6 +37,14 @@ class Quota:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Increase:
+    """A higher value of a quota."""
+
+    quota: Quota
+    value: int
+
+
 # By the first letters of a type.
 _ON_DEMAND = {
     letters: Quota("ec2", code, f"Running On-Demand {name} instances", "vCPUs", "on-demand")
@@ -130,6 +138,31 @@ def limit(client: Any, quota: Quota) -> float:
     if not 0 <= value < float("inf"):
         raise errors.UnusableAnswerError(f"quota {quota.code} is {value}")
     return value
+
+
+def open_request(client: Any, quota: Quota) -> Mapping[str, Any] | None:
+    """Return the account's open request for ``quota``, as AWS describes it; AWS takes no second one meanwhile.
+
+    https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_ListRequestedServiceQuotaChangeHistoryByQuota.html
+    """
+    pages = client.get_paginator("list_requested_service_quota_change_history_by_quota").paginate(
+        ServiceCode=quota.service, QuotaCode=quota.code
+    )
+    requests = (request for page in pages for request in page["RequestedQuotas"])
+    return next((request for request in requests if request["Status"] in ("PENDING", "CASE_OPENED")), None)
+
+
+def request_increase(client: Any, increase: Increase) -> Mapping[str, Any]:
+    """Ask AWS for a higher value; return the request.
+
+    https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_RequestServiceQuotaIncrease.html
+    """
+    quota = increase.quota
+    answer = client.request_service_quota_increase(
+        ServiceCode=quota.service, QuotaCode=quota.code, DesiredValue=float(increase.value)
+    )
+    request: Mapping[str, Any] = answer["RequestedQuota"]
+    return request
 
 
 def _words(name: str) -> list[str]:

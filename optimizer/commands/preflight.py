@@ -13,7 +13,7 @@ import click
 
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
-from optimizer.errors import GpufleetError
+from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
@@ -32,19 +32,33 @@ Example:
   gpufleet preflight plans.json
   gpufleet preflight plans.json --plan 2 --stack dev
   gpufleet preflight plans.json --stack dev --format json > preflight.json
+  gpufleet preflight plans.json --request-quotas
 """
 )
 @plan_arguments
 @click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration, bucket and key count.")
 @directory_option
+@click.option("--request-quotas", is_flag=True, help="Ask AWS for higher quotas where they are too small.")
+@click.option("--yes", is_flag=True, help="Do not ask before quotas are requested.")
 @format_option
-def command(plan: str, plan_number: int, stack: str | None, directory: Path, output_format: str) -> None:
+def command(
+    plan: str,
+    plan_number: int,
+    stack: str | None,
+    directory: Path,
+    request_quotas: bool,
+    yes: bool,
+    output_format: str,
+) -> None:
     """Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed.
 
     Asks with the credentials of the environment, which need read permissions only (docs/preflight.md has the policy):
     quotas less their use, zones, spot placement score, reservations and Capacity Blocks, image, key, bucket, network,
     EFA, prices, budgets. An unanswered check is "unknown", with the missing permission. PLAN is one plan or the output
     of recommend; - reads standard input. With --stack, its configuration in Pulumi.NAME.yaml counts.
+
+    --request-quotas opens a request for each quota that is too small, unless one is open; AWS takes its
+    time to answer, and the exit status is that of the checks.
 
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
@@ -58,6 +72,8 @@ def command(plan: str, plan_number: int, stack: str | None, directory: Path, out
         write_findings(report.findings)
     counts = report.counts()
     click.echo(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
+    if request_quotas:
+        _request_quotas(report, chosen.region, yes=yes)
     if counts["error"]:
         sys.exit(GpufleetError.exit_code)
 
@@ -69,6 +85,59 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
     from optimizer.preflight.run import preflight
 
     return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file))
+
+
+def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
+    """Open a request for each quota that is too small, unless one is open; what is said goes to standard error."""
+    from optimizer.aws import clients, errors, quotas
+    from optimizer.preflight.model import explain
+
+    values: dict[quotas.Quota, int] = {}
+    for increase in filter(None, (finding.increase for finding in report.findings)):
+        values[increase.quota] = max(increase.value, values.get(increase.quota, 0))
+    client = clients.service_quotas(region)
+    wanted = []
+    try:
+        for quota, value in values.items():
+            request = quotas.open_request(client, quota)
+            if request is None:
+                wanted.append(quotas.Increase(quota, value))
+                click.echo(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} {quota.unit}", err=True)
+                continue
+            asked = float(request["DesiredValue"])
+            less = "" if asked >= value else f", less than the {value:,} needed: AWS takes one request at a time"
+            click.echo(
+                f"open since {request['Created']:%Y-%m-%d}: {quota.name} ({quota.code}) of {asked:,.0f} {quota.unit}, "
+                f"{request['Status']}, request {request['Id']}{less}",
+                err=True,
+            )
+        if not wanted:
+            click.echo("no quota is to be requested", err=True)
+            return
+        if not yes:
+            _confirm(len(wanted))
+        for increase in wanted:
+            request = quotas.request_increase(client, increase)
+            click.echo(f"requested: {increase.quota.name}, {request['Status']}, request {request['Id']}", err=True)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        reason = explain(error)
+        raise GpufleetError(
+            f"quotas were not all requested: {reason.reason}",
+            next_step=f"allow {reason.action}" if reason.action else "run gpufleet preflight again",
+        ) from error
+
+
+def _confirm(count: int) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInputError(
+            "nobody can be asked: standard input is no terminal",
+            why="a request opens a case with AWS",
+            next_step="gpufleet preflight PLAN --request-quotas --yes",
+        )
+    if not click.confirm(f"Send {count} requests to AWS?", err=True):
+        raise GpufleetError("not confirmed; nothing was requested")
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from optimizer.aws import clients, quotas
-from optimizer.aws.quotas import Quota, Reservation, Running
+from optimizer.aws.quotas import Increase, Quota, Reservation, Running
 from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
 
 _WHY = {
@@ -130,6 +131,14 @@ def check_lambda_concurrency(context: Context) -> Iterator[Finding]:
 
 def compare(context: Context, need: Need, used: float | Unknown) -> Finding:
     """Compare ``need`` with what is free of its quota. A need above the whole quota is an error whatever is in use."""
+    finding = _compare(context, need, used)
+    if finding.level not in ("error", "warning"):
+        return finding
+    total = need.amount + (0 if isinstance(used, Unknown) else used)
+    return replace(finding, increase=Increase(need.quota, math.ceil(total)))
+
+
+def _compare(context: Context, need: Need, used: float | Unknown) -> Finding:
     quota = need.quota
     limit = ask(partial(quotas.limit, context.service_quotas, quota))
     check = f"quota {quota.name}"

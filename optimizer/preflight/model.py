@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from optimizer.aws import errors
+from optimizer.aws.quotas import Increase
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Finding:
     limit: Value = None
     why: str = ""
     next_step: str = ""
+    increase: Increase | None = None  # of the quota that is too small
 
 
 failure = partial(Finding, level="error")
@@ -168,6 +170,8 @@ ACTIONS = {
     "GetServiceQuota": "servicequotas:GetServiceQuota",
     "HeadBucket": "s3:ListBucket",
     "ListBuckets": "s3:ListAllMyBuckets",
+    "ListRequestedServiceQuotaChangeHistoryByQuota": "servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota",
+    "RequestServiceQuotaIncrease": "servicequotas:RequestServiceQuotaIncrease",
 }
 
 
