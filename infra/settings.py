@@ -166,6 +166,9 @@ class Settings(_Model):
     budget; empty makes none."""
     tags: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
     """Tags for every resource, beside those gpufleet sets for cost allocation."""
+    undo_days: int = Field(default=1, ge=1, le=365)
+    """Days that a deleted or overwritten checkpoint can be brought back. Each checkpoint that training prunes is billed
+    as long, beside the plan's cost."""
     permissions_boundary: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+)?$")
     """ARN of an IAM policy that bounds every role of the stack, where your organisation demands one. It must allow what
     the roles do (docs/security.md). Auto Scaling's service-linked role takes none."""

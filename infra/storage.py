@@ -12,7 +12,7 @@ from infra.bundle import Bundle
 from infra.component import Component, Stack
 from infra.policies.resources import bucket_policy
 
-# S3's shortest: every pruned checkpoint is billed as long, and a version a minute of the controller's state.
+# S3's shortest, for what is not a checkpoint: the controller's state has a version a minute.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
@@ -121,19 +121,18 @@ class Storage(Component):
             versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
             opts=self._guarded,
         )
+        names = self._names
+        kept = dict.fromkeys((names.bootstrap_prefix, names.control_prefix), NONCURRENT_DAYS)
+        kept[names.checkpoint_prefix] = self._settings.undo_days
         aws.s3.BucketLifecycleConfiguration(
             self._logical,
             bucket=self.bucket,
             rules=[
+                *(self._old_versions(prefix, days) for prefix, days in kept.items()),
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="old-versions",
+                    id="left-overs",
                     status="Enabled",
                     filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
-                    noncurrent_version_expiration=(
-                        aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-                            noncurrent_days=NONCURRENT_DAYS
-                        )
-                    ),
                     expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True),
                     # A killed node leaves parts of an upload, billed until removed.
                     abort_incomplete_multipart_upload=(
@@ -141,12 +140,24 @@ class Storage(Component):
                             days_after_initiation=ABANDONED_UPLOAD_DAYS
                         )
                     ),
-                )
+                ),
             ],
             # Rules on noncurrent versions need versioning.
             opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[versioning])),
         )
         return versioning
+
+    def _old_versions(self, prefix: str, days: int) -> aws.s3.BucketLifecycleConfigurationRuleArgs:
+        # A rule each, as of overlapping rules the shortest wins:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/lifecycle-conflicts.html
+        return aws.s3.BucketLifecycleConfigurationRuleArgs(
+            id=f"old-{prefix}",
+            status="Enabled",
+            filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{prefix}/"),
+            noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
+                noncurrent_days=days
+            ),
+        )
 
     def _archive(self, name: str, key: str, archive: Bundle, opts: pulumi.ResourceOptions) -> aws.s3.BucketObjectv2:
         return self._object(

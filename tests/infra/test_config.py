@@ -76,6 +76,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:data": "s3://corpus"}, "name an S3 prefix"),
         ({"gpufleet:data": "tokens"}, "name an S3 prefix"),
         ({"gpufleet:permissionsBoundary": "limits"}, "permissionsBoundary is 'limits': String should match pattern"),
+        ({"gpufleet:undoDays": "400"}, "undoDays is 400: Input should be less than or equal to 365"),
         ({"gpufleet:iamPath": "/teams"}, "iamPath is '/teams': String should match pattern"),
         ({"gpufleet:sessionLogGroup": "a b"}, "sessionLogGroup is 'a b': String should match pattern"),
         ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),

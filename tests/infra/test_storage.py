@@ -56,13 +56,19 @@ def test_the_bucket_refuses_plain_http_and_other_keys(stack: Deployed) -> None:
     assert (own_key["Action"], own_key["Resource"]) == ("s3:PutObject", f"{bucket}/*")
 
 
-def test_a_deleted_object_is_billed_for_a_day_only(stack: Deployed) -> None:
-    (rule,) = stack.one("BucketLifecycleConfiguration")["rules"]
-    assert rule["status"] == "Enabled"
-    assert rule["filter"] == {"prefix": ""}, "the controller writes its state every minute, and each is a version"
-    assert rule["noncurrentVersionExpiration"] == {"noncurrentDays": 1}
-    assert rule["abortIncompleteMultipartUpload"] == {"daysAfterInitiation": 1}
-    assert "days" not in rule["expiration"], "a current checkpoint never expires"
+def test_old_versions_are_billed_for_a_day_and_checkpoints_as_long_as_asked(stack: Deployed) -> None:
+    for given, days in ((stack, 1), (deploy(config={"gpufleet:undoDays": "14"}), 14)):
+        *old, rest = given.one("BucketLifecycleConfiguration")["rules"]
+        assert {rule["filter"]["prefix"]: rule["noncurrentVersionExpiration"]["noncurrentDays"] for rule in old} == {
+            "bootstrap/": 1,
+            "control/": 1,  # the controller writes its state every minute, and each is a version
+            "checkpoints/": days,
+        }
+        assert "noncurrentVersionExpiration" not in rest, "of overlapping rules the shortest wins"
+        assert rest["filter"] == {"prefix": ""}
+        assert rest["abortIncompleteMultipartUpload"] == {"daysAfterInitiation": 1}
+        assert {rule["status"] for rule in (*old, rest)} == {"Enabled"}
+        assert not any("days" in rule.get("expiration", {}) for rule in (*old, rest)), "a checkpoint never expires"
 
 
 def test_checkpoints_and_their_key_are_protected_unless_said_otherwise(stack: Deployed) -> None:
