@@ -125,7 +125,7 @@ def test_every_action_of_a_role_exists_on_its_resources() -> None:
         (statement["Sid"], action, tuple(arn.replace("arn:aws:kms:::gpufleet-dev-key", key) for arn in resources))
         for name in VARIANTS
         for _, kind, statement in Declared(resources=variant(name)).statements()
-        if kind == "role"
+        if kind == "role" and statement["Effect"] == "Allow"
         for resources in [as_list(statement["Resource"])]
         for action in as_list(statement["Action"])
     }
