@@ -126,8 +126,8 @@ class Recording:
 
 def tag_of(resource_id: str) -> str:
     """Return the stack's tag that a resource of EC2 or a key of moto's has now."""
-    from moto.ec2 import ec2_backends
-    from moto.kms import kms_backends
+    from moto.ec2.models import ec2_backends
+    from moto.kms.models import kms_backends
 
     if re.fullmatch(r"[0-9a-f-]{36}", resource_id):
         tags = kms_backends[_ACCOUNT][_REGION].list_resource_tags(resource_id)["Tags"]
