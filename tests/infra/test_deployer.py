@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.engine.recording import Question
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 CALLS = Path(__file__).with_name("deployer_calls.json")
-"""Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1), whose every run compares its calls with these."""
+"""Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1 adds what is new); its every run judges the calls of its own."""
 # Calls whose refusal the provider takes: it then asks STS for the account, and reads an image without its UEFI data.
 MAY_BE_REFUSED = {"iam:GetUser", "ec2:GetInstanceUefiData"}
 
@@ -61,12 +62,17 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
     return True
 
 
-def test_every_call_is_allowed_and_every_action_is_called() -> None:
+def denied(calls: Iterable[Question]) -> list[Question]:
+    """Return the calls of a stack "dev" that the printed documents do not allow, and that must succeed."""
     policy = deployer_policy(NAMES)
     read = {action for one in preflight_policy()["Statement"] for action in as_list(one["Action"])}
-    calls = recorded()
+    return [call for call in sorted(calls) if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)]
+
+
+def test_every_call_is_allowed_and_every_action_is_called() -> None:
+    policy, calls = deployer_policy(NAMES), recorded()
     assert len(calls) > 300
-    assert [call for call in calls if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)] == []
+    assert denied(calls) == []
     actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
     unused = actions - {call.action for call in calls}
     assert unused <= WITHOUT_A_CALL.keys()
