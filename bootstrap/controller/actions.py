@@ -68,11 +68,13 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
     if stale or (settings.scheduled and group.max_size != largest):
         min_size, max_size = 0, largest
-    place = settings.places.get(state.place.name) if state.place and up else None
+    # A gang of before the settings had places is in the plan's own.
+    name = state.place.name if state.place else settings.own_place
+    place = settings.places.get(name) if up else None
     if up and group.on_demand_base is not None:
-        on_demand = place.purchase == "on-demand" if place else state.on_demand and settings.fallback_on_demand
-        wanted = settings.node_count if on_demand else 0
-        if not place or (state.place and state.place.name == settings.own_place):
+        on_demand = state.on_demand and (settings.fallback_on_demand or settings.places)
+        wanted = settings.node_count if on_demand or (place and place.purchase == "on-demand") else 0
+        if name == settings.own_place:
             wanted = max(wanted, settings.on_demand_base)
         base = wanted if wanted != group.on_demand_base else None
     sizes = SetGroup(

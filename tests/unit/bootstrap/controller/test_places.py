@@ -190,6 +190,11 @@ def test_a_plan_without_the_chosen_place_and_an_old_state_start_in_the_own_place
     old.config = rotating()
     old.run(5)
     assert (old.phase, old.known.place, old.base, len(old.in_service())) == ("running", None, 0, 3)
+    # On demand, `pulumi up` has made the mixed instances policy with all nodes in its base, which must stay.
+    demand = {"own": place("az1", "on-demand", 30.0), "other": place("az2", "on-demand", 30.0)}
+    old.config, old.base = rotating(places=demand), 3
+    assert old.tick().actions == ()
+    old.config, old.base = rotating(), 0
     for key in old.alive():
         old.interrupt(key)
     old.capacity["spot"] = 0
