@@ -113,8 +113,10 @@ OTHERS = ("ssm:", "ssmmessages:", "kms:")
 def test_a_node_may_call_exactly_what_its_scripts_call(repository: Path) -> None:
     """A missing permission would show on a paid node only."""
     called = {"s3:GetObject"}  # aws s3 cp from the bucket
-    for path in (repository / "bootstrap").rglob("*.sh"):
-        text = re.sub(r"\\\n\s*", " ", path.read_text())
+    bootstrap = repository / "bootstrap"
+    for path in (*bootstrap.rglob("*.sh"), *(bootstrap / "agent").glob("*.py")):
+        # A shell's words, or Python's strings of the same words.
+        text = re.sub(r"\\\n\s*|\",\s*\"", " ", path.read_text())
         for service, operation in re.findall(r"\b(autoscaling|ec2|logs|s3api|cloudwatch) ([a-z]+(?:-[a-z]+)+) ", text):
             action = "".join(word.capitalize() for word in operation.split("-"))
             # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
