@@ -74,7 +74,7 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     if up and group.on_demand_base is not None:
         on_demand = state.on_demand and (settings.fallback_on_demand or settings.places)
         wanted = settings.node_count if on_demand or (place and place.purchase == "on-demand") else 0
-        if name == settings.own_place:
+        if place is None or name == settings.own_place:
             wanted = max(wanted, settings.on_demand_base)
         base = wanted if wanted != group.on_demand_base else None
     sizes = SetGroup(

@@ -202,6 +202,15 @@ def test_a_plan_without_the_chosen_place_and_an_old_state_start_in_the_own_place
     assert where(old) == "spot p4d az1"
 
 
+def test_a_gang_goes_on_where_it_is_when_the_plan_has_no_alternates_any_more() -> None:
+    world = World(rotating(), rooms=empty("az1"))
+    trained(world)
+    world.config = replace(world.config, places={}, on_demand_base=1)
+    assert world.tick().actions == (SetGroup(on_demand_base=1),)
+    world.run(5)
+    assert (world.phase, world.subnets) == ("running", "subnet-az2")
+
+
 def test_nodes_that_a_schedule_starts_are_where_the_group_was_left() -> None:
     world = World(rotating(scheduled=True), rooms=empty("az1"))
     world.run(2)
