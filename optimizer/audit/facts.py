@@ -9,10 +9,13 @@ from datetime import date
 from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog
 from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.hardware import Offer
-from optimizer.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice
+from optimizer.performance.fine_tuning import trained_parameters
+from optimizer.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice, Tuning
 from optimizer.search.plan_builder import can_stand_in, describe_node
+from optimizer.units import rounded
 from optimizer.workload.resolve import resolve_model
 
 # Change of a price since the plan was made that needs no new plan: the estimate's own error is larger.
@@ -55,17 +58,31 @@ def check_facts(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
 
 
 def _check_model(plan: FleetPlan) -> Iterator[Fault]:
-    architecture, parameters = plan.job.architecture or {}, plan.job.parameters
-    if "model_type" not in architecture:
+    job = plan.job
+    # Without a description only the count is known, which is all that training of the whole model needs.
+    trained = job.parameters if job.tuning == Tuning() else None
+    if "model_type" in (job.architecture or {}):
+        try:
+            model = resolve_model(job.architecture or {})
+        except GpufleetError as error:
+            described, why = 0, error.got
+        else:
+            described, why = model.parameters, f"job.architecture describes {model.parameters:,} parameters"
+            trained = trained_parameters(model, job.tuning.facts)
+        if job.parameters != described:
+            value = f"{job.parameters:,}"
+            yield Fault(field="job.parameters", value=value, limit="its model's", why=why, next_step=AGAIN)
+    if trained is None:
         return
-    try:
-        described = resolve_model(architecture).parameters
-    except GpufleetError as error:
-        described, why = 0, error.got
-    else:
-        why = f"job.architecture describes {described:,} parameters"
-    if parameters != described:
-        yield Fault(field="job.parameters", value=f"{parameters:,}", limit="its model's", why=why, next_step=AGAIN)
+    size_gib = rounded(checkpoint_gib(trained, job.optimizer, pure=job.precision == "pure-bf16"))
+    if not math.isclose(job.checkpoint_gib, size_gib, rel_tol=1e-5):
+        yield Fault(
+            field="job.checkpoint_gib",
+            value=f"{job.checkpoint_gib:g}",
+            limit=f"{size_gib:g}",
+            why=f"{trained:,} trained parameters and {job.optimizer}'s state have it",
+            next_step=AGAIN,
+        )
 
 
 def _check_places(plan: FleetPlan, catalog: Catalog, offer: Offer | None) -> Iterator[Fault]:
