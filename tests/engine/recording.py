@@ -214,7 +214,7 @@ def _of_ec2(operation: str, given: dict[str, str], tag_of: Callable[[str], str])
         yield Question("ec2:CreateTags", f"{arn}{made}/*#{operation}", requested)
     for name, value in given.items():
         letters = value.rpartition("-")[0]
-        if letters in _EC2_TYPES and not name.startswith(("Tag", "PrefixList")):
+        if letters in _EC2_TYPES and not name.startswith(("Tag", "PrefixList", "LaunchTemplateData")):
             own = requested if operation == "CreateTags" else ""
             yield Question(f"ec2:{operation}", f"{arn}{_EC2_TYPES[letters]}/*", own, tag_of(value))
         elif name == "GroupName" and operation == "DeletePlacementGroup":
