@@ -24,8 +24,8 @@ from optimizer.errors import GpufleetError
 ORDER = (
     "init",
     *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
-    *("report", "up", "stack", "preview", "manifest", "launch-config", "policy", "preflight", "status", "logs", "ssh"),
-    *("port-forward", "costs", "stop", "resume", "down", "completion"),
+    *("report", "up", "stack", "preview", "manifest", "launch-config", "policy", "preflight", "blocks", "status"),
+    *("logs", "ssh", "port-forward", "costs", "stop", "resume", "down", "completion"),
 )
 
 

@@ -21,7 +21,7 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
         if not purchase.capacity_reservation_id:
             yield (
                 "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
-                "already (`aws ec2 purchase-capacity-block`): its id belongs into the request's existing_reservations"
+                "already (`gpufleet blocks buy`): its id belongs into the request's existing_reservations"
             )
         usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
         if plan.hours.p95 > usable_hours:

@@ -23,13 +23,13 @@ READ_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 6
 
 
-def _client(service: str, region: str) -> Any:
+def _client(service: str, region: str, attempts: int | None = None) -> Any:
     from botocore.config import Config
     from botocore.exceptions import InvalidEndpointConfigurationError
 
     config = Config(
         # `standard` backs off with jitter: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
-        retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": attempts or MAX_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
@@ -39,6 +39,11 @@ def _client(service: str, region: str) -> Any:
         return session.client(service, region_name=region, config=config)
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
+
+
+def configured_region() -> str | None:
+    """Return the region of the environment or of the profile, if one is set."""
+    return _session().region_name
 
 
 def _session() -> Session:
@@ -53,6 +58,8 @@ def _session() -> Session:
 autoscaling: Callable[[str], AutoScalingClient] = partial(_client, "autoscaling")
 cloudwatch: Callable[[str], Any] = partial(_client, "cloudwatch")
 ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
+# For a call that spends and takes no client token: botocore must not send it twice.
+ec2_once: Callable[[str], EC2Client] = partial(_client, "ec2", attempts=1)
 iam: Callable[[str], Any] = partial(_client, "iam")  # one endpoint a partition
 kms: Callable[[str], KMSClient] = partial(_client, "kms")
 lambda_: Callable[[str], Any] = partial(_client, "lambda")

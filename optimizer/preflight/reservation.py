@@ -6,21 +6,14 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-view.html
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from bootstrap.contract.timings import BLOCK_TAIL
-from optimizer.aws import quotas
-from optimizer.plan import FleetPlan
+from optimizer.aws import blocks, quotas
 from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, unknown, warning
 
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
-BLOCK_INSTANCES = 64
-# Lengths of a block: days up to 14, then weeks up to 26 (CapacityDurationHours on the same page).
-_DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
 _TIME = "%Y-%m-%d %H:%M UTC"
 
 
@@ -164,7 +157,7 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     if end is None:
         return
     begin = max(context.now, reservation.get("StartDate") or context.now)
-    early = _early_h(plan) if quotas.is_block(reservation) else 0.0
+    early = blocks.early_hours(plan) if quotas.is_block(reservation) else 0.0
     hours = (end - begin) / timedelta(hours=1) - early
     block = plan.purchase.capacity_block
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
@@ -201,62 +194,49 @@ def _minute(time: datetime) -> datetime:
     return time.astimezone(UTC).replace(second=0, microsecond=0)
 
 
-def _early_h(plan: FleetPlan) -> float:
-    return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
-
-
-def block_hours(hours: float) -> int | None:
-    """Return the length of the shortest Capacity Block of at least ``hours``; None above the longest one."""
-    days = math.ceil(hours / _DAY_H)
-    if days <= _DAYS:
-        return days * _DAY_H
-    weeks = math.ceil(hours / _WEEK_H)
-    return weeks * _WEEK_H if weeks <= _WEEKS else None
-
-
 def _check_offerings(context: Context) -> Finding:
     plan, error = context.plan, partial(failure, "capacity block")
-    hours = block_hours(plan.hours.p95 + _early_h(plan))
-    if plan.node_count > BLOCK_INSTANCES:
+    why = "a plan of option capacity-block runs in a block bought beforehand"
+    hours = blocks.block_hours(plan.hours.p95 + blocks.early_hours(plan))
+    if plan.node_count > blocks.MOST_NODES:
         return error(
-            f"the plan has {plan.node_count} nodes, and a Capacity Block up to {BLOCK_INSTANCES}",
+            f"the plan has {plan.node_count} nodes, and a Capacity Block up to {blocks.MOST_NODES}",
             value=plan.node_count,
-            limit=BLOCK_INSTANCES,
+            limit=blocks.MOST_NODES,
             why="a fleet runs in one reservation",
-            next_step=f"gpufleet recommend --max-nodes {BLOCK_INSTANCES}",
+            next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
         )
     if hours is None:
         return error(
             f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
             value=plan.hours.p95,
-            limit=round(_WEEKS * _WEEK_H - _early_h(plan), 1),
+            limit=round(blocks.LONGEST_H - blocks.early_hours(plan), 1),
             why="no Capacity Block is that long",
             next_step="gpufleet recommend --purchase on-demand",
         )
-    pages = context.ec2.get_paginator("describe_capacity_block_offerings").paginate(
-        InstanceType=plan.instance_type, InstanceCount=plan.node_count, CapacityDurationHours=hours
-    )
-    offered = [(float(offer["UpfrontFee"]), offer) for page in pages for offer in page["CapacityBlockOfferings"]]
-    # A fee of another currency cannot be compared with the plan's dollars.
-    offered = [(usd, offer) for usd, offer in offered if offer["CurrencyCode"] == "USD" and math.isfinite(usd)]
-    wanted = f"{plan.node_count} x {plan.instance_type} for {hours} h"
-    if not offered:
+    search = blocks.Search(instance_type=plan.instance_type, region=context.region, nodes=plan.node_count, hours=hours)
+    offered, _ = blocks.find(context.ec2, search)
+    # AWS offers blocks a little shorter than asked, too.
+    fitting = [one for one in offered if blocks.fits(plan, one.times, context.now)]
+    if not fitting:
         return error(
-            f"none is bought, and AWS offers none of {wanted} in {context.region}",
+            f"none is bought, and AWS offers none of {search} in {context.region}"
+            + (f" that the run fits into ({len(offered)} are too short)" if offered else ""),
             value=0,
             limit=1,
-            why="a plan of option capacity-block runs in a block bought beforehand",
+            why=why,
             next_step="gpufleet recommend --region REGION, or ask again: offerings change within hours",
         )
-    usd, cheapest = min(offered, key=lambda pair: (pair[0], pair[1]["StartDate"]))
+    cheapest = fitting[0]
+    surplus = cheapest.nodes - plan.node_count
     return error(
-        f"none is bought; the cheapest of {len(offered)} offered, {wanted}, costs {usd:,.2f} USD upfront, from "
-        f"{cheapest['StartDate'].strftime(_TIME)} to {cheapest['EndDate'].strftime(_TIME)} in "
-        f"{cheapest['AvailabilityZone']}; the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
-        value=usd,
+        f"none is bought; the cheapest of {len(fitting)} that the run fits into, {cheapest.nodes} x "
+        f"{plan.instance_type} for {cheapest.hours:.1f} h, costs {cheapest.price} USD upfront"
+        + (f" ({cheapest.surplus_usd(plan.node_count):,.2f} for {surplus} nodes too many)" if surplus else "")
+        + f", from {cheapest.times.start.strftime(_TIME)} to {cheapest.times.end.strftime(_TIME)} in {cheapest.zone}; "
+        f"the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
+        value=float(cheapest.usd),
         limit=plan.cost_usd.breakdown.compute,
-        why="a plan of option capacity-block runs in a block bought beforehand; it is paid at once and never given "
-        "back",
-        next_step=f"aws ec2 purchase-capacity-block --region {context.region} --capacity-block-offering-id "
-        f"{cheapest['CapacityBlockOfferingId']} --instance-platform Linux/UNIX, then recommend again with its id",
+        why=f"{why}; it is paid at once and never given back",
+        next_step=f"gpufleet blocks buy {cheapest.id} PLAN, then recommend again with the block's id",
     )

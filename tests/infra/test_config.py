@@ -99,7 +99,7 @@ def test_a_wrong_configuration_is_refused_with_its_value(settings: dict[str, str
 
 def test_a_block_that_was_not_bought_is_refused() -> None:
     unbought = {**capacity_block()["purchase"], "capacity_reservation_id": None}
-    with pytest.raises(ConfigError, match=r"capacity_reservation_id is not set.*purchase-capacity-block"):
+    with pytest.raises(ConfigError, match=r"capacity_reservation_id is not set.*gpufleet blocks buy"):
         deploy({**capacity_block(), "purchase": unbought})
 
 

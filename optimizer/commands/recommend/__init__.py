@@ -277,9 +277,8 @@ def _explain_nothing(answer: Recommendation) -> None:
             raise DataMissingError(
                 "the request has no Capacity Block",
                 why="a block has no list price: AWS offers each one with its own, for given days",
-                next_step="aws ec2 describe-capacity-block-offerings --instance-type p5.48xlarge --instance-count 1 "
-                "--capacity-duration-hours 48, then the one you buy in constraints.existing_reservations "
-                "(docs/request.md); or another --purchase",
+                next_step="gpufleet blocks find --instance-type p5.48xlarge --nodes 1 --hours 48 --region us-east-2, "
+                "gpufleet blocks buy, and the bought one in constraints.existing_reservations; or another --purchase",
             )
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",

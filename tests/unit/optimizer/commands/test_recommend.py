@@ -166,7 +166,7 @@ def test_capacity_blocks_without_a_price_are_missing_data() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
     assert done.returncode == 4
     assert "the request has no Capacity Block" in done.stderr
-    assert "describe-capacity-block-offerings" in done.stderr and "catalog refresh" not in done.stderr
+    assert "gpufleet blocks find" in done.stderr and "catalog refresh" not in done.stderr
 
 
 BAD = {

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import boto3
@@ -27,6 +27,8 @@ from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+# Times of a Capacity Block that is yet to start.
+START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
 ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
 ROLE = (
@@ -171,6 +173,21 @@ def spot_price(usd: str = "10.00", zone: str = "us-east-1a", name: str = "p4d.24
         "SpotPrice": usd,
         "ProductDescription": "Linux/UNIX",
         "Timestamp": NOW,
+    }
+
+
+def offering(id_: str, fee: str, **changes: Any) -> dict[str, Any]:
+    """One entry of DescribeCapacityBlockOfferings: a day of two nodes, with ``changes``."""
+    return {
+        "CapacityBlockOfferingId": id_,
+        "InstanceType": "p4d.24xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "InstanceCount": 2,
+        "StartDate": START,
+        "EndDate": END,
+        "UpfrontFee": fee,
+        "CurrencyCode": "USD",
+        **changes,
     }
 
 

@@ -16,7 +16,7 @@ from optimizer.preflight.capacity import (
     check_storage_quota,
 )
 from optimizer.preflight.model import Finding
-from optimizer.preflight.reservation import block_hours, check_reservation
+from optimizer.preflight.reservation import check_reservation
 from optimizer.preflight.run import run_check
 from optimizer.preflight.spot import check_spot_score
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -24,13 +24,16 @@ from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,
+    END,
     NOW,
+    START,
     FakeAws,
     Refusal,
     aws,
     context,
     instance,
     levels,
+    offering,
     only,
     quota_answer,
 )
@@ -40,9 +43,6 @@ __all__ = ["aws"]
 ON_DEMAND, SPOT, SPOT_P5 = "L-417A185B", "L-7212CCBC", "L-C4BD4855"
 RUNNING_P = "quota Running On-Demand P instances"
 SPOT_P4 = "quota All P4, P3 and P2 Spot Instance Requests"
-
-
-START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
 
 
 def bought(option: str, **changes: Any) -> FleetPlan:
@@ -567,44 +567,37 @@ def test_a_block_that_does_not_fit_is_an_error(aws: FakeAws, changes: dict[str, 
     assert row.level == "error" and says in row.text
 
 
-@pytest.mark.parametrize(
-    ("hours", "block_length"),
-    [(0.1, 24), (24, 24), (24.1, 48), (336, 336), (336.1, 504), (4368, 4368), (4368.1, None)],
-)
-def test_a_block_is_of_days_then_weeks(hours: float, block_length: int | None) -> None:
-    assert block_hours(hours) == block_length
-
-
-def offering(id_: str, fee: str, currency: str = "USD") -> dict[str, Any]:
-    return {
-        "CapacityBlockOfferingId": id_,
-        "InstanceType": "p4d.24xlarge",
-        "AvailabilityZone": "us-east-1a",
-        "InstanceCount": 2,
-        "StartDate": START,
-        "EndDate": END,
-        "CapacityBlockDurationHours": 24,
-        "UpfrontFee": fee,
-        "CurrencyCode": currency,
-    }
-
-
-def test_the_cheapest_block_offered_is_named_with_its_price(aws: FakeAws) -> None:
+def test_the_cheapest_block_that_the_run_fits_into_is_named_with_its_price(aws: FakeAws) -> None:
     aws.answers["DescribeCapacityBlockOfferings"] = [
-        {"CapacityBlockOfferings": [offering("cb-dear", "900.00"), offering("cb-yen", "1", "JPY")]},
-        {"CapacityBlockOfferings": [offering("cb-cheap", "566.40")]},
+        {"CapacityBlockOfferings": [offering("cb-dear", "900.00"), offering("cb-yen", "1", CurrencyCode="JPY")]},
+        # Its last 5 h 50 min are too short for 5.2 h and 39 min to save and end.
+        {"CapacityBlockOfferings": [offering("cb-short", "9", StartDate=END - timedelta(hours=5.8))]},
+        {"CapacityBlockOfferings": [offering("cb-cheap", "566.4000")]},
     ]
     row = only(check_reservation(context(bought("capacity-block"))))
     assert (row.level, row.value, row.limit) == ("error", 566.40, 95.0)
-    assert "the cheapest of 2 offered, 2 x p4d.24xlarge for 24 h, costs 566.40 USD upfront" in row.text
-    assert row.next_step.startswith(
-        "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-cheap"
-    )
+    assert "the cheapest of 2 that the run fits into, 2 x p4d.24xlarge for 24.0 h, costs 566.40 USD upfront" in row.text
+    assert "too many" not in row.text
+    assert row.next_step.startswith("gpufleet blocks buy cb-cheap PLAN")
     assert aws.asked("DescribeCapacityBlockOfferings")[0] == {
         "InstanceType": "p4d.24xlarge",
         "InstanceCount": 2,
         "CapacityDurationHours": 24,
     }
+
+
+def test_a_count_that_is_no_blocks_size_is_asked_for_and_the_next_size_with_its_surplus(aws: FakeAws) -> None:
+    def answer(params: dict[str, Any]) -> Any:
+        if params["InstanceCount"] != 4:
+            return Refusal("InvalidParameterValue")
+        return {"CapacityBlockOfferings": [offering("cb-four", "800.00", InstanceCount=4)]}
+
+    aws.answers["DescribeCapacityBlockOfferings"] = answer
+    plan = bought("capacity-block").purchase.model_dump(mode="json")
+    three = {"node_count": 3, "job": {"global_batch": 192, "steps": 1334}, "parallelism": {"data": 24}}
+    row = only(check_reservation(context(sample_plan(purchase=plan, **three))))
+    assert "4 x p4d.24xlarge for 24.0 h, costs 800.00 USD upfront (200.00 for 1 nodes too many)" in row.text
+    assert [call["InstanceCount"] for call in aws.asked("DescribeCapacityBlockOfferings")] == [3, 4]
 
 
 TOO_MANY = {"job": {"global_batch": 2080, "steps": 124}, "parallelism": {"data": 520, "grad_accum": 1}}

@@ -1,0 +1,205 @@
+"""Capacity Blocks that AWS offers, and the purchase of one.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-purchase.html
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityBlockOfferings.html
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_PurchaseCapacityBlock.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from botocore import exceptions
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.timings import BLOCK_TAIL
+from optimizer.aws import errors, quotas
+from optimizer.plan import CapacityBlock, FleetPlan
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+# AWS's page of July 2025 takes these counts only; that of 2026 names but the limit of 64.
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+MOST_NODES = SIZES[-1]
+# Lengths of a block: days up to 14, then weeks up to 26 (CapacityDurationHours of DescribeCapacityBlockOfferings).
+_DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
+LONGEST_H = _WEEKS * _WEEK_H
+PLATFORM = "Linux/UNIX"
+# Blocks of one length begin a day or more apart; a reservation's times may be rounded.
+_SAME = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A question to DescribeCapacityBlockOfferings; ``hours`` is a length that AWS sells (``block_hours``)."""
+
+    instance_type: str
+    region: str
+    nodes: int
+    hours: int
+    start: datetime | None = None
+    until: datetime | None = None
+
+    def __str__(self) -> str:
+        return f"{self.nodes} x {self.instance_type} for {self.hours} h"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offering:
+    """A Capacity Block that can be bought: ``usd`` is its whole price, paid upfront."""
+
+    id: str
+    instance_type: str
+    zone: str
+    nodes: int
+    times: CapacityBlock
+    usd: Decimal
+
+    @property
+    def hours(self) -> float:
+        """Length; AWS ends instances 30 minutes before it is over."""
+        return (self.times.end - self.times.start) / timedelta(hours=1)
+
+    @property
+    def usd_per_node_hour(self) -> float:
+        """Price of an hour of one instance."""
+        return float(self.usd) / (self.nodes * self.hours)
+
+    def surplus_usd(self, nodes: int) -> float:
+        """Part of the price that pays instances beyond ``nodes``."""
+        return float(self.usd) * (self.nodes - nodes) / self.nodes
+
+    @property
+    def price(self) -> str:
+        """Exact price in USD, with two decimals or as many as it has."""
+        whole, _, cents = f"{self.usd:f}".partition(".")
+        return f"{whole}.{cents.rstrip('0'):0<2}"
+
+
+def block_hours(hours: float) -> int | None:
+    """Return the length of the shortest Capacity Block of at least ``hours``; None above the longest one."""
+    days = math.ceil(hours / _DAY_H)
+    if days <= _DAYS:
+        return days * _DAY_H
+    weeks = math.ceil(hours / _WEEK_H)
+    return weeks * _WEEK_H if weeks <= _WEEKS else None
+
+
+def early_hours(plan: FleetPlan) -> float:
+    """Hours at a block's end that a plan cannot train in: AWS ends the instances, and the last checkpoint is saved."""
+    return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
+
+
+def fits(plan: FleetPlan, times: CapacityBlock, now: datetime) -> bool:
+    """Return whether the plan's hours at the 95th percentile and its last checkpoint fit into a block."""
+    return times.usable_hours(now) - plan.reserve_s / 3600 >= plan.hours.p95
+
+
+def find(client: EC2Client, search: Search) -> tuple[list[Offering], int]:
+    """Return the offerings for a search, the cheapest first, and the number of those that no plan can use.
+
+    Asks for the exact count and, where that is none of SIZES, for the next of them.
+    """
+    offered: dict[str, Any] = {}
+    for count in sorted({search.nodes, next(size for size in SIZES if size >= search.nodes)}):
+        try:
+            offered |= {one["CapacityBlockOfferingId"]: one for one in _describe(client, search, count)}
+        except ClientError as error:
+            if count in SIZES or not errors.code(error).startswith("InvalidParameter"):
+                raise
+    usable = [offering for one in offered.values() if (offering := _read(one)) and offering.nodes >= search.nodes]
+    return sorted(usable, key=lambda one: (one.usd, one.times.start)), len(offered) - len(usable)
+
+
+def _describe(client: EC2Client, search: Search, count: int) -> Iterator[Any]:
+    asked: Any = {
+        "InstanceType": search.instance_type,
+        "InstanceCount": count,
+        "CapacityDurationHours": search.hours,
+        **({"StartDateRange": search.start} if search.start else {}),
+        **({"EndDateRange": search.until} if search.until else {}),
+    }
+    for page in client.get_paginator("describe_capacity_block_offerings").paginate(**asked):
+        yield from page["CapacityBlockOfferings"]
+
+
+def _read(offer: Any) -> Offering | None:
+    """Return an offering, or None for one of another currency or tenancy, or of several segments (zones, times)."""
+    try:
+        usd = Decimal(offer["UpfrontFee"])
+    except InvalidOperation:
+        return None
+    single = len(offer.get("CapacityBlockOfferingSegments") or ()) <= 1
+    if offer["CurrencyCode"] != "USD" or not (usd.is_finite() and usd > 0) or not single:
+        return None
+    if offer.get("Tenancy", "default") != "default":
+        return None
+    return Offering(
+        id=offer["CapacityBlockOfferingId"],
+        instance_type=offer["InstanceType"],
+        zone=offer["AvailabilityZone"],
+        nodes=offer["InstanceCount"],
+        times=CapacityBlock(start=offer["StartDate"], end=offer["EndDate"]),
+        usd=usd,
+    )
+
+
+def bought(client: EC2Client, offering: Offering) -> list[Any]:
+    """Return the account's Capacity Blocks of an offering's type, zone, count and times, paid or to be paid."""
+    of_type: Any = [{"Name": "instance-type", "Values": [offering.instance_type]}]
+    pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=of_type)
+    return [
+        one
+        for page in pages
+        for one in page["CapacityReservations"]
+        if quotas.is_block(one)
+        and one["State"] in ("active", "scheduled", "pending", "payment-pending")
+        and one["AvailabilityZone"] == offering.zone
+        and one["TotalInstanceCount"] == offering.nodes
+        and all(abs(one[f"{name.title()}Date"] - getattr(offering.times, name)) < _SAME for name in ("start", "end"))
+    ]
+
+
+def may_buy(client: EC2Client, offering: Offering) -> bool:
+    """Return whether the credentials may buy, by PurchaseCapacityBlock's DryRun, which makes no request.
+
+    Raises:
+        ClientError: AWS refuses for another reason.
+        UnusableAnswerError: AWS did not answer as to a dry run.
+    """
+    try:
+        client.purchase_capacity_block(DryRun=True, CapacityBlockOfferingId=offering.id, InstancePlatform=PLATFORM)
+    except ClientError as error:
+        if errors.code(error) == "DryRunOperation":
+            return True
+        if errors.is_not_permitted(error):
+            return False
+        raise
+    raise errors.UnusableAnswerError("PurchaseCapacityBlock with DryRun answered without DryRunOperation")
+
+
+def buy(client: EC2Client, offering: Offering) -> Any:
+    """Buy an offering and return its reservation, as AWS describes it.
+
+    PurchaseCapacityBlock takes no client token, so ``client`` must be of ``clients.ec2_once``: a second attempt could
+    buy a second block.
+    """
+    answer = client.purchase_capacity_block(CapacityBlockOfferingId=offering.id, InstancePlatform=PLATFORM)
+    reservation = answer.get("CapacityReservation", {})
+    if "CapacityReservationId" not in reservation:
+        raise errors.UnusableAnswerError(f"AWS answered without a reservation's id: {sorted(answer)}")
+    return reservation
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether a failed purchase surely bought nothing: AWS refused, or no request left this machine."""
+    if isinstance(error, ClientError):
+        return not errors.is_server_fault(error)
+    unsent = (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError, exceptions.ParamValidationError)
+    return isinstance(error, unsent) or errors.has_no_credentials(error) or errors.is_misconfigured(error)

@@ -1,0 +1,431 @@
+"""``gpufleet blocks``: find Capacity Blocks that AWS offers, and buy one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from optimizer.commands import complete
+from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
+from optimizer.commands.output import format_option, write_rows
+from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+
+if TYPE_CHECKING:
+    from optimizer.aws.blocks import Offering, Search
+    from optimizer.plan import FleetPlan
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+# Published: programs read these names, in this order; further ones go to the end.
+FIELDS = (
+    *("offering_id", "instance_type", "region", "zone", "nodes", "start", "end", "hours", "upfront_usd"),
+    *("usd_per_node_hour", "surplus_nodes", "surplus_usd", "usable_hours", "fits_p95"),
+)
+TABLE = {
+    "offering_id": "offering",
+    "zone": "zone",
+    "nodes": "nodes",
+    "start": "start, UTC",
+    "end": "end, UTC",
+    "hours": "hours",
+    "upfront_usd": "upfront $",
+    "usd_per_node_hour": "$/node-hour",
+    "surplus_usd": "$ for surplus",
+    "fits_p95": "fits p95",
+    "usable_hours": "usable h",
+    "surplus_nodes": "surplus nodes",
+    "instance_type": "type",
+    "region": "region",
+}
+SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "surplus_usd", "end", "zone")
+
+
+def search_options(function: F) -> F:
+    """Add PLAN, ``--plan`` and the flags of a search without a plan."""
+    day = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
+    for decorate in (
+        click.option("--until", type=day, help="Latest end, UTC."),
+        click.option("--from", "start", type=day, help="Earliest start, UTC.  [default: now]"),
+        click.option(
+            "--region",
+            metavar="REGION",
+            shell_complete=complete.regions,
+            help="Region.  [default: PLAN's, or the AWS profile's]",
+        ),
+        click.option("--hours", type=Hours(), help="Length: 48, 3d. AWS sells whole days, above 14 days weeks."),
+        click.option("--nodes", type=click.IntRange(1), help="Nodes; at most 64."),
+        click.option("--instance-type", metavar="TYPE", shell_complete=complete.instance_types, help="Type."),
+        plan_number_option,
+        click.argument("plan", required=False),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.group()
+def command() -> None:
+    """Find Capacity Blocks, GPU nodes of given days paid upfront, and buy one.
+
+    \b
+    Example:
+      gpufleet blocks find plans.json
+      gpufleet blocks buy cb-0123456789abcdef0 plans.json
+    """
+
+
+@command.command()
+@search_options
+@format_option
+def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -> None:
+    """List the Capacity Blocks that AWS offers for PLAN's nodes and hours, or for a type, nodes and hours.
+
+    AWS offers up to six blocks, of about the length asked for, all ending at 11:30 UTC. fits_p95 says whether PLAN's
+    hours at the 95th percentile and its last checkpoint end before AWS ends the instances, 30 minutes before the
+    block's end. surplus_usd is the part of the price for nodes beyond those asked for. Nothing is bought. Needs the
+    permission ec2:DescribeCapacityBlockOfferings.
+
+    Exit status: 0 found, 1 AWS cannot be asked, 2 wrong usage, 3 none is offered, or none that PLAN fits into.
+
+    \b
+    Example:
+      gpufleet blocks find plans.json --from 2026-12-01
+      gpufleet blocks find --instance-type p5.48xlarge --nodes 4 --hours 3d --region us-east-2 --format csv
+    """
+    from optimizer.aws import blocks
+
+    now = datetime.now(UTC)
+    chosen = read_plan_argument(plan, plan_number) if plan else None
+    search = _search(chosen, **flags)
+    offered = _offered(search)
+    fitting = [one for one in offered if chosen is None or blocks.fits(chosen, one.times, now)]
+    if offered or output_format != "table":
+        rows = [_row(one, search, now) | {"fits_p95": one in fitting if chosen else None} for one in offered]
+        columns = {name: name for name in FIELDS}
+        if output_format == "table":
+            columns, rows = TABLE, [{**row, **_readable(row)} for row in rows]
+        write_rows(rows, columns, output_format, spare=SPARE)
+    if not fitting:
+        raise NothingFeasibleError(
+            f"AWS offers no Capacity Block of {search} in {search.region}"
+            + (f" that {chosen.hours.p95:.1f} h fit into; {len(offered)} are too short" if chosen and offered else ""),
+            next_step="another --region, --from or --until; fewer nodes; offers change within hours",
+        )
+    words = ["gpufleet", "blocks", "buy", fitting[0].id, *_again(plan, plan_number, search)]
+    click.echo(f"next: {shlex.join(words)}", err=True)
+
+
+def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
+    return {
+        "offering_id": one.id,
+        "instance_type": one.instance_type,
+        "region": search.region,
+        "zone": one.zone,
+        "nodes": one.nodes,
+        "start": _iso(one.times.start),
+        "end": _iso(one.times.end),
+        "hours": round(one.hours, 2),
+        "upfront_usd": float(one.price),
+        "usd_per_node_hour": round(one.usd_per_node_hour, 4),
+        "surplus_nodes": one.nodes - search.nodes,
+        "surplus_usd": round(one.surplus_usd(search.nodes), 2),
+        "usable_hours": round(one.times.usable_hours(now), 2),
+    }
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's fields that a table shows differently; its price stays exact, for it is to be typed."""
+    fits = {True: "yes", False: "no", None: None}[row["fits_p95"]]
+    times = {name: row[name].replace("T", " ").removesuffix(":00Z") for name in ("start", "end")}
+    return {**times, "upfront_usd": str(row["upfront_usd"]), "fits_p95": fits}
+
+
+@command.command()
+@click.argument("offering_id")
+@search_options
+@click.option("--buy", "buys", is_flag=True, help="Buy it: asks for the exact price first.")
+@click.option("--price", metavar="USD", help="The exact price, in place of typing it (scripts); needs --buy.")
+def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price: str | None, **flags: Any) -> None:
+    """Buy the Capacity Block OFFERING_ID of blocks find; without --buy, show only what it would buy.
+
+    Give the PLAN, or the flags, that found it: AWS tells an offering's price only as an answer to a search. A block is
+    paid at once, for all of its hours, and cannot be cancelled or given back. --buy asks for the exact price to be
+    typed; no flag but --price, the same price, stands in for it, and a price that is not the offering's current one
+    buys nothing. Nor is a block bought a second time (same type, zone, nodes and times), or one that PLAN does not fit
+    into. AWS's call to buy cannot be repeated safely, so it is sent once; where its outcome is unknown, the command
+    says how to look.
+
+    Afterwards the lines for the request are printed that make a plan for the block: its start and end follow. Without
+    --buy AWS is only asked whether the credentials may buy (a dry run). Needs ec2:DescribeCapacityBlockOfferings,
+    ec2:DescribeCapacityReservations and ec2:PurchaseCapacityBlock, which gpufleet policy does not list.
+
+    Exit status: 0 bought, or it could be; 1 refused by AWS, or unknown; 2 wrong usage or price; 3 not offered (any
+    more), or too short for PLAN.
+
+    \b
+    Example:
+      gpufleet blocks buy cb-0123456789abcdef0 plans.json
+      gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy
+      gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy --price 10352.26
+    """
+    if price is not None and not buys:
+        raise click.UsageError("--price buys nothing without --buy")
+    typed = None if price is None else _parse_price(price)
+    chosen = read_plan_argument(plan, plan_number) if plan else None
+    search = _search(chosen, **flags)
+    offering = _current(search, offering_id)
+    _check_buyable(offering, search, chosen)
+    click.echo(_describe(offering, search))
+    again = shlex.join(["gpufleet", "blocks", "buy", offering_id, *_again(plan, plan_number, search)])
+    if not buys:
+        _dry_run(offering, search, f"{again} --buy")
+        return
+    if typed is None:
+        typed = _ask_price(again)
+        offering = _current(search, offering_id)  # it may have been sold, or have another price, while a person read
+    if typed != offering.usd:
+        raise InvalidInputError(
+            f"the price given is {typed} USD",
+            limit=f"{offering.price} USD, what AWS asks for {offering_id} now",
+            why="nothing was bought: a block cannot be given back",
+            next_step=again,
+        )
+    reservation = _purchase(offering, search)
+    click.echo(_afterwards(offering, search, reservation))
+
+
+def _search(
+    plan: FleetPlan | None,
+    *,
+    instance_type: str | None,
+    nodes: int | None,
+    hours: float | None,
+    region: str | None,
+    start: datetime | None,
+    until: datetime | None,
+) -> Search:
+    """Return the search that PLAN, or the flags, ask for."""
+    from optimizer.aws import blocks, clients
+
+    given = {"--instance-type": instance_type, "--nodes": nodes, "--hours": hours}
+    if plan:
+        if over := [name for name, value in given.items() if value is not None]:
+            raise click.UsageError(f"{', '.join(over)}: PLAN has its own")
+        instance_type, nodes, region = plan.instance_type, plan.node_count, region or plan.region
+        hours = plan.hours.p95 + blocks.early_hours(plan)
+    elif missing := [name for name, value in given.items() if value is None]:
+        raise click.UsageError(f"give PLAN, or {', '.join(missing)}")
+    region = region or clients.configured_region()
+    if region is None:
+        raise click.UsageError("give --region: neither the environment nor the AWS profile has one")
+    assert instance_type is not None and nodes is not None and hours is not None
+    if nodes > blocks.MOST_NODES:
+        raise InvalidInputError(
+            f"{nodes} nodes are wanted",
+            limit=f"{blocks.MOST_NODES}, the largest Capacity Block",
+            why="a fleet runs in one reservation",
+            next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
+        )
+    length = blocks.block_hours(hours)
+    if length is None:
+        raise InvalidInputError(
+            f"{hours:,.1f} h are wanted",
+            limit=f"{blocks.LONGEST_H:,} h, the longest Capacity Block",
+            why="a run cannot go on in another block without a new plan",
+            next_step="gpufleet recommend with a shorter deadline, or --purchase on-demand",
+        )
+    begin, end = (day and day.replace(tzinfo=UTC) for day in (start, until))
+    if begin and begin <= datetime.now(UTC):
+        begin = None
+    if end and end <= (begin or datetime.now(UTC)):
+        raise click.UsageError(f"--until {_iso(end)} is not after the earliest start")
+    return blocks.Search(instance_type=instance_type, region=region, nodes=nodes, hours=length, start=begin, until=end)
+
+
+def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
+    """Return the words that make the same search."""
+    dates = {"--from": search.start, "--until": search.until}
+    if plan:
+        words = [plan, *(["--plan", str(plan_number)] if plan_number > 1 else [])]
+    else:
+        words = ["--instance-type", search.instance_type, "--nodes", str(search.nodes), "--hours", str(search.hours)]
+    return [
+        *words,
+        "--region",
+        search.region,
+        *(word for name, day in dates.items() if day for word in (name, _iso(day))),
+    ]
+
+
+def _ask_aws(call: Callable[[], T]) -> T:
+    from optimizer.preflight.model import Unknown, ask
+
+    answer = ask(call)
+    if isinstance(answer, Unknown):
+        raise GpufleetError(
+            f"AWS cannot be asked: {answer.reason}",
+            next_step=f"allow {answer.action}" if answer.action else "try again",
+        )
+    return answer
+
+
+def _offered(search: Search) -> list[Offering]:
+    from optimizer.aws import blocks, clients
+
+    offered, unusable = _ask_aws(lambda: blocks.find(clients.ec2(search.region), search))
+    if unusable:
+        click.echo(
+            f"note: {unusable} offers are left out: not in USD, of dedicated tenancy, or of several zones or times, "
+            "and a fleet runs in one reservation",
+            err=True,
+        )
+    return offered
+
+
+def _current(search: Search, offering_id: str) -> Offering:
+    offered = _offered(search)
+    for one in offered:
+        if one.id == offering_id:
+            return one
+    raise NothingFeasibleError(
+        f"{offering_id} is not among the {len(offered)} blocks of {search} that AWS offers in {search.region} now",
+        why="it is sold, or another search found it; without it its price is not known, so nothing was bought",
+        next_step="gpufleet blocks find with the same PLAN or flags",
+    )
+
+
+def _check_buyable(offering: Offering, search: Search, plan: FleetPlan | None) -> None:
+    from optimizer.aws import blocks, clients
+
+    if plan and not blocks.fits(plan, offering.times, datetime.now(UTC)):
+        raise NothingFeasibleError(
+            f"{offering.id} lasts {offering.hours:.1f} h, and the run takes {plan.hours.p95:.1f} h at the 95th "
+            f"percentile besides {blocks.early_hours(plan):.1f} h to save and end",
+            why="AWS ends the instances 30 minutes before a block's end",
+            next_step="gpufleet blocks find PLAN, and take one that fits",
+        )
+    if there := _ask_aws(lambda: blocks.bought(clients.ec2(search.region), offering)):
+        raise GpufleetError(
+            f"the account has this block already: {there[0]['CapacityReservationId']} ({there[0]['State']}), of the "
+            "same type, zone, nodes and times",
+            why="a second one would be paid too; nothing was bought now",
+            next_step=f"put it into the request's existing_reservations: {_look(search)}",
+        )
+
+
+def _describe(offering: Offering, search: Search) -> str:
+    surplus = offering.nodes - search.nodes
+    lines = [
+        f"offering: {offering.id}",
+        f"nodes: {offering.nodes} x {offering.instance_type} in {offering.zone} ({search.region})",
+        f"from {_iso(offering.times.start)} to {_iso(offering.times.end)}, {offering.hours:.1f} h; AWS ends the "
+        "instances 30 minutes before",
+        f"price: {offering.price} USD upfront, {offering.usd_per_node_hour:,.2f} USD a node and hour",
+    ]
+    if surplus:
+        usd = offering.surplus_usd(search.nodes)
+        lines.append(f"surplus: {surplus} nodes more than asked for, {usd:,.2f} USD of the price")
+    return "\n".join(lines)
+
+
+def _dry_run(offering: Offering, search: Search, again: str) -> None:
+    from optimizer.aws import blocks, clients
+
+    if not _ask_aws(lambda: blocks.may_buy(clients.ec2_once(search.region), offering)):
+        raise GpufleetError(
+            "nothing was bought, and these credentials may not buy it",
+            next_step="allow ec2:PurchaseCapacityBlock; gpufleet policy leaves it out on purpose",
+        )
+    click.echo(f"nothing was bought; to buy it: {again}")
+
+
+def _parse_price(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise InvalidInputError(
+            f"{text!r} is not a price", limit="USD without separators, like 10352.26", why="nothing was bought"
+        ) from None
+
+
+def _ask_price(again: str) -> Decimal:
+    if not sys.stdin.isatty():
+        raise InvalidInputError(
+            "nobody can be asked: standard input is no terminal",
+            why="a block is paid at once and cannot be given back",
+            next_step=f"{again} --buy --price USD",
+        )
+    text = click.prompt("It cannot be given back. Type its exact price in USD to buy it", err=True)
+    return _parse_price(text.strip())
+
+
+def _purchase(offering: Offering, search: Search) -> Any:
+    """Buy an offering; every failure says whether it may have been bought."""
+    from optimizer.aws import blocks, clients, errors
+
+    try:
+        return blocks.buy(clients.ec2_once(search.region), offering)
+    except KeyboardInterrupt:
+        _raise_unknown("interrupted", offering, search)
+    except Exception as error:
+        if blocks.is_refused(error):
+            raise GpufleetError(
+                f"{offering.id} was not bought: {errors.reason(error)}", next_step="gpufleet blocks find, and buy again"
+            ) from error
+        _raise_unknown(errors.reason(error) if errors.is_aws_error(error) else repr(error), offering, search)
+
+
+def _raise_unknown(reason: str, offering: Offering, search: Search) -> NoReturn:
+    raise GpufleetError(
+        f"whether {offering.id} was bought for {offering.price} USD is not known: {reason}",
+        why="AWS may have taken the request, and has no way to repeat one safely; it was sent once",
+        next_step="do not buy again before you have looked, in some minutes too (a block of payment-pending or "
+        f"scheduled is bought): {_look(search)}; aws ec2 describe-capacity-blocks --region {search.region}",
+    )
+
+
+def _look(search: Search) -> str:
+    return (
+        f"aws ec2 describe-capacity-reservations --region {search.region} --filters "
+        f"Name=instance-type,Values={search.instance_type}"
+    )
+
+
+def _afterwards(offering: Offering, search: Search, reservation: Any) -> str:
+    """Return the text that leads from a bought block to its plan.
+
+    Twelve hours for the payment: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
+    """
+    id_ = reservation["CapacityReservationId"]
+    start = reservation.get("StartDate", offering.times.start)
+    end = reservation.get("EndDate", offering.times.end)
+    zone = reservation.get("AvailabilityZoneId", "ZONE_ID")
+    return f"""bought: {id_} ({reservation.get("State", "state not told")}) for {offering.price} USD
+AWS takes the payment within 12 hours; the block can be used from state scheduled or active on:
+  aws ec2 describe-capacity-reservations --region {search.region} --capacity-reservation-ids {id_}
+Its plan: put these lines into the request
+constraints:
+  purchase_options: [capacity-block]
+  existing_reservations:
+    - instance_type: {offering.instance_type}
+      region: {search.region}
+      count: {offering.nodes}
+      capacity_reservation_id: {id_}
+      capacity_block:
+        start: {_iso(start)}
+        end: {_iso(end)}
+and run
+  gpufleet recommend REQUEST.yaml --format json > plans.json
+  gpufleet preflight plans.json
+  gpufleet stack set plans.json --stack NAME
+  pulumi config set gpufleet:zoneId {zone} --stack NAME"""
+
+
+def _iso(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,234 @@
+"""``gpufleet blocks``: finding Capacity Blocks, and buying one only for its exact price."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from botocore.exceptions import ReadTimeoutError
+
+from optimizer.commands import blocks
+from optimizer.request import Constraints
+from tests.plans import SPOT_P4D
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.preflight.account import END, NOW, START, FakeAws, Refusal, aws, offering
+
+__all__ = ["aws"]
+
+ID, BLOCK = "cb-0123456789abcdef0", "cr-0123456789abcdef0"
+BUY = ("blocks", "buy", ID)
+FLAGS = ("--instance-type", "p4d.24xlarge", "--nodes", "2", "--hours", "24", "--region", "us-east-1")
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return NOW
+
+    monkeypatch.setattr(blocks, "datetime", Frozen)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(SPOT_P4D))
+    return str(path)
+
+
+def block(**changes: Any) -> dict[str, Any]:
+    """The bought block, as AWS describes a reservation."""
+    return {
+        "CapacityReservationId": BLOCK,
+        "ReservationType": "capacity-block",
+        "InstanceType": "p4d.24xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "AvailabilityZoneId": "use1-az2",
+        "TotalInstanceCount": 2,
+        "State": "payment-pending",
+        "StartDate": START,
+        "EndDate": END,
+        **changes,
+    }
+
+
+@pytest.fixture
+def market(aws: FakeAws) -> FakeAws:
+    """An account that may buy, without a block, and two offers."""
+
+    def purchase(params: dict[str, Any]) -> Any:
+        if params.get("DryRun"):
+            return Refusal("DryRunOperation", 412)
+        return {"CapacityReservation": block()}
+
+    other = [block(State="payment-failed"), block(TotalInstanceCount=4), block(ReservationType="default")]
+    aws.answers = {
+        "DescribeCapacityBlockOfferings": [
+            {"CapacityBlockOfferings": [offering(ID, "566.4000"), offering("cb-yen", "1", CurrencyCode="JPY")]},
+            {"CapacityBlockOfferings": [offering("cb-short", "60", StartDate=END - timedelta(hours=5))]},
+        ],
+        "DescribeCapacityReservations": {"CapacityReservations": other},
+        "PurchaseCapacityBlock": purchase,
+    }
+    return aws
+
+
+def purchases(market: FakeAws) -> list[dict[str, Any]]:
+    """Purchases asked for that were no dry run."""
+    return [call for call in market.asked("PurchaseCapacityBlock") if not call.get("DryRun")]
+
+
+def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
+    code, out, err = gpufleet("blocks", "find", plan, "--until", "2026-12-24", "--format", "json")
+    short, day = json.loads(out)
+    assert (code, short["offering_id"], short["fits_p95"], short["usable_hours"]) == (0, "cb-short", False, 4.5)
+    assert day == {
+        "offering_id": ID,
+        "instance_type": "p4d.24xlarge",
+        "region": "us-east-1",
+        "zone": "us-east-1a",
+        "nodes": 2,
+        "start": "2026-11-22T12:00:00Z",
+        "end": "2026-11-23T12:00:00Z",
+        "hours": 24.0,
+        "upfront_usd": 566.4,
+        "usd_per_node_hour": 11.8,
+        "surplus_nodes": 0,
+        "surplus_usd": 0.0,
+        "usable_hours": 23.5,
+        "fits_p95": True,
+    }
+    assert "1 offers are left out" in err
+    assert f"next: gpufleet blocks buy {ID} {plan} --region us-east-1 --until 2026-12-24T00:00:00Z" in err
+    asked = market.asked("DescribeCapacityBlockOfferings")[0]
+    assert (asked["CapacityDurationHours"], f"{asked['EndDateRange']:%Y-%m-%d %z}") == (24, "2026-12-24 +0000")
+
+    code, out, _ = gpufleet("blocks", "find", *FLAGS)
+    assert code == 0 and "566.4" in out and "2026-11-22 12:00" in out
+    code, out, _ = gpufleet("blocks", "find", *FLAGS, "--format", "csv")
+    assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 3
+
+
+def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
+    for wrong, says in [
+        ((), "give PLAN, or --instance-type, --nodes, --hours"),
+        ((plan, "--nodes", "4"), "--nodes: PLAN has its own"),
+        ((*FLAGS, "--nodes", "65"), "limit: 64"),
+        ((*FLAGS, "--hours", "200d"), "limit: 4,368 h"),
+        ((*FLAGS, "--from", "2026-12-24", "--until", "2026-12-23"), "is not after"),
+    ]:
+        code, _, err = gpufleet("blocks", "find", *wrong)
+        assert code == 2 and says in err and not market.calls
+    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": [offering("cb-s", "9", EndDate=NOW)]}
+    market.answers["DescribeCapacityBlockOfferings"]["CapacityBlockOfferings"][0]["StartDate"] = NOW - timedelta(days=1)
+    code, out, err = gpufleet("blocks", "find", plan)
+    assert code == 3 and "cb-s" in out and "1 are too short" in err
+    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
+    assert gpufleet("blocks", "find", *FLAGS)[0] == 3
+    market.answers["DescribeCapacityBlockOfferings"] = Refusal("UnauthorizedOperation", 403)
+    code, _, err = gpufleet("blocks", "find", *FLAGS)
+    assert code == 1 and "allow ec2:DescribeCapacityBlockOfferings" in err
+
+
+def test_buy_shows_and_buys_nothing_without_the_exact_price(
+    gpufleet: Gpufleet, market: FakeAws, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = gpufleet(*BUY, plan)
+    assert code == 0 and "price: 566.40 USD upfront, 11.80 USD a node and hour" in out
+    assert f"nothing was bought; to buy it: gpufleet blocks buy {ID} {plan} --region us-east-1 --buy" in out
+    assert [call["DryRun"] for call in market.asked("PurchaseCapacityBlock")] == [True]
+    for arguments, status, says in [
+        (("--buy",), 2, "standard input is no terminal"),
+        (("--price", "566.40"), 2, "--price buys nothing without --buy"),
+        (("--buy", "--price", "566.41"), 2, "limit: 566.40 USD"),
+        (("--buy", "--price", "566"), 2, "limit: 566.40 USD"),
+        (("--buy", "--price", "cheap"), 2, "is not a price"),
+    ]:
+        code, _, err = gpufleet(*BUY, plan, *arguments)
+        assert (code, says in err) == (status, True), err
+    for answer in ("yes\n", "566\n"):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        assert gpufleet(*BUY, plan, "--buy")[0] == 2
+    code, _, err = gpufleet("blocks", "buy", "cb-yen", plan, "--buy", "--price", "1")
+    assert code == 3 and "cb-yen is not among the 2 blocks" in err
+    code, _, err = gpufleet("blocks", "buy", "cb-short", plan, "--buy", "--price", "60")
+    assert code == 3 and "lasts 5.0 h" in err
+    market.answers["DescribeCapacityReservations"] = {"CapacityReservations": [block(State="scheduled")]}
+    code, _, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
+    assert code == 1 and f"has this block already: {BLOCK}" in err
+    assert purchases(market) == []
+
+
+class Terminal:
+    """Standard input of a person who types ``text``."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *_: int) -> str:
+        text, self.text = self.text, ""
+        return text
+
+
+def test_a_bought_block_comes_with_the_request_that_plans_for_it(
+    gpufleet: Gpufleet, market: FakeAws, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("566.4\n"))
+    for arguments in ((*BUY, plan, "--buy"), (*BUY, *FLAGS, "--buy", "--price", "566.40")):
+        code, out, _ = gpufleet(*arguments)
+        assert code == 0 and f"bought: {BLOCK} (payment-pending) for 566.40 USD" in out
+        assert "pulumi config set gpufleet:zoneId use1-az2" in out
+        lines = out[out.index("constraints:") : out.index("and run")]
+        (reservation,) = Constraints(**yaml.safe_load(lines)["constraints"]).existing_reservations
+        assert (reservation.capacity_reservation_id, reservation.count, reservation.option) == (
+            *(BLOCK, 2),
+            "capacity-block",
+        )
+        assert reservation.capacity_block and (reservation.capacity_block.start, reservation.capacity_block.end) == (
+            START,
+            END,
+        )
+    assert purchases(market) == 2 * [{"CapacityBlockOfferingId": ID, "InstancePlatform": "Linux/UNIX"}]
+
+
+def test_a_price_that_changes_while_a_person_types_buys_nothing(
+    gpufleet: Gpufleet, market: FakeAws, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fees = iter(["566.40", "600.00"])
+    market.answers["DescribeCapacityBlockOfferings"] = lambda _: {"CapacityBlockOfferings": [offering(ID, next(fees))]}
+    monkeypatch.setattr(sys, "stdin", Terminal("566.40\n"))
+    code, _, err = gpufleet(*BUY, plan, "--buy")
+    assert code == 2 and "limit: 600.00 USD" in err and purchases(market) == []
+
+
+def test_an_unknown_outcome_says_where_to_look_and_a_refusal_that_nothing_was_bought(
+    gpufleet: Gpufleet, market: FakeAws, plan: str
+) -> None:
+    def lost(_: dict[str, Any]) -> Any:
+        raise ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com")
+
+    def interrupted(_: dict[str, Any]) -> Any:
+        raise KeyboardInterrupt
+
+    for number, answer in enumerate((lost, interrupted, Refusal("InternalError", 500), {}), 1):
+        market.answers["PurchaseCapacityBlock"] = answer
+        code, out, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
+        assert code == 1 and "bought:" not in out and len(purchases(market)) == number
+        assert "whether cb-0123456789abcdef0 was bought for 566.40 USD is not known" in err
+        assert "aws ec2 describe-capacity-reservations --region us-east-1" in err and "describe-capacity-blocks" in err
+    market.answers["PurchaseCapacityBlock"] = Refusal("UnauthorizedOperation", 403)
+    code, _, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
+    assert code == 1 and "was not bought" in err
+    code, _, err = gpufleet(*BUY, plan)
+    assert code == 1 and "allow ec2:PurchaseCapacityBlock" in err
+    market.answers["PurchaseCapacityBlock"] = {}  # a dry run that did not answer like one
+    assert gpufleet(*BUY, plan)[0] == 1
