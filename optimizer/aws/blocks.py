@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from botocore import exceptions
 from botocore.exceptions import ClientError
@@ -30,7 +30,7 @@ MOST_NODES = SIZES[-1]
 # Lengths of a block: days up to 14, then weeks up to 26 (CapacityDurationHours of DescribeCapacityBlockOfferings).
 _DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
 LONGEST_H = _WEEKS * _WEEK_H
-PLATFORM = "Linux/UNIX"
+PLATFORM: Final = "Linux/UNIX"
 # Blocks of one length begin a day or more apart; a reservation's times may be rounded.
 _SAME = timedelta(hours=1)
 
@@ -154,10 +154,10 @@ def bought(client: EC2Client, offering: Offering) -> list[Any]:
     """Return the account's Capacity Blocks of an offering's type, zone, count and times, paid or to be paid."""
     of_type: Any = [{"Name": "instance-type", "Values": [offering.instance_type]}]
     pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=of_type)
+    reservations: list[Any] = [one for page in pages for one in page["CapacityReservations"]]
     return [
         one
-        for page in pages
-        for one in page["CapacityReservations"]
+        for one in reservations
         if quotas.is_block(one)
         and one["State"] in ("active", "scheduled", "pending", "payment-pending")
         and one["AvailabilityZone"] == offering.zone
@@ -190,7 +190,7 @@ def buy(client: EC2Client, offering: Offering) -> Any:
     PurchaseCapacityBlock takes no client token, so ``client`` must be of ``clients.ec2_once``: a second attempt could
     buy a second block.
     """
-    answer = client.purchase_capacity_block(CapacityBlockOfferingId=offering.id, InstancePlatform=PLATFORM)
+    answer: Any = client.purchase_capacity_block(CapacityBlockOfferingId=offering.id, InstancePlatform=PLATFORM)
     reservation = answer.get("CapacityReservation", {})
     if "CapacityReservationId" not in reservation:
         raise errors.UnusableAnswerError(f"AWS answered without a reservation's id: {sorted(answer)}")

@@ -50,9 +50,9 @@ SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "surplus_us
 def search_options(function: F) -> F:
     """Add PLAN, ``--plan`` and the flags of a search without a plan."""
     day = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
-    for decorate in (
-        click.option("--until", type=day, help="Latest end, UTC."),
-        click.option("--from", "start", type=day, help="Earliest start, UTC.  [default: now]"),
+    decorators: tuple[Callable[[F], F], ...] = (
+        click.option("--until", type=day, metavar="DATE", help="Latest end, UTC: 2026-12-24."),
+        click.option("--from", "start", type=day, metavar="DATE", help="Earliest start, UTC.  [default: now]"),
         click.option(
             "--region",
             metavar="REGION",
@@ -64,7 +64,8 @@ def search_options(function: F) -> F:
         click.option("--instance-type", metavar="TYPE", shell_complete=complete.instance_types, help="Type."),
         plan_number_option,
         click.argument("plan", required=False),
-    ):
+    )
+    for decorate in decorators:
         function = decorate(function)
     return function
 
@@ -109,7 +110,7 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
         rows = [_row(one, search, now) | {"fits_p95": one in fitting if chosen else None} for one in offered]
         columns = {name: name for name in FIELDS}
         if output_format == "table":
-            columns, rows = TABLE, [{**row, **_readable(row)} for row in rows]
+            columns, rows = TABLE, [_readable(row, one) for row, one in zip(rows, offered, strict=True)]
         write_rows(rows, columns, output_format, spare=SPARE)
     if not fitting:
         raise NothingFeasibleError(
@@ -139,11 +140,11 @@ def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
     }
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row's fields that a table shows differently; its price stays exact, for it is to be typed."""
+def _readable(row: dict[str, Any], one: Offering) -> dict[str, Any]:
+    """Return a row as a table shows it; its price stays exact, for it is to be typed."""
     fits = {True: "yes", False: "no", None: None}[row["fits_p95"]]
     times = {name: row[name].replace("T", " ").removesuffix(":00Z") for name in ("start", "end")}
-    return {**times, "upfront_usd": str(row["upfront_usd"]), "fits_p95": fits}
+    return {**row, **times, "upfront_usd": one.price, "fits_p95": fits}
 
 
 @command.command()
@@ -188,7 +189,9 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
         return
     if typed is None:
         typed = _ask_price(again)
-        offering = _current(search, offering_id)  # it may have been sold, or have another price, while a person read
+        # It may have been sold, or have another price, while a person read.
+        offering = _current(search, offering_id)
+        _check_buyable(offering, search, chosen)
     if typed != offering.usd:
         raise InvalidInputError(
             f"the price given is {typed} USD",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_purchase_without_an_answer_is_sent_once_and_its_outcome_is_unknown(si
         zone="us-east-1a",
         nodes=2,
         times=CapacityBlock(start=START, end=END),
-        usd=blocks.Decimal("566.40"),
+        usd=Decimal("566.40"),
     )
     with pytest.raises(ReadTimeoutError) as raised:
         blocks.buy(clients.ec2_once("us-east-1"), offering)

@@ -13,10 +13,11 @@ import yaml
 from botocore.exceptions import ReadTimeoutError
 
 from optimizer.commands import blocks
+from optimizer.plan import CapacityBlock
 from optimizer.request import Constraints
 from tests.plans import SPOT_P4D
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.preflight.account import END, NOW, START, FakeAws, Refusal, aws, offering
+from tests.unit.optimizer.preflight.account import END, NOW, START, Answer, FakeAws, Refusal, aws, offering
 
 __all__ = ["aws"]
 
@@ -110,7 +111,7 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
     assert (asked["CapacityDurationHours"], f"{asked['EndDateRange']:%Y-%m-%d %z}") == (24, "2026-12-24 +0000")
 
     code, out, _ = gpufleet("blocks", "find", *FLAGS)
-    assert code == 0 and "566.4" in out and "2026-11-22 12:00" in out
+    assert code == 0 and "566.40" in out and "2026-11-22 12:00" in out
     code, out, _ = gpufleet("blocks", "find", *FLAGS, "--format", "csv")
     assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 3
 
@@ -125,8 +126,8 @@ def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, ma
     ]:
         code, _, err = gpufleet("blocks", "find", *wrong)
         assert code == 2 and says in err and not market.calls
-    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": [offering("cb-s", "9", EndDate=NOW)]}
-    market.answers["DescribeCapacityBlockOfferings"]["CapacityBlockOfferings"][0]["StartDate"] = NOW - timedelta(days=1)
+    ending = offering("cb-s", "9", StartDate=NOW - timedelta(days=1), EndDate=NOW)
+    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": [ending]}
     code, out, err = gpufleet("blocks", "find", plan)
     assert code == 3 and "cb-s" in out and "1 are too short" in err
     market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
@@ -189,14 +190,8 @@ def test_a_bought_block_comes_with_the_request_that_plans_for_it(
         assert "pulumi config set gpufleet:zoneId use1-az2" in out
         lines = out[out.index("constraints:") : out.index("and run")]
         (reservation,) = Constraints(**yaml.safe_load(lines)["constraints"]).existing_reservations
-        assert (reservation.capacity_reservation_id, reservation.count, reservation.option) == (
-            *(BLOCK, 2),
-            "capacity-block",
-        )
-        assert reservation.capacity_block and (reservation.capacity_block.start, reservation.capacity_block.end) == (
-            START,
-            END,
-        )
+        assert (reservation.capacity_reservation_id, reservation.count) == (BLOCK, 2)
+        assert reservation.capacity_block == CapacityBlock(start=START, end=END)
     assert purchases(market) == 2 * [{"CapacityBlockOfferingId": ID, "InstancePlatform": "Linux/UNIX"}]
 
 
@@ -219,7 +214,8 @@ def test_an_unknown_outcome_says_where_to_look_and_a_refusal_that_nothing_was_bo
     def interrupted(_: dict[str, Any]) -> Any:
         raise KeyboardInterrupt
 
-    for number, answer in enumerate((lost, interrupted, Refusal("InternalError", 500), {}), 1):
+    unknown: list[Answer] = [lost, interrupted, Refusal("InternalError", 500), {}]
+    for number, answer in enumerate(unknown, 1):
         market.answers["PurchaseCapacityBlock"] = answer
         code, out, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
         assert code == 1 and "bought:" not in out and len(purchases(market)) == number
