@@ -20,3 +20,11 @@ def test_clients_retry_by_botocores_standard_and_do_not_wait_forever() -> None:
 def test_an_endpoint_in_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:5555")
     assert clients.ec2("us-east-1").meta.endpoint_url == "http://127.0.0.1:5555"
+
+
+def test_the_environments_region_is_known_and_none_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    assert clients.configured_region() == "eu-north-1"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    assert clients.configured_region() is None
