@@ -55,7 +55,7 @@ browser: ## Install Chromium, which the tests open reports in
 	@tools/browser.sh
 
 test: $(VENV)/.dev engine-tools checkov browser ## Run every test that needs no GPU and no AWS account
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=40
 
 lint: $(VENV)/.dev site ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift, links
 	$(BIN)/ruff format --check .
