@@ -24,7 +24,7 @@ IN_PARTS = 20_000_003
 
 
 def without_awscrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ImportError("awscrt")
 
     monkeypatch.setattr("bootstrap.training.stores.s3.CrtTransfers", refuse)
